@@ -33,7 +33,7 @@ from motet.settings.declaration import (
 )
 from motet.settings.named_worker import by_url, check_urls, check_workers, numbers_by_key, roles_by_url
 from motet.settings.ray import RayConfig
-from motet.types import Policy, Role
+from motet.types import MAX_LOGPROBS, LogprobsMode, Policy, Role
 
 MAX_THREADS: Final = 1024
 
@@ -396,9 +396,9 @@ class ServerConfig:
     )
     cors_origins: tuple[str, ...] = setting((), "Origin whose web pages may call the server; several times.")
     max_n: int = setting(256, "Greatest n: the number of choices of one prompt.", panel=Panel.LIMITS, least=1)
-    max_choices: int = setting(
-        1024, "Greatest number of choices of one request: prompts times n.", panel=Panel.LIMITS, least=1
-    )
+    max_choices: int = setting(1024, "Most choices of one request: prompts times n.", panel=Panel.LIMITS, least=1)
+    max_logprobs: int = setting(20, "Most alternatives to a token.", panel=Panel.LIMITS, least=0, most=MAX_LOGPROBS)
+    logprobs_mode: LogprobsMode = setting(LogprobsMode.RAW, "Distribution of log-probabilities.", panel=Panel.LIMITS)
     max_waiting_groups: int = setting(
         256,
         "Number of groups that may wait for their first token; one more is answered 503.",

@@ -48,6 +48,26 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking: Thinking | None = None
     """Thoughts that may come before the text that the grammar describes."""
 
+    @property
+    def as_asked(self) -> dict[str, object]:
+        """The field `structured_outputs` that asks for the grammar, here and in vLLM; it has no word for thoughts."""
+        match self.kind:
+            case GrammarKind.CHOICE:
+                return {"choice": msgspec.Raw(self.source.encode())}
+            case GrammarKind.LARK:
+                return {"grammar": self.source}
+            case GrammarKind.JSON | GrammarKind.REGEX:
+                return {self.kind.value: self.source}
+
+
+class LogprobsMode(StrEnum):
+    """The distribution that the log-probabilities of drawn tokens are of, in vLLM's words."""
+
+    RAW = "raw_logprobs"
+    """The model's own, before anything is done to it."""
+    PROCESSED = "processed_logprobs"
+    """The one from which the token was drawn: after bias, penalties, temperature and filters."""
+
 
 class Role(StrEnum):
     """The role of a worker."""
@@ -146,8 +166,10 @@ class SamplingField:
         return low is None or high is None or (low <= value <= high and not (self.above_low and value == low))
 
 
-MAX_LOGPROBS = 20
-"""Most log-probabilities of other tokens for each token."""
+MAX_NAMED_LOGPROBS = 128
+"""Most `logprob_token_ids`, as in vLLM."""
+MAX_LOGPROBS = 1000
+"""Most log-probabilities of other tokens for each token that a server may allow; `max_logprobs` is what it does."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -166,11 +188,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True)] = 1.0
     logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, as_asked=False)] = {}
     """Token id -> the number that is added to its logit; the range is for these numbers."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that can be drawn; empty: all. If all of them end a choice, they win over `min_tokens`."""
     min_tokens: int = 0
     ignore_eos: Annotated[bool, SamplingField()] = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
     """k: the log-probability of the drawn token and the k highest; None: no log-probabilities."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are told beside the drawn one's, in place of the highest; only with `logprobs`."""
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW
+    """Those of prompts are always raw."""
     prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
     grammar: Grammar | None = None
     """Only tokens that it allows can be drawn, and end-of-sequence only where it is complete."""
@@ -234,14 +262,15 @@ def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probability of one token under the model itself, before temperature and filters."""
+    """Log-probability of one token, as `logprobs_mode` says; of a prompt's token always under the model itself."""
 
     token_id: int
     logprob: float
     rank: int
     """1 for the most likely token."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob) of the most likely tokens, best first."""
+    """(token id, logprob) of the most likely tokens, best first. With `logprob_token_ids`: of the drawn token and then
+    of these, in their order, each once."""
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,12 +1,14 @@
 """Completions: prompts x n, token ids as prompts, echo, log-probabilities, best_of."""
 
 from collections import defaultdict
+from typing import Any
 
+import httpx
 import pytest
 
 from motet.testing.engine import fake_info
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
-from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, named, saying
+from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying, streamed_or_not
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -107,6 +109,76 @@ async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(serve: Ser
         assert [value for part in parts for value in part[key]] == whole[key]
 
 
+@pytest.mark.parametrize(
+    ("asked", "num_top"), [(20, 20), (True, 1), (False, None)], ids=["twenty", "true is one", "false is none"]
+)
+async def test_logprobs_are_counted_as_vllm_counts_them(served: Served, asked: object, num_top: int | None) -> None:
+    (choice,) = (await served.complete([5], logprobs=asked, max_tokens=1, return_tokens_as_token_ids=True)).json()[
+        "choices"
+    ]
+    assert served.engine.requests[0].sampling.logprobs == num_top
+    assert num_top == (choice["logprobs"] and len(choice["logprobs"]["top_logprobs"][0]))
+
+
+async def test_the_server_sets_how_many_alternatives_there_are(serve: Serving) -> None:
+    """Distillation asks for a hundred at each token of a prompt."""
+    served = await serve(max_logprobs=100)
+    assert (await served.complete([5, 6], prompt_logprobs=100, logprobs=100)).status_code == 200
+    assert (await served.chat(prompt_logprobs=100, logprobs=True, top_logprobs=100)).status_code == 200
+    assert [request.sampling.prompt_logprobs for request in served.engine.requests] == [100, 100]
+    refused = await served.chat(logprobs=True, top_logprobs=101)
+    assert (named(refused), coded(refused)[1]) == ((400, "top_logprobs"), "integer_above_max_value")
+    assert "<= 100" in refused.json()["error"]["message"]
+    assert "--max-logprobs" in refused.json()["error"]["message"]
+    assert named(await served.complete([5], prompt_logprobs=101)) == (400, "prompt_logprobs")
+
+
+@streamed_or_not
+async def test_named_tokens_stand_in_place_of_the_likeliest(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("a"))
+    (drawn, *_), fields = fake_answer("a"), {"logprob_token_ids": [9, 7], "max_tokens": 1, "stream": stream}
+
+    async def told(answer: httpx.Response) -> dict[str, Any]:
+        parts = chunks(answer) if stream else [answer.json()]
+        return next(one["choices"][0]["logprobs"] for one in parts if one["choices"][0].get("logprobs"))
+
+    expected = [(f"token_id:{drawn}", -0.5), ("token_id:9", -1.0), ("token_id:7", -2.0)]
+    entries = await told(await served.complete([5], logprobs=1, return_tokens_as_token_ids=True, **fields))
+    assert [*entries["top_logprobs"][0].items()] == expected
+    entries = await told(await served.chat(logprobs=True, return_tokens_as_token_ids=True, **fields))
+    assert [(top["token"], top["logprob"]) for top in entries["content"][0]["top_logprobs"]] == expected
+    sampling = {"logprob_token_ids": [9, 7], "max_tokens": 1}
+    body = {"token_ids": [5], "sampling_params": sampling, "stream": stream}
+    entries = await told(await served.http.post("/inference/v1/generate", json=body))
+    (entry,) = entries["content"]
+    assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == expected
+    assert {top["rank"] for top in entry["top_logprobs"]} == {None}
+    asked = [(one.sampling.logprobs, one.sampling.logprob_token_ids) for one in served.engine.requests]
+    assert asked == [(0, (9, 7))] * 3
+
+
+@streamed_or_not
+async def test_log_probabilities_name_tokens_by_id_if_asked(serve: Serving, stream: bool) -> None:
+    """Trainers read the ids of drawn tokens from there, where two tokens may have the same text."""
+    served = await serve(saying("aé"))
+    ids = [f"token_id:{token}" for token in fake_answer("aé")]
+    fields = {"return_tokens_as_token_ids": True, "stream": stream}
+    answer = await served.complete([5], logprobs=1, **fields)
+    told = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
+    assert [name for one in told for name in one["tokens"]] == ids
+    assert [name for one in told for top in one["top_logprobs"] for name in top] == ids
+    answer = await served.chat(logprobs=True, top_logprobs=1, **fields)
+    told = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
+    entries = [entry for one in told if one for entry in one["content"]]
+    assert [entry["token"] for entry in entries] == ids
+    assert [top["token"] for entry in entries for top in entry["top_logprobs"]] == ids
+
+
+async def test_an_echoed_prompt_is_named_by_ids_too(served: Served) -> None:
+    body = (await served.complete([5, 6], logprobs=0, echo=True, return_tokens_as_token_ids=True)).json()
+    assert body["choices"][0]["logprobs"]["tokens"][:2] == ["token_id:5", "token_id:6"]
+
+
 async def test_return_token_ids_gives_those_of_prompt_and_answer(served: Served) -> None:
     body = (await served.complete([5, 6], return_token_ids=True)).json()
     assert body["choices"][0]["prompt_token_ids"] == [5, 6]
@@ -173,8 +245,13 @@ async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"suffix": "end"}, "suffix"),
-        ({"logprobs": 6}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5], "logprobs": 0, "echo": True, "max_tokens": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5] * 129, "logprobs": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [999], "logprobs": 0}, "logprob_token_ids"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["x", ""]}, "prompt[1]"),

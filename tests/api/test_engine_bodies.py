@@ -74,10 +74,13 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
     "top_p": (group(sampling=replace(SAMPLING, top_p=0.0)), "top_p"),
     "repetition": (group(sampling=replace(SAMPLING, repetition_penalty=0.0)), "repetition_penalty"),
     "top_k": (group(sampling=replace(SAMPLING, top_k=-1)), "top_k"),
-    "logprobs": (group(sampling=replace(SAMPLING, logprobs=21)), "logprobs"),
+    "logprobs": (group(sampling=replace(SAMPLING, logprobs=1001)), "logprobs"),
+    "many scores": (group(prompt=(5,) * 3000, sampling=replace(SAMPLING, prompt_logprobs=1000)), "prompt"),
     "bias of an unknown token": (group(sampling=replace(SAMPLING, logit_bias={512: 1.0})), "logit_bias"),
     "infinite bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("inf")})), "logit_bias"),
     "no number for a bias": (group(sampling=replace(SAMPLING, logit_bias={5: float("nan")})), "logit_bias"),
+    "allowed token": (group(sampling=replace(SAMPLING, allowed_token_ids=(5, 512))), "allowed_token_ids"),
+    "named token": (group(sampling=replace(SAMPLING, logprob_token_ids=(512,))), "logprob_token_ids"),
     "stop token": (group(sampling=replace(SAMPLING, stop_token_ids=(-1,))), "stop_token_ids"),
 }
 

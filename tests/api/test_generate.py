@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.serving import SEED, Served, Serving, chunks, named, saying
+from motet.types import LogprobsMode
+from tests.api.serving import SEED, Served, Serving, chunks, named, saying, streamed_or_not
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -23,8 +24,20 @@ async def test_token_ids_go_in_and_out(served: Served) -> None:
     assert response.json() == {
         "request_id": "mine",
         "choices": [
-            {"index": 0, "logprobs": None, "finish_reason": "stop", "token_ids": fake_answer("hello 0")},
-            {"index": 1, "logprobs": None, "finish_reason": "stop", "token_ids": fake_answer("hello 1")},
+            {
+                "index": 0,
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": fake_answer("hello 0"),
+            },
+            {
+                "index": 1,
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": fake_answer("hello 1"),
+            },
         ],
         "prompt_logprobs": None,
         "kv_transfer_params": None,
@@ -55,6 +68,33 @@ async def test_stream_has_one_choice_a_chunk_and_joins_to_the_whole(served: Serv
     assert all(r[-1] == "stop" and set(r[:-1]) == {None} for r in reasons.values())
 
 
+async def test_a_body_that_vllm_has_rendered_is_taken(served: Served) -> None:
+    sampling = {"stop": [], "stop_token_ids": [], "max_tokens": 5, "bad_words": [], "skip_reading_prefix_cache": False}
+    fields = {"output_mode": "tokens", "stream": False, "priority": 0, "model": "tiny", "features": None}
+    assert (await generate(served, sampling, **fields)).status_code == 200
+
+
+async def test_the_prompt_s_token_ids_come_back_if_asked(served: Served) -> None:
+    """A trainer reads the whole sequence of a choice from one answer."""
+    assert "prompt_token_ids" not in (await generate(served, {})).json()
+    assert (await generate(served, {}, return_token_ids=True)).json()["prompt_token_ids"] == [5, 6, 7]
+    received = chunks(await generate(served, {"n": 2}, return_token_ids=True, stream=True))
+    assert [chunk.get("prompt_token_ids") for chunk in received] == [[5, 6, 7]] + [None] * (len(received) - 1)
+
+
+@streamed_or_not
+async def test_the_stop_string_or_token_that_ended_a_choice_is_told(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("one END two"))
+    asked: list[tuple[dict[str, object], object]] = [
+        ({"stop": ["END"]}, "END"),
+        ({"stop_token_ids": [fake_answer("one")[0]]}, fake_answer("one")[0]),
+    ]
+    for sampling, reason in asked:
+        answer = await generate(served, sampling, stream=stream)
+        (choice,) = (chunks(answer)[-1] if stream else answer.json())["choices"]
+        assert choice["stop_reason"] == reason
+
+
 async def test_stream_gives_usage_at_the_end_when_asked_for(served: Served) -> None:
     *_, last = chunks(await generate(served, {}, stream=True, stream_options={"include_usage": True}))
     assert last["choices"] == []
@@ -65,7 +105,7 @@ async def test_logprobs_name_tokens_by_id(serve: Serving) -> None:
     served = await serve(saying("a"))
     body = (await generate(served, {"logprobs": 1, "max_tokens": 1})).json()
     token = fake_answer("a")[0]
-    entry = {"token": f"token_id:{token}", "logprob": -0.5, "bytes": None}
+    entry = {"token_id": token, "logprob": -0.5, "rank": 1, "token": f"token_id:{token}", "bytes": None}
     assert body["choices"][0]["logprobs"] == {"content": [{**entry, "top_logprobs": [entry]}]}
 
 
@@ -77,6 +117,30 @@ async def test_prompt_logprobs_have_vllm_s_shape(served: Served) -> None:
         {"6": {"logprob": -1.0, "rank": 1, "decoded_token": text(6)}},
         {"7": {"logprob": -2.0, "rank": 1, "decoded_token": text(7)}},
     ]
+
+
+async def test_the_server_and_a_request_of_generate_say_what_log_probabilities_are_of(serve: Serving) -> None:
+    raw, processed = LogprobsMode.RAW, LogprobsMode.PROCESSED
+    served = await serve(logprobs_mode=processed)
+    await generate(served, {"logprobs": 0})
+    await generate(served, {"logprobs": 0, "logprobs_mode": "raw_logprobs"})
+    await generate(served, {})
+    await served.chat(logprobs=True)
+    await served.complete("x", logprobs=0)
+    assert [one.sampling.logprobs_mode for one in served.engine.requests] == [processed, raw, raw, processed, processed]
+    served = await serve()
+    await generate(served, {"logprobs": 0})
+    await generate(served, {"logprobs": 0, "logprobs_mode": "processed_logprobs"})
+    assert [one.sampling.logprobs_mode for one in served.engine.requests] == [raw, processed]
+    refused = await generate(served, {"logprobs_mode": "raw_logits"})
+    assert named(refused) == (400, "sampling_params.logprobs_mode")
+
+
+async def test_the_allowed_tokens_reach_the_engine_from_every_route(served: Served) -> None:
+    await generate(served, {"allowed_token_ids": [5, 7]})
+    await served.chat(allowed_token_ids=[5, 7])
+    await served.complete("x", allowed_token_ids=[5, 7])
+    assert [request.sampling.allowed_token_ids for request in served.engine.requests] == [(5, 7)] * 3
 
 
 async def test_sampling_params_reach_the_engine(served: Served) -> None:
@@ -92,7 +156,13 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
     ("sampling", "fields", "param"),
     [
         ({"temperature": 3}, {}, "sampling_params.temperature"),
+        ({"logprob_token_ids": [5, 6], "logprobs": 1}, {}, "sampling_params.logprob_token_ids"),
+        ({"allowed_token_ids": []}, {}, "sampling_params.allowed_token_ids"),
+        ({"allowed_token_ids": [9999]}, {}, "sampling_params.allowed_token_ids"),
+        ({"logprobs": 21}, {}, "sampling_params.logprobs"),
+        ({"prompt_logprobs": 21}, {}, "sampling_params.prompt_logprobs"),
         ({}, {"features": {}}, "features"),
+        ({}, {"output_mode": "text"}, "output_mode"),
         ({}, {"token_ids": []}, "token_ids"),
         ({}, {"token_ids": [9999]}, "token_ids"),
         ({}, {"token_ids": "x"}, "token_ids"),
@@ -176,8 +246,8 @@ async def test_no_alternatives_are_the_drawn_token_alone(serve: Serving) -> None
     served = await serve(saying("a"))
     body = (await generate(served, {"logprobs": 0, "max_tokens": 1})).json()
     token = fake_answer("a")[0]
-    entry = {"token": f"token_id:{token}", "logprob": -0.5, "bytes": None, "top_logprobs": []}
-    assert body["choices"][0]["logprobs"] == {"content": [entry]}
+    (told,) = body["choices"][0]["logprobs"]["content"]
+    assert (told["token_id"], told["logprob"], told["top_logprobs"]) == (token, -0.5, [])
 
 
 async def test_the_tokenizer_is_told_in_vllm_s_shape(served: Served) -> None:
@@ -200,3 +270,82 @@ async def test_the_input_of_a_response_is_counted_as_its_answer_counts_it(served
     answer = (await served.http.post("/v1/responses", json=body)).json()
     assert counted == {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]}
     assert named(await served.http.post("/v1/responses/input_tokens", json={"input": [1]})) == (400, "input[0]")
+
+
+SAID = fake_answer("one two END")
+"""What the choices of `begun` write if nothing interrupts them."""
+
+
+def begun(*counts: int, **fields: object) -> list[dict[str, object]]:
+    """Returns choices of which number i has written so many tokens."""
+    return [{"index": i, "token_ids": SAID[:count], **fields} for i, count in enumerate(counts)]
+
+
+@streamed_or_not
+async def test_choices_go_on_from_the_tokens_that_they_had(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("one two END"))
+    choices = [*begun(1, 0), {"index": 5, "seed": -1, "token_ids": SAID[:2]}]
+    fields = {"choices": choices, "stream": stream, "stream_options": {"include_usage": True} if stream else None}
+    answer = await generate(served, {"seed": 40, "logprobs": 0}, **fields)
+    ids: dict[int, list[int]] = defaultdict(list)
+    scored: dict[int, list[int]] = defaultdict(list)
+    for part in chunks(answer) if stream else [answer.json()]:
+        for choice in part["choices"]:
+            ids[choice["index"]] += choice["token_ids"]
+            scored[choice["index"]] += [entry["token_id"] for entry in choice["logprobs"]["content"]]
+    assert ids == scored == {0: SAID[1:], 1: SAID, 5: SAID[2:]}
+    assert part["usage"]["completion_tokens"] == 3 * len(SAID) - 3
+    (request,) = served.engine.requests
+    starts = [(start.index, start.seed, start.written) for start in request.choices]
+    assert starts == [(0, 40, tuple(SAID[:1])), (1, 41, ()), (5, 2**64 - 1, tuple(SAID[:2]))]
+    assert request.seeded
+
+
+@pytest.mark.parametrize("count", range(len(SAID)))
+async def test_an_interrupted_choice_ends_where_the_undisturbed_one_does(serve: Serving, count: int) -> None:
+    """Also at a stop string that began in the tokens from before, whose text the server held back then."""
+    served = await serve(saying("one two END"))
+    for sampling in ({"stop": ["D"]}, {"stop": ["two END"]}, {"max_tokens": len(SAID) - 1}, {"stop": ["one two END"]}):
+        (whole,) = (await generate(served, dict(sampling))).json()["choices"]
+        if count < len(whole["token_ids"]):
+            body = (await generate(served, dict(sampling), choices=begun(count))).json()
+            assert body["choices"] == [{**whole, "token_ids": whole["token_ids"][count:]}]
+            assert body["usage"]["completion_tokens"] == len(whole["token_ids"]) - count
+
+
+@streamed_or_not
+async def test_a_choice_that_a_stop_string_had_ended_ends_at_once(serve: Serving, stream: bool) -> None:
+    served = await serve(saying("one two END"))
+    answer = await generate(served, {"stop": ["one"]}, choices=begun(3, 0), stream=stream)
+    parts = chunks(answer) if stream else [answer.json()]
+    ends = {
+        c["index"]: (c["finish_reason"], c["stop_reason"]) for p in parts for c in p["choices"] if c["finish_reason"]
+    }
+    assert ends == {0: ("stop", "one"), 1: ("stop", "one")}
+    assert [token for part in parts for c in part["choices"] if c["index"] == 0 for token in c["token_ids"]] == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "choices", "param"),
+    [
+        ({}, [], "choices"),
+        ({}, [{"index": 0}], "choices[0].token_ids"),
+        ({}, [{"token_ids": []}], "choices[0].index"),
+        ({}, [{"index": -1, "token_ids": []}], "choices[0].index"),
+        ({}, [*begun(1), *begun(2)], "choices[1].index"),
+        ({}, [*begun(1), {"index": 1, "token_ids": [5, "x"]}], "choices[1].token_ids[1]"),
+        ({}, [*begun(1), {"index": 1, "token_ids": [5, 6, 7, 9999]}], "choices[1].token_ids[3]"),
+        ({}, [*begun(1), {"index": 1, "token_ids": [5, EOS_ID]}], "choices[1].token_ids[1]"),
+        ({"stop_token_ids": [6]}, [{"index": 0, "token_ids": [5, 6]}], "choices[0].token_ids[1]"),
+        ({"max_tokens": 2}, begun(1, 2), "choices[1].token_ids"),
+        ({}, begun(0, text="x"), "choices[0].text"),
+        ({}, begun(0, seed=2**64), "choices[0].seed"),
+        ({"n": 3}, begun(0, 0), "sampling_params.n"),
+        ({}, [{"index": i, "token_ids": []} for i in range(257)], "choices"),
+    ],
+)
+async def test_a_mistake_in_a_choice_that_has_begun_is_named(
+    served: Served, sampling: dict[str, object], choices: list[dict[str, object]], param: str
+) -> None:
+    assert named(await generate(served, sampling, choices=choices)) == (400, param)
+    assert served.engine.requests == []

@@ -72,7 +72,7 @@ OWN: dict[str, list[tuple[str, Any]]] = {
         ("response_format.json_schema.schema", SURROGATE),
     ],
     GENERATE: [
-        ("sampling_params.allowed_token_ids", [1]),
+        ("sampling_params.truncate_prompt_tokens", 1),
         ("sampling_params.bad_words", ["x"]),
         ("sampling_params.guided_json", {}),
         ("sampling_params.n", 1000),
@@ -170,3 +170,20 @@ async def test_the_line_about_ignored_fields_is_bounded(served: Served, caplog: 
     (line,) = [vars(record)["fields"] for record in caplog.records if "ignored" in record.message]
     assert line["ignored"].startswith("messages[0].0xx") and line["ignored"].endswith(", ...")
     assert len(line["ignored"]) < 3_000
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, GENERATE])
+async def test_a_field_about_experts_is_ignored_with_a_line(
+    served: Served, route: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trainers send it with every request; no model here has routed experts to tell of."""
+    name = "routed_experts_prompt_start"
+    body = dict(BODIES[route])
+    if route == GENERATE:
+        name, body["sampling_params"] = f"sampling_params.{name}", {**body["sampling_params"], name: 3}
+    else:
+        body[name] = 3
+    with caplog.at_level(logging.DEBUG, "motet.api"):
+        assert (await served.http.post(route, json=body)).status_code == 200
+    (line,) = [vars(record)["fields"] for record in caplog.records if "ignored" in record.message]
+    assert name in line["ignored"].split(", ")

@@ -85,7 +85,9 @@ async def test_generate_answers_with_a_ticket_in_its_own_shape(served: Served) -
     body = {**ROUTES["/inference/v1/generate"], "request_id": "mine", "kv_transfer_params": ORDER}
     answer = (await served.http.post("/inference/v1/generate", json=body)).json()
     assert answer["request_id"] == "mine"
-    assert answer["choices"] == [{"index": 0, "logprobs": None, "finish_reason": "length", "token_ids": []}]
+    assert answer["choices"] == [
+        {"index": 0, "logprobs": None, "finish_reason": "length", "stop_reason": None, "token_ids": []}
+    ]
     taken(served, answer["kv_transfer_params"])
 
 

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 
 from bench.vllm import MODEL_NAME
@@ -111,6 +113,23 @@ def test_unseeded_choices_differ_and_move_the_prompt_once(cell: Cell) -> None:
         assert recomputed < 8 * 128, "siblings compute less than a block each"
 
 
+def test_allowed_and_named_tokens_are_vllm_s_own(cell: Cell) -> None:
+    """The two routes list log-probabilities differently; behind the gateway they are the same."""
+    allowed, named = [260, 28, 378, 1], [28, 1, 5]
+    sampling = {"temperature": 0, "max_tokens": 3, "allowed_token_ids": allowed, "ignore_eos": True}
+    fields = {"logprobs": 1, "logprob_token_ids": named, "return_tokens_as_token_ids": True}
+    (expected,) = logprobs_of(cell.decode.ask(prompt=LONG, **sampling, **fields))
+    body = body_of(ROUTES[0], LONG, **sampling, **fields, n=2)
+    answer = httpx.post(f"{cell.gateway.url}{ROUTES[0]}", json=body, timeout=60).json()
+    drawn = [int(token.removeprefix("token_id:")) for token in expected["tokens"]]
+    assert set(drawn) <= set(allowed)
+    for told in logprobs_of(answer):
+        assert told["tokens"] == expected["tokens"]
+        for mine, theirs, token in zip(told["top_logprobs"], expected["top_logprobs"], drawn, strict=True):
+            assert list(mine) == [f"token_id:{one}" for one in dict.fromkeys((token, *named))]
+            assert mine == pytest.approx(theirs, abs=0.1)
+
+
 def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(cell: Cell) -> None:
     for written in (0, 1, 5):
         body = body_of(ROUTES[0], unknown(), n=3, max_tokens=500, ignore_eos=True, stream=True)
@@ -119,6 +138,11 @@ def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(cell: Cell) ->
                 next(events)
     for one in (cell.prefill, cell.decode):
         until(lambda one=one: one.holds_nothing, f"{one.url} still holds blocks")  # type: ignore[misc]
+
+
+def logprobs_of(answer: dict[str, object]) -> list[dict[str, Any]]:
+    assert isinstance(answer["choices"], list)
+    return [choice["logprobs"] for choice in answer["choices"]]
 
 
 def choices_of(answer: dict[str, object]) -> list[str]:

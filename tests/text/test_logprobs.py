@@ -33,6 +33,18 @@ def test_chat_form_gives_as_many_top_tokens_as_asked_for(tokenizer: Tokenizer) -
     assert [e["top_logprobs"] for e in chat_logprobs(tokenizer, [entry], num_top=0)] == [[]]
 
 
+def test_both_forms_can_name_tokens_by_their_ids(tokenizer: Tokenizer) -> None:
+    """Tokens that are parts of a character look alike, so a reader could not tell them apart."""
+    entry = TokenLogprob(A, -9.0, 5, ((CUT[0], -0.5), (CUT[1], -1.5)))
+    (told,) = chat_logprobs(tokenizer, [entry], num_top=2, as_ids=True)
+    assert (told["token"], told["bytes"]) == (f"token_id:{A}", [97])
+    tops = [{"token": f"token_id:{CUT[0]}", "logprob": -0.5, "bytes": [0xC3]}]
+    assert chat_logprobs(tokenizer, [entry], num_top=1, as_ids=True)[0]["top_logprobs"] == tops
+    form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=2, as_ids=True)
+    assert form["tokens"] == [f"token_id:{A}"]
+    assert form["top_logprobs"] == [{f"token_id:{CUT[0]}": -0.5, f"token_id:{CUT[1]}": -1.5, f"token_id:{A}": -9.0}]
+
+
 def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokenizer) -> None:
     entries = [TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5))), TokenLogprob(C, -4.0, 9, ((A, -0.5), (B, -1.5)))]
     assert completion_logprobs(tokenizer, [A, C], logprobs=entries, offsets=(10, 11), num_top=2) == {

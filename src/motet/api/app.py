@@ -1,8 +1,8 @@
 """The HTTP application: routes, what surrounds them, and how errors look.
 
 RequestIds ─► CORS ─► Gate ─► BodyLimit ─► routes
-id, last      browsers  401, 403  413, 503  chat, completions, responses, generate, tokens, models,
-resort 500                                     admin, membership, engine
+id, last      browsers  401, 403  413, 503  chat, completions, responses, generate, render, tokens,
+resort 500                                     models, admin, membership, engine
 """
 
 from fastapi import APIRouter, FastAPI
@@ -23,6 +23,7 @@ from motet.api.generate import generate_router
 from motet.api.models import models_router
 from motet.api.openapi import openapi_router
 from motet.api.operators import admin_router, membership_router
+from motet.api.render import render_router
 from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
 from motet.api.service import Service
@@ -32,6 +33,7 @@ ROUTERS = (
     completion_router,
     responses_router,
     generate_router,
+    render_router,
     models_router,
     openapi_router,
     admin_router,

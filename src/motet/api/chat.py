@@ -51,6 +51,7 @@ async def plan_chat(
         num_choices=body.n,
         default_max_tokens=None,
         logprobs=body.num_logprobs,
+        logprobs_param="top_logprobs",
         prompt_logprobs=body.prompt_logprobs,
     )
     check_reading(context.served, body)
@@ -77,10 +78,11 @@ class ChatBody(WholeWriter):
         return self.whole("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        num_top = self._body.num_logprobs
+        num_top = self._body.listed(self._body.num_logprobs)
         if num_top is None:
             return None
-        return {"content": chat_logprobs(self._tokenizer, event.logprobs or (), num_top=num_top)}
+        as_ids = self._body.return_tokens_as_token_ids
+        return {"content": chat_logprobs(self._tokenizer, event.logprobs or (), num_top=num_top, as_ids=as_ids)}
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         body = self._body
@@ -133,7 +135,8 @@ class ChatChunks(TokenChunks):
         )
         self._prompt = plan.groups[0].prompt
         self._tokenizer = plan.served.tokenizer
-        self._num_top = body.num_logprobs
+        self._num_top = body.listed(body.num_logprobs)
+        self._as_ids = body.return_tokens_as_token_ids
         self._token_ids = body.return_token_ids
         self._reasoning = body.include_reasoning
         self._undecided = set(range(self._size)) if body.tool_rules else set[int]()
@@ -203,5 +206,6 @@ class ChatChunks(TokenChunks):
     def _logprobs(self, event: ChoiceEvent) -> bytes:
         if self._num_top is None:
             return b"null"
-        content = chat_logprobs(self._tokenizer, event.logprobs or (), num_top=self._num_top)
+        entries = event.logprobs or ()
+        content = chat_logprobs(self._tokenizer, entries, num_top=self._num_top, as_ids=self._as_ids)
         return msgspec.json.encode({"content": content, "refusal": None})

@@ -27,7 +27,8 @@ class WholeWriter(GroupsWriter):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._groups = [
-            WholeGroup(plan.group_size, partial(self._logprobs_of, number)) for number in range(len(plan.groups))
+            WholeGroup([start.index for start in group.choices], partial(self._logprobs_of, number))
+            for number, group in enumerate(plan.groups)
         ]
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
@@ -147,8 +148,9 @@ class WholeChoice:
 class WholeGroup:
     """The choices of one prompt."""
 
-    def __init__(self, size: int, logprobs_of: Callable[[ChoiceEvent], LogprobFields | None]) -> None:
-        self.choices = [WholeChoice(index, logprobs_of) for index in range(size)]
+    def __init__(self, indices: Sequence[int], logprobs_of: Callable[[ChoiceEvent], LogprobFields | None]) -> None:
+        self._by_index = {index: WholeChoice(index, logprobs_of) for index in indices}
+        self.choices = [*self._by_index.values()]
         self.prompt: PromptReport | None = None
         self.ticket: Ticket | None = None
 
@@ -156,7 +158,7 @@ class WholeGroup:
         self.prompt = step.prompt or self.prompt
         self.ticket = step.ticket or self.ticket
         for event in step.events:
-            self.choices[event.index].feed(event)
+            self._by_index[event.index].feed(event)
 
     def best(self, count: int) -> list[WholeChoice]:
         """Returns the `count` most likely ones, best first; all of them in their own order if `count` is all."""

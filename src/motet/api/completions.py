@@ -1,5 +1,6 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -17,7 +18,7 @@ from motet.engines.upstream.base import TextRoute
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.text.logprobs import CompletionLogprobs, PromptEcho, completion_logprobs, echo
-from motet.types import PromptReport, Usage
+from motet.types import PromptReport, TokenLogprob, Usage
 
 
 def completion_router(service: Service) -> APIRouter:
@@ -27,7 +28,7 @@ def completion_router(service: Service) -> APIRouter:
         caller = caller_of(request, session=body.session_id)
         async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
-            plan = await _plan(service, body, context=context)
+            plan = await plan_completions(service, body, context=context)
             make = partial(CompletionChunks if body.stream else CompletionBody, plan, body)
             writer = await beside_the_loop(make, sum(len(group.prompt) for group in plan.groups) if body.echo else 0)
             return answer_plan(service, plan, writer=writer)
@@ -38,7 +39,8 @@ def completion_router(service: Service) -> APIRouter:
     return router
 
 
-async def _plan(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:
+async def plan_completions(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:
+    """Returns the plan of checked completions."""
     ranked = body.num_drawn > body.n
     options = RouteOptions(
         context=context,
@@ -67,8 +69,10 @@ class CompletionTexts:
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
         self._plan = plan
         self._tokenizer = plan.served.tokenizer
-        self.num_top = body.logprobs
-        """Alternatives beside each token, None without log-probabilities."""
+        self.num_top = body.listed(body.logprobs)
+        """Tokens told beside each drawn one, None without log-probabilities."""
+        self._num_prompt_top = body.logprobs
+        self._as_ids = body.return_tokens_as_token_ids
         self._echoes: list[PromptEcho] = []
         """The prompts to repeat, in the order of the groups; a text is repeated as it was written."""
         if body.echo:
@@ -81,17 +85,24 @@ class CompletionTexts:
         return self._echoes[group].text if self._echoes else ""
 
     def prompt_logprobs(self, group: int, report: PromptReport | None) -> CompletionLogprobs | None:
-        if not self._echoes or self.num_top is None or report is None or report.logprobs is None:
+        if not self._echoes or self._num_prompt_top is None or report is None or report.logprobs is None:
             return None
         ids, at = self._plan.groups[group].prompt, self._echoes[group].offsets
-        return completion_logprobs(self._tokenizer, ids, logprobs=report.logprobs, offsets=at, num_top=self.num_top)
+        return self._form(ids, report.logprobs, offsets=at, num_top=self._num_prompt_top)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:
             return None
         base, entries = len(self.prompt(group)), event.logprobs or ()
         ids, offsets = [entry.token_id for entry in entries], [base + offset for offset in event.offsets or ()]
-        return completion_logprobs(self._tokenizer, ids, logprobs=entries, offsets=offsets, num_top=self.num_top)
+        return self._form(ids, entries, offsets=offsets, num_top=self.num_top)
+
+    def _form(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], *, offsets: Sequence[int], num_top: int
+    ) -> CompletionLogprobs:
+        return completion_logprobs(
+            self._tokenizer, ids, logprobs=logprobs, offsets=offsets, num_top=num_top, as_ids=self._as_ids
+        )
 
 
 class CompletionBody(WholeWriter):

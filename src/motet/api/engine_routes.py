@@ -30,7 +30,7 @@ from motet.api.collect import WholeWriter
 from motet.api.failure import INTERNAL, invalid_value
 from motet.api.groups import AnswerGroup, GroupAccount, Take, TokenGroup
 from motet.api.kv_params import MAX_READERS, PrefillOrder
-from motet.api.plan import Head, Plan
+from motet.api.plan import Head, Plan, check_scores
 from motet.api.served import ServedModel
 from motet.api.service import Service, look
 from motet.engines.base import GroupStream, Worker, WorkerReport, WorkerState
@@ -344,8 +344,11 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
         raise invalid_value("max_tokens", f"{sampling.max_tokens}; at least 1 is allowed")
     served.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
     _check_sampling(sampling)
+    check_scores(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
     _check_tokens("stop_token_ids", sampling.stop_token_ids, served=served)
     _check_tokens("logit_bias", sampling.logit_bias, served=served)
+    _check_tokens("logprob_token_ids", sampling.logprob_token_ids, served=served)
+    _check_tokens("allowed_token_ids", sampling.allowed_token_ids, served=served)
     _check_choices(served, request)
     if request.ticket is not None:
         if served.info.role is not Role.DECODE:

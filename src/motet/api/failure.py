@@ -55,6 +55,16 @@ def invalid_value(param: str, why: str) -> RequestError:
     return RequestError(f"Invalid '{param}': {why}.", param=param, code="invalid_value")
 
 
+def above_maximum(param: str, asked: int, *, most: int, flag: str) -> RequestError:
+    """`flag`: the setting of the server that is the maximum."""
+    return RequestError(
+        f"Invalid '{param}': integer above maximum value. Expected a value <= {most}, but got {asked} instead. "
+        f"The server's {flag} sets the most.",
+        param=param,
+        code="integer_above_max_value",
+    )
+
+
 def invalid_type(param: str, expected: str) -> RequestError:
     return RequestError(f"Invalid type for '{param}': expected {expected}.", param=param, code="invalid_type")
 

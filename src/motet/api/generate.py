@@ -1,6 +1,7 @@
 """`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that other gateways can drive us."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -9,14 +10,15 @@ from fastapi import APIRouter, Request, Response
 from motet.api.answer import END, CountingWriter, answer_plan, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
+from motet.api.failure import invalid_value
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, held_to, make_plan
-from motet.api.schemas.completions import TokensRequest
+from motet.api.schemas.completions import BegunChoice, GenerateSampling, TokensRequest
 from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
-from motet.text.logprobs import chat_logprobs
-from motet.types import TokenLogprob, Usage
+from motet.text.logprobs import id_logprobs
+from motet.types import ChoiceStart, LogprobsMode, TokenLogprob, Usage
 
 
 def generate_router(service: Service) -> APIRouter:
@@ -24,7 +26,7 @@ def generate_router(service: Service) -> APIRouter:
 
     async def generate(body: TokensRequest, request: Request) -> Response:
         caller = caller_of(request, named=body.request_id, session=body.session_id)
-        async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
+        async with request_context(service, body, caller=caller, num_choices=body.num_choices) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
             return answer_plan(service, plan, writer=(TokensChunks if body.stream else TokensBody)(plan, body))
@@ -41,9 +43,11 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
         context=context,
         prefix="generate-tokens",
         prompt_param="token_ids",
-        num_choices=sampling.n,
+        num_choices=body.num_choices,
+        count_param="sampling_params.n" if body.choices is None else "choices",
         default_max_tokens=None,
-        logprobs=sampling.logprobs,
+        logprobs=sampling.num_logprobs,
+        logprobs_mode=None if sampling.logprobs_mode is None else LogprobsMode(sampling.logprobs_mode),
         prompt_logprobs=sampling.prompt_logprobs,
         param="sampling_params.",
     )
@@ -51,11 +55,46 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
     await beside_the_loop(check, len(body.token_ids))
     options = await held_to(options, sampling.form)
-    return make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
+    plan = make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
+    if body.choices is None:
+        return plan
+    num_written = sum(len(choice.token_ids) for choice in body.choices)
+    return await beside_the_loop(partial(_begun, plan, body.choices), num_written)
 
 
-def token_logprobs(logprobs: Sequence[TokenLogprob], num_top: int | None) -> LogprobFields | None:
-    return None if num_top is None else {"content": chat_logprobs(None, logprobs, num_top=num_top)}
+def _begun(plan: Plan, choices: Sequence[BegunChoice]) -> Plan:
+    """Returns the plan with these choices in place of new ones. Raises `RequestError` for one that cannot go on."""
+    (group,) = plan.groups
+    info, sampling, first = plan.served.info, group.sampling, group.choices[0].seed
+    ends_at_eos = not sampling.ignore_eos or sampling.grammar is not None
+    ending = {*sampling.stop_token_ids, *(info.eos_token_ids if ends_at_eos else ())}
+    starts = []
+    for number, choice in enumerate(choices):
+        written, param = tuple(choice.token_ids), f"choices[{number}].token_ids"
+        if len(written) >= sampling.max_tokens:
+            why = f"there are {len(written)}, and a choice may have {sampling.max_tokens} with those it had before"
+            raise invalid_value(param, why)
+        for place, token in enumerate(written):
+            if token >= info.vocab_size:
+                why = f"the model's vocabulary of {info.vocab_size} has no token {token}"
+                raise invalid_value(f"{param}[{place}]", why)
+            if token in ending:
+                raise invalid_value(f"{param}[{place}]", f"token {token} ends a choice, so it cannot go on")
+        seed = first + choice.index if choice.seed is None else choice.seed
+        starts.append(ChoiceStart(choice.index, seed % 2**64, written))
+    seeded = group.seeded or any(choice.seed is not None for choice in choices)
+    return replace(
+        plan,
+        groups=(msgspec.structs.replace(group, choices=tuple(starts), seeded=seeded),),
+        rules=msgspec.structs.replace(plan.rules, written_known=True),
+    )
+
+
+def token_logprobs(logprobs: Sequence[TokenLogprob], sampling: GenerateSampling) -> LogprobFields | None:
+    num_top = sampling.listed(sampling.num_logprobs)
+    if num_top is None:
+        return None
+    return {"content": id_logprobs(logprobs, num_top=num_top, ranked=not sampling.logprob_token_ids)}
 
 
 class TokensBody(WholeWriter):
@@ -65,12 +104,14 @@ class TokensBody(WholeWriter):
         super().__init__(plan)
         self._request_id = body.request_id or plan.head.id
         self._sampling = body.sampling_params
+        self._token_ids = body.return_token_ids
 
     def close(self, usage: Usage) -> bytes:
         (group,) = self._groups
         answer = {
             "request_id": self._request_id,
             "choices": [self._choice(choice) for choice in group.choices],
+            **({"prompt_token_ids": self._plan.groups[0].prompt} if self._token_ids else {}),
             "prompt_logprobs": None,
             **self.prompt_logprobs(0, self._sampling.prompt_logprobs),
             "kv_transfer_params": group.ticket,
@@ -79,13 +120,14 @@ class TokensBody(WholeWriter):
         return msgspec.json.encode(answer)
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        return token_logprobs(event.logprobs or (), self._sampling.logprobs)
+        return token_logprobs(event.logprobs or (), self._sampling)
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         return {
             "index": choice.index,
             "logprobs": None if choice.logprobs is None else choice.logprobs.fields(),
             "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
         }
 
@@ -97,7 +139,9 @@ class TokensChunks(CountingWriter):
         head = b'{"request_id":' + msgspec.json.encode(body.request_id or plan.head.id)
         super().__init__(head, plan, usage_json=usage_json)
         self._without_usage = b',"usage":null' + END
-        self._num_top = body.sampling_params.logprobs
+        self._prompt = b',"prompt_token_ids":' + msgspec.json.encode(body.token_ids) if body.return_token_ids else b""
+        """The prompt's token ids, until the first chunk has told them."""
+        self._sampling = body.sampling_params
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         told = self._told(usage)
@@ -109,11 +153,16 @@ class TokensChunks(CountingWriter):
         )
 
     def _chunk(self, event: ChoiceEvent, closing: bytes) -> bytes:
-        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b' % (
+        prompt, self._prompt = self._prompt, b""
+        finish = b"null"
+        if event.finish:
+            finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
+        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b%b' % (
             self._opening,
             event.index,
-            msgspec.json.encode(token_logprobs(event.logprobs or (), self._num_top)),
-            b'"%b"' % event.finish.encode() if event.finish else b"null",
+            msgspec.json.encode(token_logprobs(event.logprobs or (), self._sampling)),
+            finish,
             msgspec.json.encode(event.token_ids),
+            prompt,
             closing,
         )

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from motet.api.body import in_turn
-from motet.api.failure import invalid_value, unsupported_parameter
+from motet.api.failure import above_maximum, invalid_value, unsupported_parameter
 from motet.api.kv_params import PrefillOrder, RequestContext
 from motet.api.schemas.chat import ChatPrompt, ChatRequest
 from motet.api.schemas.completions import Prompt
@@ -36,7 +36,7 @@ from motet.text.prepare import Preparer
 from motet.text.stop import StopStrings
 from motet.text.tools.base import ToolFormat, ToolMode, ToolRules
 from motet.text.tools.grammar import json_rule
-from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, SamplingParams, choice_starts
+from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, LogprobsMode, SamplingParams, choice_starts
 
 log = logging.getLogger("motet.api")
 
@@ -109,6 +109,10 @@ class RouteOptions:
     """None: as many as the model has room for."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode | None = None
+    """None: as the server is set."""
+    logprobs_param: str = "logprobs"
+    """The field that gave the number of alternatives."""
     prompt_only: bool = False
     """True: the answers are empty."""
     count_param: str = "n"
@@ -135,10 +139,13 @@ def make_plan(
     rights = service.rights(context.caller.client)
     if rights.least_priority is not None and around.priority < rights.least_priority:
         raise invalid_value("priority", f"{around.priority}; your API key may ask for {rights.least_priority} or more")
-    _check_scores(sum(map(len, prompts)), options)
+    _check_alternatives(options, service.config.max_logprobs)
+    check_scores(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)
     seed = service.draw_seed() if sampling.seed is None else sampling.seed
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
+    if options.logprobs_mode is None:
+        options = replace(options, logprobs_mode=service.config.logprobs_mode)
     sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias))
     groups = tuple(
         GenerateRequest(
@@ -176,12 +183,19 @@ def make_plan(
     )
 
 
-def _check_scores(num_tokens: int, options: RouteOptions) -> None:
+def _check_alternatives(options: RouteOptions, most: int) -> None:
+    """Raises `RequestError` for more alternatives to each token than the server allows."""
+    for name, asked in ((options.logprobs_param, options.logprobs), ("prompt_logprobs", options.prompt_logprobs)):
+        if asked is not None and asked > most:
+            raise above_maximum(options.param + name, asked, most=most, flag="--max-logprobs")
+
+
+def check_scores(num_tokens: int, num_top: int | None, *, prompt_param: str) -> None:
     """Raises `RequestError` if the log-probabilities of the prompts, which are kept until the answer, are too many."""
-    num_scores = 0 if options.prompt_logprobs is None else num_tokens * (1 + options.prompt_logprobs)
+    num_scores = 0 if num_top is None else num_tokens * (1 + num_top)
     if num_scores > MAX_SCORES:
-        why = f"log-probabilities of {num_tokens} tokens with {options.prompt_logprobs} alternatives are {num_scores}"
-        raise invalid_value(options.prompt_param, f"{why}, and a request may have {MAX_SCORES}; send fewer prompts")
+        why = f"log-probabilities of {num_tokens} tokens with {num_top} alternatives are {num_scores}"
+        raise invalid_value(prompt_param, f"{why}, and a request may have {MAX_SCORES}; send fewer prompts")
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:
@@ -190,7 +204,7 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
         num_prompts=num_prompts,
         n=options.num_choices,
         most=options.context.served.max_group(service.config),
-        count_param=options.param + options.count_param,
+        count_param=options.count_param,
         prompt_param=options.prompt_param,
     )
 
@@ -199,7 +213,10 @@ def _sampling(
     prompt_len: int, *, fields: SamplingFields, options: RouteOptions, logit_bias: dict[int, float]
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
-    _check_tokens(fields.stop_token_ids, vocab_size, param=f"{options.param}stop_token_ids")
+    allowed, scored = fields.allowed_token_ids or (), options.logprobs is not None
+    named = (("stop_token_ids", fields.stop_token_ids), ("logprob_token_ids", fields.logprob_token_ids))
+    for name, tokens in (*named, ("allowed_token_ids", allowed)):
+        _check_tokens(tokens, vocab_size, param=options.param + name)
     max_tokens = options.context.served.preparer.max_tokens(
         prompt_len, fields.max_tokens_asked, default=options.default_max_tokens, param=options.prompt_param
     )
@@ -210,9 +227,12 @@ def _sampling(
         max_tokens=max_tokens,
         top_k=min(max(fields.top_k, 0), vocab_size),
         logit_bias=logit_bias,
+        allowed_token_ids=tuple(allowed),
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
-        logprobs=options.logprobs,
+        logprobs=0 if scored and fields.logprob_token_ids else options.logprobs,
+        logprob_token_ids=tuple(fields.logprob_token_ids) if scored else (),
+        logprobs_mode=(options.logprobs_mode if scored else None) or LogprobsMode.RAW,
         prompt_logprobs=options.prompt_logprobs,
         grammar=options.grammar,
         **{name: getattr(fields, name) for name in AS_ASKED},

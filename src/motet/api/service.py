@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
+from motet.api.failure import above_maximum
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
 from motet.engines.base import ANSWERING, WorkerReport, Workers, WorkerState
@@ -141,12 +142,7 @@ class Service:
         let in now. Called early, it saves reading prompts in vain. `prompt_param`, `count_param`: named in errors."""
         if n > most:
             flag = "--max-n" if most == self.config.max_n else "--max-num-seqs"
-            raise RequestError(
-                f"Invalid '{count_param}': integer above maximum value. Expected a value <= {most}, "
-                f"but got {n} instead. The server's {flag} sets the most.",
-                param=count_param,
-                code="integer_above_max_value",
-            )
+            raise above_maximum(count_param, n, most=most, flag=flag)
         total, config = num_prompts * n, self.config
         if total > config.max_choices:
             raise RequestError(

@@ -17,6 +17,8 @@ one. It is raised by every change that the other side could misread. Fields with
 number: the other side ignores fields that it does not know.
 
     2   a request may have a grammar: a worker that ignored it would write what it forbids
+    3   a request may have `allowed_token_ids`, `logprob_token_ids` and `logprobs_mode`: a worker that ignored them
+        would write other tokens, or tell other log-probabilities
 """
 
 import math
@@ -41,7 +43,7 @@ from motet.errors import (
 from motet.ids import RequestId
 from motet.types import EngineInfo, EngineKind, EngineStats, GroupDelta, ModelCard
 
-PROTOCOL = 2
+PROTOCOL = 3
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 WORKER_KEY_CODE = "worker_key_required"
 """The error code of a server of ours that wants another worker key."""
@@ -54,7 +56,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 MAX_FRAME_BYTES = 2**27
 """The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20 each."""
 MAX_STEP_BYTES = 2**24
-"""The largest frame without them: a step of 1024 choices with 20 log-probabilities each has 0.3 MB."""
+"""The largest frame without them: a step of 1024 choices has 0.3 MB with 20 log-probabilities each, 15 MB with 1000."""
 MAX_MESSAGE_CHARS = 2000
 """An error's message from another process is cut to so many."""
 

@@ -332,6 +332,12 @@ class FakeGroup:
             self.unfinished.pop(start.index)
         logprobs = None
         if sampling.logprobs is not None:
-            top = tuple(((token + k) % self._engine.info.vocab_size, -0.5 - k) for k in range(sampling.logprobs))
+            named = sampling.logprob_token_ids
+            others = {token: -0.5} | {id: -1.0 - place for place, id in enumerate(named) if id != token}
+            top = (
+                tuple(others.items())
+                if named
+                else tuple(((token + k) % self._engine.info.vocab_size, -0.5 - k) for k in range(sampling.logprobs))
+            )
             logprobs = (TokenLogprob(token, -0.5, 1, top),)
         return ChoiceDelta(start.index, (token,), logprobs, finish)

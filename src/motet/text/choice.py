@@ -34,6 +34,9 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     """Tokens before which no stop string may end."""
     logprobs: bool = False
+    written_known: bool = False
+    """True if the reader brought the tokens that choices start with: what it gets leaves them out, also those that are
+    held back, and counts without them."""
     prompt_only: bool = False
     """True: a choice ends before its first token, which nobody wants."""
     format: AnswerFormat | None = None
@@ -97,11 +100,19 @@ class ChoiceStream:
         text a token begins."""
         self._shown = 0
         """Characters of the answer that events have shown."""
+        self._num_known = 0
+        """Tokens held back that events leave out."""
         self.feed(ChoiceDelta(self.index, start.written[begin:]))  # its text was shown before
+        self._num_known = self._held.num_tokens if rules.written_known else 0
 
     @property
     def ended(self) -> bool:
         return self.finish is not None
+
+    @property
+    def last_event(self) -> ChoiceEvent:
+        """The end of a choice that has ended, alone."""
+        return ChoiceEvent(self.index, "", (), finish=self.finish, stop_reason=self.stop_reason)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -194,6 +205,8 @@ class ChoiceStream:
         if self.finish is not None:
             self._held.advance(0)
         tokens = self._held.take(self._shown if self.finish is None else self._held.num_chars)
+        if self._num_known:
+            tokens, self._num_known = tokens[self._num_known :], max(0, self._num_known - len(tokens))
         ids = tuple([token.token_id for token in tokens])
         if not self._rules.logprobs:
             return ChoiceEvent(self.index, text, ids, None, None, self.finish, self.stop_reason)
@@ -260,6 +273,10 @@ class HeldTokens:
         self.waiting: list[tuple[int, TokenLogprob | None]] = []
         """Tokens whose text has not come yet."""
         self._held: deque[HeldToken] = deque()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._held) + len(self.waiting)
 
     def add(self, token_id: int, logprob: TokenLogprob | None) -> None:
         self.waiting.append((token_id, logprob))

@@ -50,6 +50,9 @@ class TextGroup:
         self._unfinished = set(self._choices)
         self._ended_before = [index for index, choice in self._choices.items() if choice.ended]
         """Choices that were resumed after a stop string; the engine is told after its first step."""
+        self._num_known = {start.index: len(start.written) if rules.written_known else 0 for start in request.choices}
+        self._tells_all_ends = rules.written_known
+        """True if the reader does not know of the ends of such choices either."""
         self._request = request
         self._number = number
         self._engine = engine
@@ -71,9 +74,11 @@ class TextGroup:
         async for delta in self._stream:
             events: list[ChoiceEvent] = []
             ended = self._ended_before
+            if ended and self._tells_all_ends:
+                events += [self._choices[index].last_event for index in ended]
             try:
-                for choice in delta.choices:
-                    event = self._choices[choice.index].feed(choice)
+                for added in delta.choices:
+                    event = self._choices[added.index].feed(added)
                     if event is not None:
                         events.append(event)
                         if event.finish is not None:
@@ -105,19 +110,19 @@ class TextGroup:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far."""
+        """Token counts so far, without the tokens that the reader brought."""
         choices = self._choices.values()
         return Usage(
             prompt_tokens=len(self._request.prompt),
-            completion_tokens=sum(choice.num_tokens for choice in choices),
+            completion_tokens=sum(self.num_tokens.values()),
             cached_tokens=self._cached_tokens,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in choices),
         )
 
     @property
     def num_tokens(self) -> dict[int, int]:
-        """The number of output tokens of each choice so far."""
-        return {index: choice.num_tokens for index, choice in self._choices.items()}
+        """The number of output tokens of each choice so far, without those that the reader brought."""
+        return {index: choice.num_tokens - self._num_known[index] for index, choice in self._choices.items()}
 
     async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:
         """Ends choices, which `delta` has ended in the engine too, or which have ended only here."""

@@ -1,6 +1,8 @@
-"""Log-probabilities in the two forms that OpenAI has, for chat and for completions; and the echo of a prompt."""
+"""Log-probabilities in the two forms that OpenAI has, for chat and for completions, and in vLLM's form for tokens
+without text; and the echo of a prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -18,15 +20,51 @@ CompletionLogprobs = dict[str, list[object]]
 """`logprobs` of a completions choice; the lists are equally long."""
 
 
-def chat_logprobs(tokenizer: Tokenizer | None, logprobs: Sequence[TokenLogprob], *, num_top: int) -> list[ChatLogprob]:
-    """`tokenizer`: None if there is no text; tokens are then written as `token_id:5`, as in vLLM."""
+def chat_logprobs(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], *, num_top: int, as_ids: bool = False
+) -> list[ChatLogprob]:
+    """`as_ids`: tokens are written as `token_id:5`, as in vLLM; their bytes stay."""
+
+    def entry_of(token_id: int, logprob: float) -> ChatLogprob:
+        name, written = _name(tokenizer, token_id, as_ids=as_ids), tokenizer.token_bytes(token_id)
+        return {"token": name, "logprob": _finite(logprob), "bytes": list(written)}
+
     return [
         {
-            **_chat_entry(tokenizer, entry.token_id, logprob=entry.logprob),
-            "top_logprobs": [_chat_entry(tokenizer, id, logprob=value) for id, value in entry.top[:num_top]],
+            **entry_of(entry.token_id, entry.logprob),
+            "top_logprobs": [entry_of(id, value) for id, value in entry.top[:num_top]],
         }
         for entry in logprobs
     ]
+
+
+def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool = True) -> list[ChatLogprob]:
+    """Returns the form for tokens without text: vLLM's, with the number of each token and its rank, and beside them the
+    fields of the chat form, which vLLM had there before. `ranked`: False if the other tokens are not the likeliest."""
+
+    def entry_of(token_id: int, logprob: float, *, rank: int | None) -> ChatLogprob:
+        named = {"token_id": token_id, "logprob": _finite(logprob), "rank": rank}
+        return named | {"token": as_id(token_id), "bytes": None}
+
+    return [
+        {
+            **entry_of(entry.token_id, entry.logprob, rank=entry.rank),
+            "top_logprobs": [
+                entry_of(id, value, rank=rank if ranked else None)
+                for rank, (id, value) in enumerate(entry.top[:num_top], start=1)
+            ],
+        }
+        for entry in logprobs
+    ]
+
+
+def as_id(token_id: int) -> str:
+    """Returns a token as vLLM spells it where it must not be read as text."""
+    return f"token_id:{token_id}"
+
+
+def _name(tokenizer: Tokenizer, token_id: int, *, as_ids: bool) -> str:
+    return as_id(token_id) if as_ids else tokenizer.token_text(token_id)
 
 
 class PromptEcho(msgspec.Struct, frozen=True):
@@ -55,15 +93,18 @@ def completion_logprobs(
     logprobs: Sequence[TokenLogprob | None],
     offsets: Sequence[int],
     num_top: int,
+    as_ids: bool = False,
 ) -> CompletionLogprobs:
     """Returns the form for an answer, or for an echoed prompt, whose first token has no log-probability.
 
-    The top tokens include the token itself, as the last one if it is not among the `num_top`.
+    The top tokens include the token itself, as the last one if it is not among the `num_top`. `as_ids`: tokens are
+    written as `token_id:5`, as in vLLM; the offsets stay those of the text.
     """
+    name = partial(_name, tokenizer, as_ids=as_ids)
     return {
-        "tokens": [tokenizer.token_text(token_id) for token_id in ids],
+        "tokens": [name(token_id) for token_id in ids],
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
-        "top_logprobs": [None if one is None else _top_by_text(tokenizer, one, num_top=num_top) for one in logprobs],
+        "top_logprobs": [None if one is None else _top_by_name(one, name, num_top=num_top) for one in logprobs],
         "text_offset": list(offsets),
     }
 
@@ -85,19 +126,12 @@ def ranked_logprobs(
     return [None if entry is None else entry_of(entry) for entry in logprobs]
 
 
-def _chat_entry(tokenizer: Tokenizer | None, token_id: int, *, logprob: float) -> ChatLogprob:
-    if tokenizer is None:
-        return {"token": f"token_id:{token_id}", "logprob": _finite(logprob), "bytes": None}
-    text, written = tokenizer.token_text(token_id), tokenizer.token_bytes(token_id)
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(written)}
-
-
-def _top_by_text(tokenizer: Tokenizer, entry: TokenLogprob, *, num_top: int) -> dict[str, float]:
+def _top_by_name(entry: TokenLogprob, name: Callable[[int], str], *, num_top: int) -> dict[str, float]:
     """Keeps the likeliest of tokens that look alike (parts of characters), but the drawn one has its own value."""
     top: dict[str, float] = {}
     for token_id, logprob in entry.top[:num_top]:
-        top.setdefault(tokenizer.token_text(token_id), _finite(logprob))
-    top[tokenizer.token_text(entry.token_id)] = _finite(entry.logprob)
+        top.setdefault(name(token_id), _finite(logprob))
+    top[name(entry.token_id)] = _finite(entry.logprob)
     return top
 
 

@@ -44,6 +44,7 @@ BY_NUMBERS = pytest.mark.parametrize("numbers", SOME_NUMBERS)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    "allowed": {"allowed_token_ids": tuple(range(20, 200)), "logit_bias": {30: 2.0}, "temperature": 1.5},
     "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
 }
 

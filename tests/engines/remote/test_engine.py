@@ -19,7 +19,16 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.testing.engine import FakeEngine, FakeGroup
-from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind, GroupDelta, SamplingParams, Thinking
+from motet.types import (
+    ChoiceStart,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    GroupDelta,
+    LogprobsMode,
+    SamplingParams,
+    Thinking,
+)
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.engines.remote.worker import SAMPLING, TellingEngine, counting, deltas_of, endless, engine_at, group
 
@@ -53,8 +62,10 @@ GRAMMAR = Grammar(GrammarKind.JSON, '{"type": "object"}', Thinking("<think>", "<
         SamplingParams(max_tokens=50, stop_token_ids=(11, 14)),
         SamplingParams(max_tokens=9, ignore_eos=True, min_tokens=2, logit_bias={3: -1.5}),
         SamplingParams(max_tokens=4, grammar=GRAMMAR),
+        SamplingParams(max_tokens=4, allowed_token_ids=(11, 12)),
+        SamplingParams(max_tokens=4, logprobs=0, logprob_token_ids=(9, 8), logprobs_mode=LogprobsMode.PROCESSED),
     ],
-    ids=["plain", "logprobs", "stop tokens", "length", "grammar"],
+    ids=["plain", "logprobs", "stop tokens", "length", "grammar", "allowed", "processed logprobs"],
 )
 async def test_deltas_arrive_as_the_engine_gives_them(serve: Serving, n: int, sampling: SamplingParams) -> None:
     served = await serve(counting)

@@ -20,7 +20,7 @@ from motet.engines.vllm.plan import (
     signed_seed,
     without_ticket,
 )
-from motet.errors import EngineError, WorkerLeavingError
+from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.types import (
     AS_ASKED,
@@ -28,6 +28,7 @@ from motet.types import (
     GenerateRequest,
     Grammar,
     GrammarKind,
+    LogprobsMode,
     SamplingParams,
     Thinking,
     choice_starts,
@@ -257,6 +258,7 @@ DEFAULTS: dict[str, object] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
     "logit_bias": None,
+    "allowed_token_ids": None,
     "ignore_eos": False,
     "stop_token_ids": [],
     "prompt_logprobs": None,
@@ -273,6 +275,7 @@ UNUSUAL = SamplingParams(
     frequency_penalty=-0.3,
     repetition_penalty=1.1,
     logit_bias={7: -100.0},
+    allowed_token_ids=(7, 8),
     min_tokens=4,
     ignore_eos=True,
     stop_token_ids=(2, 9),
@@ -301,6 +304,7 @@ def test_a_completions_body_asks_for_token_ids_and_states_every_default() -> Non
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "logprobs": None,
+        "logprob_token_ids": None,
         **DEFAULTS,
     }
 
@@ -312,19 +316,40 @@ def test_a_generate_body_has_the_same_in_sampling_params_and_asks_for_no_text() 
         "stream": True,
         "stream_options": {"include_usage": True},
         "token_ids": [5, 6],
-        "sampling_params": {**DEFAULTS, "logprobs": None, "detokenize": False},
+        "sampling_params": {**DEFAULTS, "logprobs": None, "logprob_token_ids": None, "detokenize": False},
     }
+
+
+def test_named_tokens_are_asked_for_with_room_for_the_drawn_one() -> None:
+    """`/inference/v1/generate` counts the drawn token as one of the listed ones, and would leave the last one out."""
+    ask = replace(ASK, sampling=SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=(7, 8)))
+    sent = drawing(Dialect.GENERATE, ask)
+    assert (sent["logprobs"], sent["logprob_token_ids"]) == (3, [7, 8, 7])
+    sent = drawing(Dialect.COMPLETIONS, ask)
+    assert (sent["logprobs"], sent["logprob_token_ids"]) == (0, [7, 8])
+    many = SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=tuple(range(20)))
+    with pytest.raises(RequestError, match="19 tokens at most") as refused:
+        drawing(Dialect.GENERATE, replace(ASK, sampling=many))
+    assert refused.value.param == "logprob_token_ids"
+
+
+def test_processed_log_probabilities_are_refused_by_name() -> None:
+    """A vLLM server has one mode for all requests, and tells it nobody."""
+    sampling = SamplingParams(max_tokens=9, logprobs=0, logprobs_mode=LogprobsMode.PROCESSED)
+    with pytest.raises(RequestError, match="--logprobs-mode of its own") as refused:
+        plan_asks(group(sampling=sampling))
+    assert refused.value.param == "logprobs_mode"
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_every_parameter_is_sent(dialect: Dialect) -> None:
     sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
     expected = msgspec.to_builtins(UNUSUAL) | {"n": 3, "seed": 2**32, "logit_bias": {"7": -100.0}}
-    expected["stop_token_ids"] = [2, 9]
+    expected |= {"stop_token_ids": [2, 9], "allowed_token_ids": [7, 8], "logprob_token_ids": None}
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected
-    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar"}  # none was forgotten
+    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar", "logprobs_mode"}  # none was forgotten
 
 
 GRAMMARS = (

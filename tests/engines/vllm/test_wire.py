@@ -140,6 +140,26 @@ def test_the_rank_of_a_completions_token_is_counted_among_the_listed_ones() -> N
     ]
 
 
+NAMED = SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=(8, 5))
+NAMED_TOLD = TokenLogprob(5, -0.5, 1, ((5, -0.5), (8, -3.0)))
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        b'{"token_logprobs": [-0.5], "top_logprobs": [{"token_id:5": -0.5, "token_id:8": -3.0}]}',
+        b'{"content": [{"token_id": 5, "logprob": -0.5, "rank": 1, "top_logprobs": ['
+        b'{"token_id": 5, "logprob": -0.5}, {"token_id": 8, "logprob": -3.0}]}]}',
+    ],
+    ids=["completions", "generate"],
+)
+def test_named_tokens_are_read_behind_the_drawn_one(lists: bytes) -> None:
+    choice = b'"index": 0, "token_ids": [5], "logprobs": %b' % lists
+    assert reader(NAMED).feed(event(choice)) == [VLLMPiece(0, (5,), (NAMED_TOLD,))]
+    without = choice.replace(b"8", b"9")
+    assert isinstance(error_of(event(without), sampling=NAMED), WorkerFaultError)
+
+
 def test_a_piece_without_tokens_has_no_log_probabilities() -> None:
     end = b'"index":0,"token_ids":[],"logprobs":null,"finish_reason":"length"'
     assert reader(sampling=LISTED).feed(event(end)) == [VLLMPiece(0, (), (), Finish(LENGTH))]

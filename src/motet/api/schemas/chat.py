@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from motet.api.failure import Misfit, invalid_value, missing_parameter, unknown_parameter
 from motet.api.schemas.shared import (
     IGNORED_FIELDS,
+    IGNORED_OF_VLLM,
     TOLD,
     FormattedFields,
     GeneratingFields,
@@ -274,7 +275,7 @@ class ChatPrompt(Schema):
 
 
 class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
-    ignored = IGNORED_FIELDS
+    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     refused = frozenset(
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
     )
@@ -294,6 +295,7 @@ class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
     logprobs: bool = False
     top_logprobs: int | None = in_range("logprobs", None)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     include_reasoning: bool = True
     """True if the answer shows the model's thoughts."""
     separate_reasoning: bool = True
@@ -316,5 +318,6 @@ class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
     def check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise Misfit(invalid_value, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given")
+        self.refuse_without_logprobs(self.num_logprobs)
         self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
         return self

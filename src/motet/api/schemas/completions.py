@@ -1,14 +1,17 @@
 """The bodies of `POST /v1/completions`, of vLLM's `POST /inference/v1/generate`, and of `/tokenize`, `/detokenize`."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.failure import Misfit, invalid_type, invalid_value
 from motet.api.schemas.chat import ChatPrompt
 from motet.api.schemas.shared import (
     IGNORED_FIELDS,
+    IGNORED_OF_VLLM,
+    MAX_SEED,
+    MIN_SEED,
     FormattedFields,
     GeneratingFields,
     Schema,
@@ -18,7 +21,6 @@ from motet.api.schemas.shared import (
 )
 
 DEFAULT_MAX_TOKENS = 16
-MAX_LOGPROBS = 5
 
 Prompt = str | tuple[int, ...]
 """Text to be tokenised, or token ids."""
@@ -49,8 +51,13 @@ def _token_ids(item: list[object], number: int) -> tuple[int, ...]:
     return ids
 
 
+def _as_count(value: object) -> object:
+    """Reads true as 1, as vLLM does, and false as nothing asked for."""
+    return (1 if value else None) if isinstance(value, bool) else value
+
+
 class CompletionRequest(FormattedFields, GeneratingFields):
-    ignored = IGNORED_FIELDS
+    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "spaces_between_special_tokens": (True,),
         "suffix": ("",),
@@ -62,8 +69,11 @@ class CompletionRequest(FormattedFields, GeneratingFields):
     """0, with `echo`: only the prompt comes back, and what it scored."""
     best_of: int | None = Field(None, ge=1)
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: Annotated[int | None, BeforeValidator(_as_count, json_schema_input_type=int | bool)] = in_range(
+        "logprobs", None
+    )
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     add_special_tokens: bool = True
 
     @property
@@ -73,7 +83,7 @@ class CompletionRequest(FormattedFields, GeneratingFields):
 
     def without_answer(self) -> Self:
         """Returns the same prompts without the fields about answers, since there will be none."""
-        unasked = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
+        unasked: dict[str, object] = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
         return self.model_copy(update=unasked)
 
     @property
@@ -89,6 +99,9 @@ class CompletionRequest(FormattedFields, GeneratingFields):
     def check_max_tokens(self) -> Self:
         if self.prompt_only and not self.echo:
             raise Misfit(invalid_value, "max_tokens", "0 tokens are an answer only with 'echo'")
+        self.refuse_without_logprobs(self.logprobs)
+        if self.prompt_only and self.logprob_token_ids:
+            raise Misfit(invalid_value, "logprob_token_ids", "an answer of 0 tokens has no log-probabilities")
         return self
 
     @model_validator(mode="after")
@@ -106,8 +119,8 @@ class CompletionRequest(FormattedFields, GeneratingFields):
 class GenerateSampling(StructuredFields):
     """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
 
-    ignored = frozenset({"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"})
-    refused = frozenset({"allowed_token_ids", "truncate_prompt_tokens"})
+    ignored = IGNORED_OF_VLLM | {"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"}
+    refused = frozenset({"truncate_prompt_tokens"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "bad_words": ([],),
         "extra_args": ({},),
@@ -118,15 +131,59 @@ class GenerateSampling(StructuredFields):
     }
 
     logprobs: int | None = in_range("logprobs", None)
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    """None: as the server is set."""
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
+
+    @model_validator(mode="after")
+    def check_logprob_token_ids(self) -> Self:
+        if self.logprob_token_ids and self.logprobs not in (None, len(self.logprob_token_ids)):
+            why = f"it names {len(self.logprob_token_ids)} tokens, and 'logprobs' is {self.logprobs}"
+            raise Misfit(invalid_value, "logprob_token_ids", why)
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of alternatives wanted for each token; None: no log-probabilities at all."""
+        return len(self.logprob_token_ids) if self.logprobs is None and self.logprob_token_ids else self.logprobs
+
+
+class BegunChoice(Schema):
+    """A choice that goes on from the tokens that it has written before."""
+
+    index: int = Field(ge=0, lt=2**31)
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """None: the one that the choice of this index has in a request without `choices`."""
+    token_ids: TokenIds
 
 
 class TokensRequest(GeneratingFields):
     refused = frozenset({"features"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"output_mode": ("tokens",)}
 
     token_ids: TokenIds
     sampling_params: GenerateSampling
+    choices: list[BegunChoice] | None = Field(None, min_length=1)
+    """The choices to write, if some have begun; None: n new ones."""
     request_id: str | None = Field(None, min_length=1, max_length=200)
+    return_token_ids: bool = False
+    """True if the answer repeats the prompt's token ids; those of choices are always in it."""
+
+    @property
+    def num_choices(self) -> int:
+        return self.sampling_params.n if self.choices is None else len(self.choices)
+
+    @model_validator(mode="after")
+    def check_choices(self) -> Self:
+        indices: set[int] = set()
+        for number, choice in enumerate(self.choices or ()):
+            if choice.index in indices:
+                raise Misfit(invalid_value, f"choices[{number}].index", f"there is a choice {choice.index} already")
+            indices.add(choice.index)
+        n = self.sampling_params.n
+        if indices and "n" in self.sampling_params.model_fields_set and n != len(indices):
+            raise Misfit(invalid_value, "sampling_params.n", f"it is {n}, and 'choices' are {len(indices)}")
+        return self
 
     @model_validator(mode="after")
     def check_prompt_logprobs(self) -> Self:
@@ -135,8 +192,9 @@ class TokensRequest(GeneratingFields):
 
     def without_answer(self) -> Self:
         """Returns the same prompt without the fields about an answer, since there will be none."""
-        unasked = {"n": 1, "logprobs": None, "prompt_logprobs": None}
-        return self.model_copy(update={"sampling_params": self.sampling_params.model_copy(update=unasked)})
+        unasked: dict[str, object] = {"n": 1, "logprobs": None, "logprob_token_ids": [], "prompt_logprobs": None}
+        sampling = self.sampling_params.model_copy(update=unasked)
+        return self.model_copy(update={"sampling_params": sampling, "choices": None})
 
 
 class TokenizeBody(ChatPrompt):

@@ -34,7 +34,7 @@ from motet.api.failure import (
 )
 from motet.errors import RequestError
 from motet.grammar.limits import MAX_SOURCE_CHARS
-from motet.types import AS_ASKED, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
+from motet.types import AS_ASKED, MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
 
 IGNORED_FIELDS = frozenset(
     {
@@ -49,6 +49,9 @@ IGNORED_FIELDS = frozenset(
 )
 """Fields that OpenAI's clients send and a server of one model has no use for."""
 
+IGNORED_OF_VLLM = frozenset({"routed_experts_prompt_start"})
+"""Fields of vLLM about data that no answer of ours has."""
+
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
 MAX_STOP_STRINGS = 64
@@ -57,6 +60,7 @@ MAX_STOP_CHARS_TOGETHER = 8192
 """Their search is prepared in 7 ms."""
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 16_384
+MAX_ALLOWED = 16_384
 MAX_FIELDS = 256
 """More than any schema has: an object with more has unknown ones, and is not read to its end."""
 
@@ -135,13 +139,13 @@ class OpenSchema(Schema):
 
 
 def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[str]:
-    """Yields where the JSON of a request has fields that an `OpenSchema` of its checked body lacks."""
+    """Yields where the JSON of a request has fields that its checked body ignores, or that an `OpenSchema` lacks."""
     if isinstance(given, dict) and isinstance(body, Schema):
         for name, value in given.items():
             inner = f"{path}.{name}" if path else name
             if name in type(body).model_fields:
                 yield from ignored_paths(value, getattr(body, name), path=inner)
-            elif isinstance(body, OpenSchema) and value is not None:
+            elif value is not None and (isinstance(body, OpenSchema) or name in body.ignored):
                 yield inner
     elif isinstance(given, list) and isinstance(body, list):
         for number, (value, read) in enumerate(zip(given, body, strict=False)):
@@ -271,6 +275,10 @@ class SamplingFields(DrawingFields):
         Field(default_factory=dict)
     )
     """Token id, as a JSON key -> the number that is added to its logit."""
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
+    """The only tokens that can be drawn; None: all."""
+    logprob_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
+    """Tokens whose log-probabilities are told beside the drawn one's, in place of the likeliest."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
@@ -282,6 +290,15 @@ class SamplingFields(DrawingFields):
     @property
     def max_tokens_asked(self) -> int | None:
         return self.max_tokens
+
+    def listed(self, num_top: int | None) -> int | None:
+        """Returns how many tokens are told beside a drawn one if `num_top` of the likeliest are asked for; None without
+        log-probabilities. Named tokens come behind the drawn one itself."""
+        return 1 + len(self.logprob_token_ids) if self.logprob_token_ids and num_top is not None else num_top
+
+    def refuse_without_logprobs(self, num_top: int | None) -> None:
+        if self.logprob_token_ids and num_top is None:
+            raise Misfit(invalid_value, "logprob_token_ids", "'logprobs' must be set when it is given")
 
 
 class StreamingFields(Schema):

@@ -39,10 +39,10 @@ from hashlib import blake2b
 import msgspec
 
 from motet.engines.wire import UNREADABLE
-from motet.errors import EngineError, WorkerLeavingError
+from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.transfer.ticket import Ticket, prompt_digest
-from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind, SamplingParams
+from motet.types import ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams
 
 KVParams = dict[str, object]
 """vLLM's `kv_transfer_params`, which only the KV connectors of two of its servers read. They travel unchanged in a
@@ -59,7 +59,7 @@ TOKEN_PREFIX = "token_id:"
 """The prefix with which `/v1/completions` writes a token as text, with `return_tokens_as_token_ids`."""
 LISTED_LOGPROBS = 20
 """The most log-probabilities a server lists, unless it was started with another `--max-logprobs`."""
-ELSEWHERE = ("grammar", "logprobs")
+ELSEWHERE = ("grammar", "logprobs", "logprob_token_ids", "logprobs_mode")
 """Fields of `SamplingParams` that vLLM has under other names, or that differ on the two routes."""
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -116,13 +116,17 @@ class GroupAsks:
 
 
 def plan_asks(request: GenerateRequest) -> GroupAsks:
-    """Returns the requests of a group. Raises EngineError for choices that have nothing left to write, and
-    WorkerLeavingError for choices with which only another kind of worker can go on."""
+    """Returns the requests of a group. Raises EngineError for choices that have nothing left to write,
+    WorkerLeavingError for choices with which only another kind of worker can go on, and RequestError."""
     if request.sampling.grammar is not None and (begun := [start.index for start in request.choices if start.written]):
         raise WorkerLeavingError(
             f"choice {begun[0]} follows a grammar, and its worker is gone: a vLLM server cannot "
             "go on with it in the middle of the answer"
         )
+    if request.sampling.logprobs_mode is not LogprobsMode.RAW:
+        why = "is for the engines of this server: the model is on a vLLM server, which has a --logprobs-mode of its own"
+        message = f"Unsupported parameter: 'logprobs_mode' {why}."
+        raise RequestError(message, param="logprobs_mode", code="unsupported_parameter")
     prompt = plain_ask(request) if request.sampling.prompt_logprobs is not None else None
     if request.ticket is None:
         asks = (_ask(request, str(number), starts=starts) for number, starts in enumerate(_together(request)))
@@ -259,9 +263,11 @@ def body_of(dialect: Dialect, ask: VLLMAsk) -> bytes:
     if ask.kv_params is not None:
         body["kv_transfer_params"] = ask.kv_params
     if dialect is Dialect.GENERATE:
-        drawing = _drawing(ask) | {"logprobs": _listed(ask.sampling.logprobs), "detokenize": False}
+        drawing = _drawing(ask) | _listed(ask.sampling) | {"detokenize": False}
         return msgspec.json.encode(body | {"token_ids": ask.prompt, "sampling_params": drawing})
-    tokens = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": ask.sampling.logprobs}
+    named = ask.sampling.logprob_token_ids or None
+    scores = {"logprobs": ask.sampling.logprobs, "logprob_token_ids": named}
+    tokens = {"return_token_ids": True, "return_tokens_as_token_ids": True, **scores}
     return msgspec.json.encode(body | {"prompt": ask.prompt} | tokens | _drawing(ask))
 
 
@@ -288,28 +294,26 @@ def _drawing(ask: VLLMAsk) -> dict[str, object]:
         "min_tokens": 0 if grammar else sampling.min_tokens,
         "ignore_eos": sampling.ignore_eos and not grammar,
         "logit_bias": sampling.logit_bias or None,
+        "allowed_token_ids": sampling.allowed_token_ids or None,
         "prompt_logprobs": None if ask.stream else sampling.prompt_logprobs,
     }
-    return same | changed | ({"structured_outputs": _structured_outputs(grammar)} if grammar else {})
+    # Thoughts need no field: a server that was started with `--reasoning-parser` lets its model think first.
+    return same | changed | ({"structured_outputs": grammar.as_asked} if grammar else {})
 
 
-def _structured_outputs(grammar: Grammar) -> dict[str, object]:
-    """Returns a grammar in vLLM's fields. Thoughts before it need no field: a server that was started with
-    `--reasoning-parser` lets its model think first."""
-    match grammar.kind:
-        case GrammarKind.CHOICE:
-            return {"choice": msgspec.Raw(grammar.source.encode())}
-        case GrammarKind.LARK:
-            return {"grammar": grammar.source}
-        case GrammarKind.JSON | GrammarKind.REGEX:
-            return {grammar.kind.value: grammar.source}
-
-
-def _listed(logprobs: int | None) -> int | None:
-    """Returns the number of log-probabilities that `/inference/v1/generate` must list to include the best ones: it
-    counts the drawn token as one of them, whatever its rank. If that were more than servers allow, the last one is
-    missing if the drawn token is not among the best."""
-    return min(logprobs + 1, max(logprobs, LISTED_LOGPROBS)) if logprobs else logprobs
+def _listed(sampling: SamplingParams) -> dict[str, object]:
+    """Returns the log-probabilities that `/inference/v1/generate` must list to include the best ones, or those of the
+    named tokens: it counts the drawn token as one of them, whatever its rank. If that were more than servers allow, the
+    last of the best is missing if the drawn token is not among them. To make room, a named token is named twice. Raises
+    RequestError for more of them than servers take so."""
+    logprobs, named = sampling.logprobs, sampling.logprob_token_ids
+    if not named:
+        most = min(logprobs + 1, max(logprobs, LISTED_LOGPROBS)) if logprobs else logprobs
+        return {"logprobs": most, "logprob_token_ids": None}
+    if len(named) >= LISTED_LOGPROBS:
+        why = f"the model is on a vLLM server, which tells of {LISTED_LOGPROBS - 1} tokens at most"
+        raise RequestError(f"Invalid 'logprob_token_ids': {why}.", param="logprob_token_ids", code="invalid_value")
+    return {"logprobs": len(named) + 1, "logprob_token_ids": (*named, named[0])}
 
 
 def ticket_from(params: Mapping[str, object], *, engine_id: str, prompt: Sequence[int]) -> Ticket:

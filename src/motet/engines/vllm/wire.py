@@ -134,9 +134,9 @@ class _Content(_Best, gc=False):
     rank: int | None = None
     best: tuple[_Best, ...] = msgspec.field(default=(), name="top_logprobs")
 
-    def entry(self, k: int) -> TokenLogprob:
+    def entry(self, sampling: SamplingParams) -> TokenLogprob:
         listed = [(best.token_id, best.logprob) for best in self.best]
-        return _entry(self.token_id, self.logprob, rank=self.rank, listed=listed, k=k)
+        return _drawn(self.token_id, self.logprob, rank=self.rank, listed=listed, sampling=sampling)
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -147,11 +147,16 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: tuple[_Content, ...] | None = None
     """Sent only by `/inference/v1/generate`, in place of the other two."""
 
-    def of(self, tokens: Sequence[int], k: int) -> tuple[TokenLogprob, ...]:
+    def of(self, tokens: Sequence[int], sampling: SamplingParams) -> tuple[TokenLogprob, ...]:
         if self.content is not None:
-            return tuple([one.entry(k) for one in self.content])
+            return tuple([one.entry(sampling) for one in self.content])
         drawn = zip(tokens, self.token_logprobs, self.top_logprobs, strict=False)
-        return tuple([_entry(token, value, rank=None, listed=_by_id(top or {}), k=k) for token, value, top in drawn])
+        return tuple(
+            [
+                _drawn(token, value, rank=None, listed=_by_id(top or {}), sampling=sampling)
+                for token, value, top in drawn
+            ]
+        )
 
 
 class _PromptLogprob(msgspec.Struct, gc=False):
@@ -197,6 +202,20 @@ def _of_prompt(token: int, entry: dict[int, _PromptLogprob], *, k: int) -> Token
         raise WorkerFaultError(f"vLLM tells no log-probability of prompt token {token}")
     listed = [(other, one.logprob) for other, one in entry.items()]
     return _entry(token, own.logprob, rank=own.rank, listed=listed, k=k)
+
+
+def _drawn(
+    token: int, logprob: float | None, *, rank: int | None, listed: Listed, sampling: SamplingParams
+) -> TokenLogprob:
+    named = sampling.logprob_token_ids
+    entry = _entry(token, logprob, rank=rank, listed=listed, k=sampling.logprobs or 0)
+    if not named:
+        return entry
+    told = {other: LOWEST if value is None else value for other, value in listed} | {token: entry.logprob}
+    if missing := [other for other in named if other not in told]:
+        raise WorkerFaultError(f"vLLM tells no log-probability of token {missing[0]}, which was named")
+    top = {token: entry.logprob} | {other: told[other] for other in named}
+    return msgspec.structs.replace(entry, top=tuple(top.items()))
 
 
 def _entry(token: int, logprob: float | None, *, rank: int | None, listed: Listed, k: int) -> TokenLogprob:
@@ -274,7 +293,7 @@ class VLLMReader:
             raise WorkerFaultError(f"{self._server} sends no token ids: its vLLM is too old, or it is no vLLM server")
         logprobs = None
         if self._sampling.logprobs is not None:
-            logprobs = choice.logprobs.of(tokens, self._sampling.logprobs) if choice.logprobs and tokens else ()
+            logprobs = choice.logprobs.of(tokens, self._sampling) if choice.logprobs and tokens else ()
             if len(logprobs) != len(tokens):
                 raise WorkerFaultError(f"{self._server} sent {len(logprobs)} log-probabilities of {len(tokens)} tokens")
         if choice.finish_reason is not None:

@@ -1,10 +1,20 @@
+import math
+
+import msgspec
+import numpy as np
 import pytest
 import torch
 
+from motet.engines.native.sample.lanes import SampleRow
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler
-from motet.types import SamplingParams, TokenLogprob
-from tests.engines.native.sample.reference import Past
+from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
+from motet.grammar.compiled import fill_masks, mask_words
+from motet.types import LogprobsMode, SamplingParams, TokenLogprob
+from tests.engines.native.grammars import EOS_IDS, NUMBER, matcher_of
+from tests.engines.native.sample.reference import Past, edited, weights
+from tests.engines.native.sample.ways import WAYS
+from tests.tiny_models import VOCAB_SIZE
 
 CPU = torch.device("cpu")
 VOCAB = 3000
@@ -52,6 +62,78 @@ def test_each_choice_gets_as_many_top_tokens_as_it_asked_for() -> None:
     sampled = Sampler(VOCAB, CPU).sample(logits, rows)
     assert [None if s.logprob is None else len(s.logprob.top) for s in sampled] == asked
     assert len({s.logprob.logprob for s in sampled if s.logprob is not None}) == 1
+
+
+def processed(params: SamplingParams, logits: torch.Tensor, past: Past) -> torch.Tensor:
+    """Returns the log-probabilities [vocabulary] of the distribution from which a token is drawn, in float64; a greedy
+    choice has neither temperature nor filters."""
+    row = logits.double().numpy()
+    if params.greedy:
+        return torch.log_softmax(torch.from_numpy(edited(row, params, past)), -1)
+    return torch.from_numpy(weights(row, params, past)).log()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_processed_log_probabilities_are_of_the_distribution_that_is_drawn_from(way: str) -> None:
+    named = (3, 7, 120)
+    changed = {"logprobs": 4, "logprobs_mode": LogprobsMode.PROCESSED}
+    params = msgspec.structs.replace(WAYS[way], **changed)
+    beside = msgspec.structs.replace(params, logprobs=0, logprob_token_ids=named)
+    logits = 2 * torch.randn(2, 1000, generator=torch.Generator().manual_seed(5))
+    pasts = [Past(seed, prompt=range(100, 150), written=(120, 7, 7, 900)) for seed in range(6)]
+    raw = msgspec.structs.replace(params, logprobs_mode=LogprobsMode.RAW)
+    rows = [past.sample_row(past.seed % 2, one) for past in pasts for one in (params, raw, beside)]
+    sampled = Sampler(1000, CPU).sample(logits, rows)
+    for place, one in enumerate(sampled[::3]):
+        exact = processed(params, logits[place % 2], pasts[place])
+        assert one.logprob is not None
+        assert one.logprob.logprob > -200
+        assert one.logprob.logprob == pytest.approx(float(exact[one.token_id]), abs=2e-5)
+        assert one.logprob.rank == 1 + int((exact > exact[one.token_id]).sum())
+        kept = [pair for pair in one.logprob.top if pair[1] > -math.inf]
+        assert len(kept) == min(4, int((exact > -math.inf).sum()))
+        assert [value for _, value in kept] == pytest.approx([float(exact[id]) for id, _ in kept], abs=2e-5)
+        told = sampled[3 * place + 2].logprob
+        assert told is not None
+        assert [id for id, _ in told.top] == list(dict.fromkeys((one.token_id, *named)))
+        assert [value for _, value in told.top] == pytest.approx([float(exact[id]) for id, _ in told.top], abs=2e-5)
+    alone = [Sampler(1000, CPU).sample(logits, [row])[0] for row in rows]
+    assert alone == sampled
+    assert [one.token_id for one in sampled[::3]] == [one.token_id for one in sampled[1::3]]
+
+
+def test_processed_log_probabilities_know_the_grammar() -> None:
+    params = SamplingParams(max_tokens=9, temperature=0.7, logprobs=3, logprobs_mode=LogprobsMode.PROCESSED)
+    sampler, bits = Sampler(VOCAB_SIZE, CPU), np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
+    fill_masks([matcher_of(NUMBER)], bits)
+    allowed = torch.from_numpy(np.unpackbits(bits.view(np.uint8), bitorder="little")[:VOCAB_SIZE].astype(bool))
+    logits = 3 * torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(6))
+    state = ChoiceSampling(params, seed=4, prompt=PromptTokens((5,)), eos_token_ids=EOS_IDS, matcher=matcher_of(NUMBER))
+    (one,) = sampler.sample(logits, [SampleRow(0, state, 1)])
+    exact = torch.log_softmax(logits[0].double().masked_fill(~allowed, -math.inf) / 0.7, -1)
+    assert one.logprob is not None
+    assert one.logprob.logprob == pytest.approx(float(exact[one.token_id]), abs=2e-5)
+
+
+def test_named_tokens_are_scored_behind_the_drawn_one_and_as_alone() -> None:
+    logits = logits_of(3)
+    greedy = SamplingParams(max_tokens=9, temperature=0.0)
+    asked: list[tuple[int, ...]] = [(7, 2999, 0), (), (5,), (int(logits[1].argmax()), 4, 4)]
+    params = [SamplingParams(max_tokens=9, logprobs=0 if ids else 3, logprob_token_ids=ids) for ids in asked]
+    rows = [Past(seed).sample_row(row, one) for seed, (row, one) in enumerate(zip((0, 1, 2, 1), params, strict=True))]
+    rows[3] = Past(3).sample_row(
+        1, SamplingParams(max_tokens=9, temperature=0.0, logprobs=0, logprob_token_ids=asked[3])
+    )
+    rows.append(Past(4).sample_row(0, greedy))
+    sampled = Sampler(VOCAB, CPU).sample(logits, rows)
+    for row, ids, one in zip((0, 1, 2, 1), asked, sampled, strict=False):
+        assert one.logprob is not None
+        exact = torch.log_softmax(logits[row].double(), -1)
+        listed = [id for id, _ in one.logprob.top]
+        assert listed == (list(dict.fromkeys((one.token_id, *ids))) if ids else listed[:3])
+        assert [value for _, value in one.logprob.top] == pytest.approx([float(exact[id]) for id in listed], abs=2e-6)
+    assert sampled[4].logprob is None
+    assert [Sampler(VOCAB, CPU).sample(logits, [row])[0] for row in rows] == sampled
 
 
 def test_equal_logits_share_a_rank_and_the_lower_id_comes_first() -> None:

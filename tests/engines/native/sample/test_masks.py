@@ -89,6 +89,26 @@ def test_a_choice_with_a_grammar_draws_like_a_free_one_whose_logits_lack_the_for
     assert len(set(drawn)) > 1
 
 
+def test_a_grammar_and_the_allowed_tokens_allow_what_both_do() -> None:
+    both = [int(token) for token in allowed(NUMBER).nonzero()[::2]]
+    params = msgspec.structs.replace(PLAIN, allowed_token_ids=(*both, 5))
+    rows = [SampleRow(row, state_of(params, NUMBER, seed=row), 3) for row in range(40)]
+    logits = logits_of(40)
+    drawn = [one.token_id for one in Sampler(VOCAB_SIZE, CPU).sample(logits, rows)]
+    only = torch.full_like(logits, -torch.inf)
+    only[:, both] = logits[:, both]
+    free = [SampleRow(row, state_of(PLAIN, seed=row), 3) for row in range(40)]
+    assert drawn == [one.token_id for one in Sampler(VOCAB_SIZE, CPU).sample(only, free)]
+
+
+def test_a_grammar_without_any_allowed_token_fails_with_both_names() -> None:
+    (outside,) = (~allowed(NUMBER)).nonzero()[0].tolist()
+    state = state_of(msgspec.structs.replace(PLAIN, allowed_token_ids=(outside,)), NUMBER)
+    (drawn,) = Sampler(VOCAB_SIZE, CPU).sample(logits_of(1), [SampleRow(0, state, 3)])
+    assert not drawn.finite
+    assert state.failure == "its grammar allows no token of allowed_token_ids here, not even the end"
+
+
 def test_nan_is_found_even_where_a_grammar_forbids_the_token() -> None:
     logits = logits_of(2)
     logits[0, ~allowed(NUMBER)] = torch.nan

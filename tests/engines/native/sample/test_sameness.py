@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.native.sample.sampler import Sampled, Sampler
-from motet.types import SamplingParams
+from motet.types import LogprobsMode, SamplingParams
 from tests.engines.native.sample.reference import Past
 from tests.property_settings import examples
 
@@ -38,7 +38,10 @@ params = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
     logit_bias=st.sampled_from([{}, {}, {3: 2.5, VOCAB - 1: -4.0}]),
     min_tokens=st.sampled_from([0, 0, 3]),
+    allowed_token_ids=st.sampled_from([(), (), tuple(range(0, VOCAB, 3))]),
     logprobs=st.sampled_from([None, None, 0, 3]),
+    logprob_token_ids=st.sampled_from([(), (), (5, 4000)]),
+    logprobs_mode=st.sampled_from(LogprobsMode),
 )
 seeds = st.integers(0, 2**64 - 1)
 prompts = st.lists(tokens, min_size=1, max_size=20)

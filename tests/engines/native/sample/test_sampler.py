@@ -119,6 +119,18 @@ def test_no_ending_token_is_drawn_before_min_tokens() -> None:
     assert set(due) == {0, 8}
 
 
+def test_no_token_that_is_not_allowed_is_drawn() -> None:
+    logits = logits_of(8)
+    logits[0, 500] = 90.0
+    params = SamplingParams(max_tokens=9, temperature=2.0, allowed_token_ids=(3, 0, VOCAB + 3))
+    assert set(draws(logits, params, [Past(seed) for seed in range(50)])) == {0, 3}
+
+
+def test_allowed_tokens_that_all_end_a_choice_win_over_min_tokens() -> None:
+    params = SamplingParams(max_tokens=9, min_tokens=5, stop_token_ids=(8,), allowed_token_ids=(0, 8))
+    assert set(draws(torch.zeros(1, VOCAB), params, [Past(seed) for seed in range(50)])) == {0, 8}
+
+
 def test_ids_without_a_logit_are_ignored() -> None:
     logits = logits_of(6)
     params = SamplingParams(max_tokens=9, min_tokens=2, logit_bias={VOCAB + 3: 9.0}, repetition_penalty=1.2)

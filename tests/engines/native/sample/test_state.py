@@ -93,7 +93,7 @@ class Biases(dict[int, float]):
 def test_choices_of_a_group_go_through_its_biases_once_and_change_no_other_bit() -> None:
     biases = Biases({token_id: 0.1 * token_id for token_id in range(3, 100)} | {400: 9.0})
     params, plain = SamplingParams(max_tokens=9, logit_bias=biases), choice(SamplingParams(max_tokens=9))
-    shared = TokenBias(biases)
+    shared = TokenBias(params)
     one, other = (
         ChoiceSampling(params, seed=seed, prompt=PromptTokens(()), eos_token_ids=(), bias=shared) for seed in (1, 2)
     )

@@ -6,6 +6,8 @@ Top-p may need more leaders than there are to find that number. The sampler then
 the same set, because order, weights and the mass to reach do not depend on the number of leaders.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from motet.engines.native.sample.lanes import LaneParams, softmax
@@ -34,6 +36,40 @@ def draw_filtered(
     The tokens that the filters keep are drawn from in id order, as from a whole vocabulary. `x` and `spare`, memory of
     its shape, are overwritten.
     """
+    found = _filtered(x, settings, k=k, vocab_size=vocab_size, spare=spare)
+    last = torch.iinfo(torch.int64).max  # dropped tokens go behind all others, where they add nothing to the sum
+    order = found.ids.masked_fill(found.dropped, last).argsort(-1)
+    index, _ = invert(found.weights.masked_fill(found.dropped, 0.0).gather(1, order)[lanes], uniform)
+    return found.ids.gather(1, order)[lanes, index], found.enough.squeeze(-1)[lanes]
+
+
+def keep_filtered(x: torch.Tensor, settings: LaneParams, *, k: int, vocab_size: int, spare: torch.Tensor) -> None:
+    """Turns the logits `x` [lanes, width] float32 into those from which `draw_filtered` draws: less the best one, over
+    temperature, and -inf for the tokens that the filters drop. A lane for which it wants more leaders gets nothing of
+    use. `spare`, memory of the shape of `x`, is overwritten."""
+    found = _filtered(x, settings, k=k, vocab_size=vocab_size, spare=spare)
+    if settings.all_plain:  # else it has been done
+        x.sub_(x.amax(-1, keepdim=True))
+    kept = x.gather(1, found.ids).masked_fill_(found.dropped, -torch.inf)
+    x.fill_(-torch.inf).scatter_(1, found.ids, kept)
+
+
+@dataclass(frozen=True)
+class _Filtered:
+    """The leaders of a batch of lanes, and which of them the filters keep."""
+
+    ids: torch.Tensor
+    """[lanes, k] int64, best first"""
+    weights: torch.Tensor
+    """[lanes, k] float64"""
+    dropped: torch.Tensor
+    """[lanes, k] bool"""
+    enough: torch.Tensor
+    """[lanes, 1] bool; False: look at more leaders"""
+
+
+def _filtered(x: torch.Tensor, settings: LaneParams, *, k: int, vocab_size: int, spare: torch.Tensor) -> _Filtered:
+    """Unless all lanes have temperature 1, `x` is brought to temperature; `spare` is overwritten."""
     ids, sure = leaders_surely(x, k, vocab_size=vocab_size)
     values = x.gather(1, ids)
     scaled = (values - values[:, :1]) / settings.temperature
@@ -41,11 +77,7 @@ def draw_filtered(
     whole = _masses(weights).sum(-1, keepdim=True)  # summed as `draw_dense` does
     best = weights.gather(1, ids).double()
     size = _num_kept(best, scaled, whole, settings)
-    dropped = torch.arange(k, device=size.device) >= size
-    last = torch.iinfo(torch.int64).max  # dropped tokens go behind all others, where they add nothing to the sum
-    order = ids.masked_fill(dropped, last).argsort(-1)
-    index, _ = invert(best.masked_fill(dropped, 0.0).gather(1, order)[lanes], uniform)
-    return ids.gather(1, order)[lanes, index], (size <= sure).squeeze(-1)[lanes]
+    return _Filtered(ids, best, torch.arange(k, device=size.device) >= size, size <= sure)
 
 
 def _num_kept(best: torch.Tensor, scaled: torch.Tensor, whole: torch.Tensor, settings: LaneParams) -> torch.Tensor:

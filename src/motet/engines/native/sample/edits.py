@@ -108,11 +108,13 @@ class Masks:
         bits = np.zeros((len(lanes), self._words), np.int32)
         failed = fill_masks([state.matcher for state in constrained if state.matcher is not None], bits)
         for row, state in enumerate(constrained):
+            state.bias.narrow(bits[row])
             _take_endings(bits[row], state, vocab_size=self._vocab_size)
             if row in failed:
                 state.fail(failed[row].message)
             elif not bits[row].any():
-                state.fail("its grammar allows no token here, not even the end")
+                listed = " of allowed_token_ids" if state.params.allowed_token_ids else ""
+                state.fail(f"its grammar allows no token{listed} here, not even the end")
             if state.failure is not None:
                 bits[row] = 0
         return LaneMasks(lanes, bits)

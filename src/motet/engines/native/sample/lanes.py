@@ -181,6 +181,13 @@ def softmax(x: torch.Tensor, settings: LaneParams, *, with_min_p: bool, out: tor
     return out
 
 
+def at_temperature(x: torch.Tensor, settings: LaneParams) -> None:
+    """Turns the logits `x` [lanes, width] float32 into those from which `softmax` draws with min-p: less the best one,
+    over temperature, and -inf for the tokens that min-p drops."""
+    x.sub_(x.amax(-1, keepdim=True)).div_(settings.temperature)
+    x.masked_fill_(x < settings.log_min_p, -torch.inf)
+
+
 def uploaded(numbers: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Returns the array on the device, in its own dtype and shape, without waiting for the device's work.
 

@@ -1,4 +1,5 @@
-"""Log-probabilities of the model itself: from the raw logits, before temperature, penalties and filters."""
+"""Log-probabilities of the model itself, from the raw logits before temperature, penalties and filters; `score` takes
+any logits, such as those from which a token is drawn."""
 
 from collections.abc import Sequence
 
@@ -15,32 +16,49 @@ def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], *, k: int) 
     """Scores `target_ids[i]` under row i of `logits` [rows, vocabulary], with the best `k` tokens of each row."""
     scratch = LogitsScratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = uploaded_ids(target_ids, logits.device)
-    packed = token_logprobs(scratch, logits, rows=range(len(target_ids)), token_ids=targets, k=k)
+    named = targets.new_empty(len(target_ids), 0)
+    packed = token_logprobs(scratch, logits, rows=range(len(target_ids)), token_ids=targets, named=named, k=k)
     return [unpack(token_id, row, k=k) for token_id, row in zip(target_ids, packed.tolist(), strict=True)]
 
 
 def token_logprobs(
-    scratch: LogitsScratch, logits: torch.Tensor, *, rows: Sequence[int], token_ids: torch.Tensor, k: int
+    scratch: LogitsScratch,
+    logits: torch.Tensor,
+    *,
+    rows: Sequence[int],
+    token_ids: torch.Tensor,
+    named: torch.Tensor,
+    k: int,
 ) -> torch.Tensor:
-    """Scores `token_ids` [tokens], token i under `logits[rows[i]]`.
+    """Scores `token_ids` [tokens] and `named` [tokens, m] int64, those at i under `logits[rows[i]]`.
 
-    Returns one row a token, [tokens, 2 + 2k] float64 (which holds all of them exactly): log-probability, rank, the ids
-    of the best k tokens, their log-probabilities. k is at most the vocabulary's size. Everything stays on the device.
+    Returns one row a token, [tokens, 2 + m + 2k] float64 (which holds all of them exactly): log-probability, rank, the
+    log-probabilities of the named tokens, the ids of the best k tokens, their log-probabilities. k is at most the
+    vocabulary's size. Everything stays on the device.
     """
     k = min(k, logits.shape[1])
-    parts = [torch.empty(0, 2 + 2 * k, dtype=torch.float64, device=logits.device)]
+    parts = [torch.empty(0, 2 + named.shape[1] + 2 * k, dtype=torch.float64, device=logits.device)]
     for start in range(0, len(rows), scratch.capacity):
         some = rows[start : start + scratch.capacity]
         places = {row: place for place, row in enumerate(dict.fromkeys(some))}
         x = scratch.load(logits, list(places))
         place_of_token = uploaded_ids([places[row] for row in some], x.device)
-        tokens = token_ids[start : start + scratch.capacity]
-        parts.append(_score(x, place_of_token, tokens, k, scratch.beside(x)))
+        tokens, beside = token_ids[start : start + scratch.capacity], named[start : start + scratch.capacity]
+        parts.append(score(x, place_of_token, tokens, named=beside, k=k, spare=scratch.beside(x)))
     return torch.cat(parts)
 
 
-def _score(x: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, k: int, spare: torch.Tensor) -> torch.Tensor:
-    """Scores tokens under `x[rows]` as `token_logprobs` does; overwrites `x` [lanes, width] float32 and `spare`."""
+def score(
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    *,
+    named: torch.Tensor,
+    k: int,
+    spare: torch.Tensor,
+) -> torch.Tensor:
+    """Scores tokens under `x[rows]`, and returns what `token_logprobs` does; overwrites `x` [lanes, width] float32, and
+    `spare`."""
     logprobs = torch.log_softmax(x, -1, out=spare)
     logprob = logprobs[rows, token_ids]
     top_ids = leaders(x, k)
@@ -48,14 +66,20 @@ def _score(x: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, k: int,
     chosen = x[rows, token_ids].unsqueeze(1)
     per_token = x if len(rows) == len(x) else x[rows]  # as many as rows: one each, in their order
     rank = 1 + per_token.gt_(chosen).sum(-1, keepdim=True)  # exact, and faster than adding up booleans
-    columns = (logprob[:, None], rank, top_ids[rows], top_logprobs[rows])
+    columns = (logprob[:, None], rank, logprobs[rows.unsqueeze(1), named], top_ids[rows], top_logprobs[rows])
     return torch.cat([column.double() for column in columns], dim=1)
 
 
-def unpack(token_id: int, packed: Sequence[float], *, k: int) -> TokenLogprob:
-    """Reads one row of `token_logprobs`, cut down to the best `k` tokens."""
-    width = (len(packed) - 2) // 2
+def unpack(
+    token_id: int, packed: Sequence[float], *, k: int, named: Sequence[int] = (), num_named: int = 0
+) -> TokenLogprob:
+    """Reads one row of `token_logprobs`, which has `num_named` named tokens, `named` the first of them. The others
+    listed are these, if there are any, else the best `k`."""
+    rank, first = int(packed[1]), 2 + num_named
+    if named:
+        others = dict(zip(named, packed[2:first], strict=False))
+        return TokenLogprob(token_id, packed[0], rank, tuple(({token_id: packed[0]} | others).items()))
+    width = (len(packed) - first) // 2
     k = min(k, width)
-    top = zip(map(int, packed[2 : 2 + k]), packed[2 + width : 2 + width + k], strict=True)
-    rank = packed[1]
-    return TokenLogprob(token_id, packed[0], int(rank), tuple(top))
+    top = zip(map(int, packed[first : first + k]), packed[first + width : first + width + k], strict=True)
+    return TokenLogprob(token_id, packed[0], rank, tuple(top))

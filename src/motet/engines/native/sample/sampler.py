@@ -13,28 +13,30 @@ token. The life of a step:
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet.engines.native.sample.candidates import draw_dense, draw_filtered, leaders
-from motet.engines.native.sample.edits import LogitsScratch, Masks, apply_edits
+from motet.engines.native.sample.candidates import draw_dense, draw_filtered, keep_filtered, leaders
+from motet.engines.native.sample.edits import LaneMasks, LogitsScratch, Masks, apply_edits
 from motet.engines.native.sample.lanes import (
     Kind,
     LaneBatch,
     LaneParams,
     LaneParamsMaker,
     SampleRow,
+    at_temperature,
     plan_batches,
     softmax,
     uploaded,
     uploaded_ids,
 )
-from motet.engines.native.sample.logprobs import token_logprobs, unpack
+from motet.engines.native.sample.logprobs import score, token_logprobs, unpack
 from motet.engines.native.sample.philox import uniforms
-from motet.types import TokenLogprob
+from motet.types import LogprobsMode, SamplingParams, TokenLogprob
 
 _WIDTHS = (64, 512, 4096)
 
@@ -84,18 +86,26 @@ class Sampler:
     ) -> dict[int, Sampled]:
         """Draws all choices of `batches`; returns those for which enough leaders were looked at."""
         order = [choice for batch in batches for choice in batch.choices]
-        drawn = self._draw(logits, batches, uniform=uploaded(uniform[order], self._device))
+        masks = [self._masks.fill([lane.state for lane in batch.lanes]) for batch in batches]
+        drawn = self._draw(logits, batches, masks=masks, uniform=uploaded(uniform[order], self._device))
         scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
+        asked = [rows[order[place]].state.params for place in scored]
+        named = _named(asked)
         scores = drawn.new_empty(0, 2)
         if scored:
-            asking = [rows[order[place]] for place in scored]
-            k = max(row.state.params.logprobs or 0 for row in asking)
-            ids = drawn[uploaded_ids(scored, self._device), 0].long()
-            scores = token_logprobs(self._scratch, logits, rows=[row.logits_row for row in asking], token_ids=ids, k=k)
+            k = max(params.logprobs or 0 for params in asked)
+            wanted = _Wanted(scored, drawn[:, 0].long(), uploaded(named, self._device), min(k, logits.shape[1]))
+            scores = self._score(logits, rows, wanted=wanted, batches=batches, masks=masks)
         token_ids, finite, enough, score_rows = _to_host(drawn, scores)
         logprobs = {
-            place: unpack(token_ids[place], row, k=rows[order[place]].state.params.logprobs or 0)
-            for place, row in zip(scored, score_rows, strict=True)
+            place: unpack(
+                token_ids[place],
+                row,
+                k=params.logprobs or 0,
+                named=params.logprob_token_ids,
+                num_named=named.shape[1],
+            )
+            for place, params, row in zip(scored, asked, score_rows, strict=True)
             if finite[place]
         }
         return {
@@ -104,22 +114,82 @@ class Sampler:
             if enough[place] or not finite[place]
         }
 
-    def _draw(self, logits: torch.Tensor, batches: Sequence[LaneBatch], *, uniform: torch.Tensor) -> torch.Tensor:
+    def _score(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampleRow],
+        *,
+        wanted: "_Wanted",
+        batches: Sequence[LaneBatch],
+        masks: Sequence[LaneMasks],
+    ) -> torch.Tensor:
+        """Returns the rows of `token_logprobs` for the wanted places, in their order."""
+        order = [choice for batch in batches for choice in batch.choices]
+        processed = {
+            place for place in wanted.places if rows[order[place]].state.params.logprobs_mode is LogprobsMode.PROCESSED
+        }
+        raw = [place for place in wanted.places if place not in processed]
+        parts = []
+        if raw:
+            token_ids, named = wanted.at(raw)
+            raw_rows = [rows[order[place]].logits_row for place in raw]
+            parts.append(
+                token_logprobs(self._scratch, logits, rows=raw_rows, token_ids=token_ids, named=named, k=wanted.k)
+            )
+        if not processed:
+            return parts[0]
+        places, first = raw, 0
+        for batch, allowed in zip(batches, masks, strict=True):
+            here = [place for place in range(first, first + len(batch.choices)) if place in processed]
+            if here:
+                x = self._processed(logits, batch, allowed=allowed)
+                lanes = uploaded_ids([batch.lane_of_choice[place - first] for place in here], self._device)
+                token_ids, named = wanted.at(here)
+                parts.append(score(x, lanes, token_ids, named=named, k=wanted.k, spare=self._scratch.beside(x)))
+                places = places + here
+            first += len(batch.choices)
+        back = np.argsort(places)  # the wanted places rise
+        return torch.cat(parts)[uploaded(back, self._device)]
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        batches: Sequence[LaneBatch],
+        *,
+        masks: Sequence[LaneMasks],
+        uniform: torch.Tensor,
+    ) -> torch.Tensor:
         """Returns the results of `_draw_batch` for all batches, one after the other."""
         parts = []
         first = 0
-        masks = [self._masks.fill([lane.state for lane in batch.lanes]) for batch in batches]
         for batch, allowed in zip(batches, masks, strict=True):
-            states = [lane.state for lane in batch.lanes]
-            x = self._scratch.load(logits, [lane.logits_row for lane in batch.lanes])
-            if any(lane.has_edits for lane in batch.lanes):
-                self._masks.apply(x, allowed, spare=self._scratch.beside(x))
-                apply_edits(x, states, vocab_size=self._vocab_size)
+            x = self._edited(logits, batch, allowed=allowed)
             last = first + len(batch.choices)
-            settings = self._settings.make([state.params for state in states])
-            parts.append(self._draw_batch(batch, x, settings=settings, uniform=uniform[first:last]))
+            parts.append(self._draw_batch(batch, x, settings=self._made(batch), uniform=uniform[first:last]))
             first = last
         return torch.cat(parts)
+
+    def _made(self, batch: LaneBatch) -> LaneParams:
+        return self._settings.make([lane.state.params for lane in batch.lanes])
+
+    def _edited(self, logits: torch.Tensor, batch: LaneBatch, *, allowed: LaneMasks) -> torch.Tensor:
+        """Returns the logits of a batch after grammars, bias and penalties, in scratch memory."""
+        x = self._scratch.load(logits, [lane.logits_row for lane in batch.lanes])
+        if any(lane.has_edits for lane in batch.lanes):
+            self._masks.apply(x, allowed, spare=self._scratch.beside(x))
+            apply_edits(x, [lane.state for lane in batch.lanes], vocab_size=self._vocab_size)
+        return x
+
+    def _processed(self, logits: torch.Tensor, batch: LaneBatch, *, allowed: LaneMasks) -> torch.Tensor:
+        """Returns the logits from which the tokens of a batch are drawn, in scratch memory; greedy ones have neither
+        temperature nor filters."""
+        x = self._edited(logits, batch, allowed=allowed)
+        if batch.kind is Kind.OPEN:
+            at_temperature(x, self._made(batch))
+        elif batch.kind is Kind.FILTERED:
+            spare = self._scratch.beside(x)
+            keep_filtered(x, self._made(batch), k=batch.leaders, vocab_size=self._vocab_size, spare=spare)
+        return x
 
     def _draw_batch(
         self, batch: LaneBatch, x: torch.Tensor, *, settings: LaneParams, uniform: torch.Tensor
@@ -151,12 +221,42 @@ class Sampler:
         return torch.stack([token_ids.double(), finite.double(), enough.double()], dim=1)
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """The log-probabilities that the choices of an attempt want."""
+
+    places: Sequence[int]
+    """The places of these choices in the attempt, rising."""
+    token_ids: torch.Tensor
+    """[all choices] int64, drawn"""
+    named: torch.Tensor
+    """[places, m] int64"""
+    k: int
+
+    def at(self, places: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the drawn and the named tokens of some of the places."""
+        token_ids = self.token_ids[uploaded_ids(places, self.token_ids.device)]
+        if len(places) == len(self.places):
+            return token_ids, self.named
+        number = {place: number for number, place in enumerate(self.places)}
+        return token_ids, self.named[uploaded_ids([number[place] for place in places], self.named.device)]
+
+
 def _uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
     """Returns one uniform a row; greedy rows need none."""
     if all(row.state.params.greedy for row in rows):
         return np.zeros(len(rows))
     seeds = np.array([row.state.seed for row in rows], np.uint64)
     return uniforms(seeds, np.array([row.position for row in rows], np.uint64))
+
+
+def _named(asked: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
+    """Returns the `logprob_token_ids` of each choice, padded with token 0, [choices, most of them]."""
+    named = np.zeros((len(asked), max((len(params.logprob_token_ids) for params in asked), default=0)), np.int64)
+    if named.size:
+        for row, params in zip(named, asked, strict=True):
+            row[: len(params.logprob_token_ids)] = params.logprob_token_ids
+    return named
 
 
 def _to_host(drawn: torch.Tensor, scores: torch.Tensor) -> tuple[list[int], list[bool], list[bool], list[list[float]]]:

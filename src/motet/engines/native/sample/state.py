@@ -36,24 +36,38 @@ class PromptTokens:
 
 
 class TokenBias:
-    """The biases of tokens, as a row that is added to logits: made when a choice first needs it, and shared by all
-    choices of a group."""
+    """The biases of tokens, -inf for those that are not allowed, as a row that is added to logits: made when a choice
+    first needs it, and shared by all choices of a group."""
 
-    def __init__(self, bias: Mapping[int, float]) -> None:
-        self._bias = bias
+    def __init__(self, params: SamplingParams) -> None:
+        self._bias: Mapping[int, float] = params.logit_bias
+        self._allowed = params.allowed_token_ids
         self._row: torch.Tensor | None = None
+        self._bits: npt.NDArray[np.int32] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._bias)
+        return bool(self._bias or self._allowed)
 
     def row(self, width: int, device: torch.device, *, vocab_size: int) -> torch.Tensor:
         """Returns [width] float32 on the device, the same at each call. Ids from `vocab_size` are passed over."""
         if self._row is None:
-            row = torch.full((width,), -0.0)  # adding it leaves every bit, also of 0 and -0
+            row = torch.full((width,), -torch.inf if self._allowed else -0.0)
+            row[[token_id for token_id in self._allowed if token_id < vocab_size]] = -0.0  # leaves every bit, also of 0
             known = {token_id: bias for token_id, bias in self._bias.items() if token_id < vocab_size}
-            row[list(known)] = torch.tensor(list(known.values()), dtype=torch.float32)
+            row[list(known)] += torch.tensor(list(known.values()), dtype=torch.float32)
             self._row = row.to(device)
         return self._row
+
+    def narrow(self, mask: npt.NDArray[np.int32]) -> None:
+        """Takes the tokens that are not allowed out of a grammar's mask [words], whose bit t % 32 of word t // 32 is
+        token t."""
+        if not self._allowed:
+            return
+        if self._bits is None:
+            tokens = np.zeros(mask.size * 32, np.bool_)
+            tokens[[token_id for token_id in self._allowed if token_id < tokens.size]] = True
+            self._bits = np.packbits(tokens, bitorder="little").view(np.int32)
+        mask &= self._bits
 
 
 class ChoiceSampling:
@@ -73,7 +87,7 @@ class ChoiceSampling:
         """`matcher`: the choice's position in its grammar; only this choice uses it from now on. `bias`: that of
         `params`, if the choices of a group share it."""
         self.params = params
-        self.bias = bias or TokenBias(params.logit_bias)
+        self.bias = bias or TokenBias(params)
         self.seed = seed
         self.num_written = len(written)
         self.counts: TokenCounts | None = None
@@ -86,8 +100,10 @@ class ChoiceSampling:
         """Why its grammar cannot be followed any further."""
         self._eos_token_ids = eos_token_ids
         ending = {*params.stop_token_ids, *(() if params.ignore_eos and matcher is None else eos_token_ids)}
+        if params.allowed_token_ids and ending.issuperset(params.allowed_token_ids):
+            ending = set()
         self._ending_ids = tuple(sorted(ending))
-        self._always_edits = matcher is not None or self.counts is not None or bool(params.logit_bias)
+        self._always_edits = matcher is not None or self.counts is not None or bool(self.bias)
         self._edits_until = params.min_tokens if ending else 0
 
     @property

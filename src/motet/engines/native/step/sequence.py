@@ -159,7 +159,7 @@ class GroupMaker:
         if matchers is None:
             matchers = matchers_of(self._grammars, request)
         group = Group(request, arrival, self._names(request))
-        prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling.logit_bias)
+        prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling)
         sequences = []
         for starts in _shared_starts(request):
             sampling = ChoiceSampling(
