@@ -309,6 +309,8 @@ class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """On the first delta of a group only."""
     worker: str = ""
     """The worker that writes from now on, on its first delta; empty where a server does not route."""
+    weight_version: str = ""
+    """The version of the weights that write from now on, on their first delta; empty for those of the start."""
 
 
 class EngineKind(StrEnum):
@@ -333,6 +335,18 @@ UNKNOWN_VOCABULARY = 2**31 - 1
 """`vocab_size` of an engine that does not report it; it refuses unknown tokens itself."""
 
 
+FIRST_VERSION = "0"
+"""The version of the weights with which an engine is started."""
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """Consecutive output tokens [start, end) of a choice that weights of one version have written."""
+
+    version: str
+    start: int
+    end: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about an engine. Only new weights change them while it lives. Some kinds do not report fields with a
     default."""
@@ -353,7 +367,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Engines with equal fingerprints that end in `-same` write equal tokens for equal requests."""
     model_digest: str = ""
     """Digest of the model's configuration and weights, on any hardware. Empty if the engine does not report it."""
-    weight_version: str = "0"
+    weight_version: str = FIRST_VERSION
     """The name that whoever brought the weights gave them; "0" for those it was started with."""
     block_weights: str = ""
     """Names the weights in the names of its blocks (`block_names`); empty for those it was started with."""

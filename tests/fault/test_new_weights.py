@@ -2,6 +2,7 @@
 on the weights of its version, and all engines have one version afterwards."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fault.answers import Answer, Reader, ask, read
-from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.asked import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
 from tests.fault.striking import StruckEngine, kill
@@ -159,3 +160,38 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
         await cell.http.post("/resume")
         assert await answers_of(cell) == expected["0"]
         await cell.check_nothing_left()
+
+
+async def test_an_answer_tells_which_weights_wrote_which_tokens_and_the_rest_is_that_of_the_new_ones(
+    folder: Path, other: Path, forking: ForkingProcess
+) -> None:
+    """The rest of each choice is what a request gets that brings the tokens written before."""
+    sampling = {"n": 3, "max_tokens": 200, "seed": 7, "ignore_eos": True}
+    body = {"token_ids": [*range(10, 60)], "sampling_params": sampling}
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        first = (await cell.http.post(GENERATE, json=body)).json()["choices"]
+        assert not any("weight_versions" in choice for choice in first)
+        written: dict[int, list[int]] = {}
+        spans: dict[int, list[dict[str, Any]]] = {}
+        updated = False
+        async with cell.http.stream("POST", GENERATE, json={**body, "stream": True}) as response:
+            async for line in response.aiter_lines():
+                for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+                    written.setdefault(choice["index"], []).extend(choice["token_ids"])
+                    if choice["finish_reason"]:
+                        spans[choice["index"]] = choice["weight_versions"]
+                if len(written.get(2, [])) >= 20 and not updated:
+                    updated = (await update(cell, other))["weight_version"] == "1"
+        at = {index: spans[index][0]["end"] for index in spans}
+        assert all(20 <= end < 200 for end in at.values())
+        for index, tokens in written.items():
+            told = [{"version": "0", "start": 0, "end": at[index]}, {"version": "1", "start": at[index], "end": 200}]
+            assert spans[index] == told
+            assert tokens[: at[index]] == first[index]["token_ids"][: at[index]]
+        begun = [{"index": index, "token_ids": tokens[: at[index]]} for index, tokens in sorted(written.items())]
+        del sampling["n"]
+        rest = (await cell.http.post(GENERATE, json={**body, "choices": begun})).json()["choices"]
+        for choice in rest:
+            index = choice["index"]
+            assert written[index][at[index] :] == choice["token_ids"][: 200 - at[index]]
+            assert choice["weight_versions"][0]["version"] == "1"

@@ -12,7 +12,7 @@ from motet.text.group import GroupStep
 from motet.text.logprobs import ranked_logprobs
 from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.transfer.ticket import Ticket
-from motet.types import FinishReason, PromptReport, TokenLogprob, Usage
+from motet.types import FinishReason, PromptReport, TokenLogprob, Usage, WeightSpan
 
 LogprobFields = Mapping[str, Sequence[object]]
 """The arrays of `logprobs` of a choice, by their names; an event adds to each."""
@@ -95,6 +95,7 @@ class WholeChoice:
         self._logprob_sum, self._num_logprobs = 0.0, 0
         self.finish = FinishReason.STOP
         self.stop_reason: str | int | None = None
+        self.weight_versions: tuple[WeightSpan, ...] = ()
         self.calls: list[tuple[ToolCallBegin, list[str]]] = []
         """Calls of tools, each with the pieces of its arguments."""
         self._texts: list[str] = []
@@ -136,6 +137,7 @@ class WholeChoice:
                     self.calls[part.number][1].append(part.text)
         if event.finish is not None:
             self.finish, self.stop_reason = event.finish, event.stop_reason
+            self.weight_versions = event.weight_versions
 
     def _take_logprobs(self, event: ChoiceEvent, logprobs: Sequence[TokenLogprob]) -> None:
         self._logprob_sum += sum(entry.logprob for entry in logprobs)

@@ -129,6 +129,7 @@ class TokensBody(WholeWriter):
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
+            **({"weight_versions": choice.weight_versions} if choice.weight_versions else {}),
         }
 
 
@@ -157,6 +158,8 @@ class TokensChunks(CountingWriter):
         finish = b"null"
         if event.finish:
             finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
+            if event.weight_versions:
+                finish += b',"weight_versions":' + msgspec.json.encode(event.weight_versions)
         return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b%b' % (
             self._opening,
             event.index,

@@ -17,9 +17,7 @@ from motet.engines.base import Engine, Worker, WorkerState
 from motet.engines.native.protocol import WeightsPrepared
 from motet.errors import EngineError, NoWorkerError, StartupError
 from motet.routing.router import Router
-from motet.types import PauseMode
-
-FIRST_VERSION = "0"
+from motet.types import FIRST_VERSION, PauseMode
 
 
 @runtime_checkable

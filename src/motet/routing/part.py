@@ -196,7 +196,7 @@ class Part(AsyncIterator[GroupDelta]):
                 prompt = None if self.unfinished.prompt_told else prompt
                 self.unfinished.prompt_told = True
             self.unfinished.begun = True
-        return GroupDelta(self._reader_id, delta.choices, prompt, worker)
+        return GroupDelta(self._reader_id, delta.choices, prompt, worker, delta.weight_version)
 
     def _ended_there(self, stay: Stay, error: MotetError | None) -> None:
         """Called when the stream of the part's worker has ended."""

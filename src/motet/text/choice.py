@@ -20,7 +20,7 @@ from motet.text.detokenize import LOOK_BACK, STUCK, Detokenizer
 from motet.text.parts import AnswerFormat, Part
 from motet.text.stop import StopMatcher, StopStrings
 from motet.text.tokenizer import Tokenizer
-from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob
+from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob, WeightSpan
 
 
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,8 @@ class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
     parts: tuple[Part, ...] | None = None
     """The parts in `text` and in what was held back before; None where they are not told apart. There may be text and
     no parts: some of it may yet become a tag."""
+    weight_versions: tuple[WeightSpan, ...] = ()
+    """On the last event: who has written its tokens; empty if it was the weights of the start alone."""
 
 
 class ChoiceStream:

@@ -16,7 +16,7 @@ from motet.errors import AnswerParserError, EngineError
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket
-from motet.types import GenerateRequest, GroupDelta, PromptReport, Usage
+from motet.types import FIRST_VERSION, GenerateRequest, GroupDelta, PromptReport, Usage, WeightSpan
 
 log = logging.getLogger("motet.text")
 
@@ -53,6 +53,8 @@ class TextGroup:
         self._num_known = {start.index: len(start.written) if rules.written_known else 0 for start in request.choices}
         self._tells_all_ends = rules.written_known
         """True if the reader does not know of the ends of such choices either."""
+        self._versions: list[tuple[str, dict[int, int]]] = []
+        """Versions of weights after those of the start, and how many tokens each choice had by then."""
         self._request = request
         self._number = number
         self._engine = engine
@@ -74,12 +76,16 @@ class TextGroup:
         async for delta in self._stream:
             events: list[ChoiceEvent] = []
             ended = self._ended_before
+            if delta.weight_version:
+                self._versions.append((delta.weight_version, self.num_tokens))
             if ended and self._tells_all_ends:
                 events += [self._choices[index].last_event for index in ended]
             try:
                 for added in delta.choices:
                     event = self._choices[added.index].feed(added)
                     if event is not None:
+                        if event.finish is not None and self._versions:
+                            event = self._with_versions(event)
                         events.append(event)
                         if event.finish is not None:
                             ended = [*ended, event.index]
@@ -103,6 +109,16 @@ class TextGroup:
                 return
         left = sorted(self._unfinished)
         raise EngineError(f"the engine ended group {self._request.request_id} before its choices {left} had ended")
+
+    def _with_versions(self, event: ChoiceEvent) -> ChoiceEvent:
+        """Returns the last event of a choice with the versions of the weights that have written its tokens."""
+        index, spans = event.index, list[WeightSpan]()
+        begins = [(FIRST_VERSION, 0), *((version, tokens[index]) for version, tokens in self._versions)]
+        ends = [*(begin for _, begin in begins[1:]), self.num_tokens[index]]
+        for (version, begin), end in zip(begins, ends, strict=True):
+            if end > begin:
+                spans.append(WeightSpan(version, begin, end))
+        return msgspec.structs.replace(event, weight_versions=tuple(spans))
 
     async def aclose(self) -> None:
         """Ends the group if it is not over. May be called at any time, twice too."""

@@ -18,6 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import msgspec
+
 from motet.config import EngineConfig
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
@@ -26,7 +28,7 @@ from motet.errors import EngineClosedError, EngineDiedError, EngineError, Engine
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import FIRST_VERSION, EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
 Name = TypeVar("Name", bound=Hashable)
 Answer = TypeVar("Answer")
@@ -80,7 +82,8 @@ class NativeEngine:
         return cls(pipes, process, info=info, pulse=Pulse(config.heartbeat_timeout_s, config.step_timeout_s))
 
     def generate(self, request: GenerateRequest) -> "PipeStream":
-        stream = PipeStream(request, self._abort)
+        version = "" if self.info.weight_version == FIRST_VERSION else self.info.weight_version
+        stream = PipeStream(request, self._abort, version=version)
         if self._over is not None:
             stream.fail(self._over)
             return stream
@@ -191,7 +194,7 @@ class NativeEngine:
             case protocol.WeightsPrepared(number):
                 self._prepared.answer(number, event)
             case protocol.Renewed(number, info):
-                self.info = info or self.info
+                self._renew(info)
                 self._renewed.answer(number, info)
             case protocol.Held(number):
                 self._held.answer(number, None)
@@ -200,6 +203,12 @@ class NativeEngine:
                     self._connections.answer(number, None)
                 else:
                     self._connections.fail(number, EngineError(failure))
+
+    def _renew(self, info: EngineInfo | None) -> None:
+        if info is not None:
+            self.info = info
+            for stream in self._streams.values():
+                stream.version = info.weight_version
 
     def _tell_of_blocks(self, changes: Sequence[BlockChange]) -> None:
         self._stored = True
@@ -271,7 +280,9 @@ class PipeStream:
     """The deltas of one group, between the pipe and their reader: a `GroupStream` that is fed from outside. A slow
     reader leaves at most the whole answers here, `max_tokens` for each choice."""
 
-    def __init__(self, request: GenerateRequest, abort: Callable[[RequestId], None]) -> None:
+    def __init__(self, request: GenerateRequest, abort: Callable[[RequestId], None], *, version: str = "") -> None:
+        self.version = version
+        """The version of the weights, if the next delta is the first to tell it; else empty."""
         self._request_id = request.request_id
         self._abort = abort
         self._open = {start.index for start in request.choices}
@@ -287,6 +298,8 @@ class PipeStream:
         return not self._open or self._error is not None
 
     def feed(self, delta: GroupDelta) -> None:
+        if self.version:
+            delta, self.version = msgspec.structs.replace(delta, weight_version=self.version), ""
         self._deltas.append(delta)
         for choice in delta.choices:
             if choice.finish is not None:
