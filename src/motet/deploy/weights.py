@@ -83,12 +83,12 @@ class CellWeights:
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns once nothing is computed; new groups wait in the queue. May be called twice."""
+        self._router.waiting.shut(True)
+        if mode is PauseMode.WAIT:
+            await self._rest()
+        elif mode is PauseMode.ABORT:
+            await self._router.cut()
         async with self.lock:
-            self._router.waiting.shut(True)
-            if mode is PauseMode.WAIT:
-                await self._rest()
-            elif mode is PauseMode.ABORT:
-                await self._router.cut()
             self.paused = True
             await self._hold(True)
 
