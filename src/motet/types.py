@@ -335,8 +335,7 @@ UNKNOWN_VOCABULARY = 2**31 - 1
 """`vocab_size` of an engine that does not report it; it refuses unknown tokens itself."""
 
 
-FIRST_VERSION = "0"
-"""The version of the weights with which an engine is started."""
+FIRST_VERSION = "0"  # of the weights with which an engine is started
 
 
 class WeightSpan(msgspec.Struct, frozen=True):
@@ -348,8 +347,7 @@ class WeightSpan(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an engine. Only new weights change them while it lives. Some kinds do not report fields with a
-    default."""
+    """Facts about an engine, which only new weights change. Some kinds do not report fields with a default."""
 
     model: ModelName
     max_model_len: int

@@ -33,8 +33,8 @@ class Status(msgspec.Struct, frozen=True):
 class Servers:
     """Servers with the same settings. They end with `stack`."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack, forking: ForkingProcess) -> None:
-        self._arguments = (str(folder), *TINY)
+    def __init__(self, folder: Path, stack: AsyncExitStack, forking: ForkingProcess, *settings: str) -> None:
+        self._arguments = (str(folder), *TINY, *settings)
         self._stack = stack
         self._forking = forking
         self._children: list[ChildServer] = []

@@ -8,14 +8,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.fault.answers import Answer, Reader, ask, read
 from tests.fault.asked import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
+from tests.fault.children import BODIES as BODIES_OF_SERVERS
+from tests.fault.children import LOOK_EVERY_S, Servers, answer, client_of
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
 from tests.fault.striking import StruckEngine, kill
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -195,3 +199,36 @@ async def test_an_answer_tells_which_weights_wrote_which_tokens_and_the_rest_is_
             index = choice["index"]
             assert written[index][at[index] :] == choice["token_ids"][: 200 - at[index]]
             assert choice["weight_versions"][0]["version"] == "1"
+
+
+async def test_workers_of_two_versions_behind_a_gateway_are_told_apart(
+    folder: Path, other: Path, forking: ForkingProcess
+) -> None:
+    """Each group is wholly that of one version. When all have the new one, all are of it."""
+    bodies = BODIES_OF_SERVERS[:2]  # of one prompt, so of one group
+    async with AsyncExitStack() as stack:
+        servers = Servers(folder, stack, forking, "--rl")
+        await servers.start(2)
+        old = [await answer(await stack.enter_async_context(client_of(servers[1])), body) for body in bodies]
+        gateway = await stack.enter_async_context(servers.gateway(servers[0].url, servers[1].url))
+        http = await stack.enter_async_context(client_of(gateway))
+        assert [await answer(http, body) for body in bodies] == old
+        for number, seen in enumerate((["0", "1"], ["1", "1"])):
+            async with client_of(servers[number]) as own:
+                await own.post("/update_weights", json={"weight_dir": str(other)})
+                new = [await answer(own, body) for body in bodies]
+            await until_versions(http, seen)
+            answers = [[await answer(http, body) for body in bodies] for _ in range(4)]
+            for found in answers:
+                for place, text in enumerate(found):
+                    assert text in ((old[place], new[place]) if number == 0 else (new[place],))
+        assert not set(old) & set(new)
+
+
+async def until_versions(http: httpx.AsyncClient, versions: list[str]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            workers = (await http.get("/status")).json()["workers"]
+            if sorted(worker["weight_version"] for worker in workers) == versions:
+                return
+            await asyncio.sleep(LOOK_EVERY_S)

@@ -47,6 +47,13 @@ class FarEngine(Generic[G]):
         """The questions under way, each with the error that ended it, if any."""
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def renewed(self, report: EngineReport) -> bool:
+        """Takes the facts of a report. Returns True if the server has got new weights since the last one."""
+        new = report.info.model_digest != self.info.model_digest
+        if new:
+            self.info = msgspec.structs.replace(report.info, pid=None)
+        return new
+
     def lost(self, error: MotetError) -> None:
         """Ends every group, prefill and question under way with `error`, and closes their connections."""
         for group in list(self._groups.values()):

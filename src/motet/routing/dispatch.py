@@ -143,6 +143,11 @@ class Stay:
         self._silent_looks += self._waits
         return self._silent_looks
 
+    def renewed(self, model_digest: str) -> None:
+        """Notes the weights with which the choices go on."""
+        if self._unfinished.model_digest:
+            self._unfinished.model_digest = model_digest
+
     async def evict(self, error: MotetError) -> None:
         """Ends the stream as if it had raised `error`."""
         if self._open and self.evicted is None:

@@ -140,6 +140,18 @@ class Fleet:
                 member.note_facts(member.worker.engine.info)
         self._note_change()
 
+    def note_weights(self, id: str) -> None:
+        """Notes that one worker elsewhere has new weights: its groups go on with these, and only there or at workers
+        that have the same ones."""
+        member = self._members.get(id)
+        if member is None or member.worker is None:
+            return
+        member.note_facts(info := member.worker.engine.info)
+        for group in member.groups:
+            group.renewed(info.model_digest)
+        logger.warning("%s has new weights, version %s", id, info.weight_version)
+        self._note_change()
+
     def present(self, digest: str) -> str:
         """Returns the `model_digest` of the weights with which a group goes on that began with these."""
         return self._renewed.get(digest, digest)

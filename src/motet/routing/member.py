@@ -39,6 +39,10 @@ class Evictable(Protocol):
 
     async def evict(self, error: MotetError) -> None: ...
 
+    def renewed(self, model_digest: str) -> None:
+        """Called when its worker has got new weights, with which it goes on."""
+        ...
+
 
 class Member:
     """A worker, from the first time it was named. Only its `Fleet` changes it, since the fleet must inform others."""

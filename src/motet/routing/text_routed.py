@@ -137,6 +137,9 @@ class RoutedText:
     def look(self) -> int:
         return 0  # its server has a time-out of its own
 
+    def renewed(self, model_digest: str) -> None:
+        """Does nothing: nobody knows the weights of a server that takes texts."""
+
     async def evict(self, error: MotetError) -> None:
         """Called by the fleet when the member leaves, or is lost."""
         self.fail(error)

@@ -116,9 +116,12 @@ class TextGroup:
         begins = [(FIRST_VERSION, 0), *((version, tokens[index]) for version, tokens in self._versions)]
         ends = [*(begin for _, begin in begins[1:]), self.num_tokens[index]]
         for (version, begin), end in zip(begins, ends, strict=True):
-            if end > begin:
+            if end > begin and spans and spans[-1].version == version:
+                spans[-1] = WeightSpan(version, spans[-1].start, end)
+            elif end > begin:
                 spans.append(WeightSpan(version, begin, end))
-        return msgspec.structs.replace(event, weight_versions=tuple(spans))
+        told = () if {span.version for span in spans} <= {FIRST_VERSION} else tuple(spans)
+        return msgspec.structs.replace(event, weight_versions=told)
 
     async def aclose(self) -> None:
         """Ends the group if it is not over. May be called at any time, twice too."""
