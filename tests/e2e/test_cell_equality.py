@@ -105,6 +105,26 @@ def test_completions_of_several_prompts_are_those_of_one_engine(dtype: str, pair
         assert streamed_completions(pair.cell, PROMPTS, n=n, seed=SEED) == expected
 
 
+def test_choices_that_have_begun_go_on_in_a_cell_with_the_same_prompt_moved_once(dtype: str, pair: Pair) -> None:
+    """They are prefilled, moved and replayed like new ones, with allowed tokens and processed log-probabilities too."""
+    sampling = {"seed": 5, "max_tokens": 30, "ignore_eos": True, "logprobs": 2, "logprobs_mode": "processed_logprobs"}
+    sampling |= {"allowed_token_ids": list(range(20, 150)), "temperature": 1.3, "top_p": 0.95}
+    body: dict[str, object] = {"token_ids": list(range(20, 110))}
+
+    def tokens_and_scores(http: httpx.Client, **fields: object) -> list[tuple[list[int], list[object]]]:
+        answer = http.post(http.base_url.join("/inference/v1/generate"), json=body | fields)
+        assert answer.status_code == 200, answer.text
+        return [(choice["token_ids"], choice["logprobs"]["content"]) for choice in answer.json()["choices"]]
+
+    with httpx.Client(base_url=str(pair.single.base_url)) as single:
+        whole = tokens_and_scores(single, sampling_params=sampling | {"n": 3})
+    before = read_figures(pair.http)
+    begun = [{"index": i, "token_ids": whole[i][0][:count]} for i, count in enumerate((0, 9, 29))]
+    rest = tokens_and_scores(pair.http, sampling_params=sampling, choices=begun)
+    assert rest == [(tokens[count:], scores[count:]) for (tokens, scores), count in zip(whole, (0, 9, 29), strict=True)]
+    assert spent(pair, before)[:2] == (1, 1)
+
+
 def test_the_bytes_moved_are_the_prompt_s_whatever_n_is(pair: Pair) -> None:
     block = read_block_size(pair.http)
     for n in (1, 8):

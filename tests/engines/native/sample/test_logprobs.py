@@ -102,6 +102,16 @@ def test_processed_log_probabilities_are_of_the_distribution_that_is_drawn_from(
     assert [one.token_id for one in sampled[::3]] == [one.token_id for one in sampled[1::3]]
 
 
+def test_siblings_of_one_row_beside_a_stranger_have_their_own_ranks() -> None:
+    """As many choices as lanes, and still not one in each: the second sibling was ranked in the stranger's row."""
+    modes = (LogprobsMode.PROCESSED, LogprobsMode.RAW)
+    params = [SamplingParams(max_tokens=9, temperature=2.0, logprobs=0, logprobs_mode=mode) for mode in modes]
+    logits = logits_of(2)
+    rows = [Past(seed).sample_row(0, params[0]) for seed in (1, 2)] + [Past(3).sample_row(1, params[1])]
+    together = Sampler(VOCAB, CPU).sample(logits, rows)
+    assert together == [Sampler(VOCAB, CPU).sample(logits, [row])[0] for row in rows]
+
+
 def test_processed_log_probabilities_know_the_grammar() -> None:
     params = SamplingParams(max_tokens=9, temperature=0.7, logprobs=3, logprobs_mode=LogprobsMode.PROCESSED)
     sampler, bits = Sampler(VOCAB_SIZE, CPU), np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)

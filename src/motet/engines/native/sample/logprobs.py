@@ -44,7 +44,8 @@ def token_logprobs(
         x = scratch.load(logits, list(places))
         place_of_token = uploaded_ids([places[row] for row in some], x.device)
         tokens, beside = token_ids[start : start + scratch.capacity], named[start : start + scratch.capacity]
-        parts.append(score(x, place_of_token, tokens, named=beside, k=k, spare=scratch.beside(x)))
+        one_each = len(places) == len(some)
+        parts.append(score(x, place_of_token, tokens, one_each=one_each, named=beside, k=k, spare=scratch.beside(x)))
     return torch.cat(parts)
 
 
@@ -53,18 +54,19 @@ def score(
     rows: torch.Tensor,
     token_ids: torch.Tensor,
     *,
+    one_each: bool,
     named: torch.Tensor,
     k: int,
     spare: torch.Tensor,
 ) -> torch.Tensor:
     """Scores tokens under `x[rows]`, and returns what `token_logprobs` does; overwrites `x` [lanes, width] float32, and
-    `spare`."""
+    `spare`. `one_each`: `rows` are all rows of `x`, in their order."""
     logprobs = torch.log_softmax(x, -1, out=spare)
     logprob = logprobs[rows, token_ids]
     top_ids = leaders(x, k)
     top_logprobs = logprobs.gather(1, top_ids)
     chosen = x[rows, token_ids].unsqueeze(1)
-    per_token = x if len(rows) == len(x) else x[rows]  # as many as rows: one each, in their order
+    per_token = x if one_each else x[rows]
     rank = 1 + per_token.gt_(chosen).sum(-1, keepdim=True)  # exact, and faster than adding up booleans
     columns = (logprob[:, None], rank, logprobs[rows.unsqueeze(1), named], top_ids[rows], top_logprobs[rows])
     return torch.cat([column.double() for column in columns], dim=1)

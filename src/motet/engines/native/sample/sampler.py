@@ -90,11 +90,11 @@ class Sampler:
         drawn = self._draw(logits, batches, masks=masks, uniform=uploaded(uniform[order], self._device))
         scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
         asked = [rows[order[place]].state.params for place in scored]
-        named = _named(asked)
+        named = _named(asked, self._device)
         scores = drawn.new_empty(0, 2)
         if scored:
             k = max(params.logprobs or 0 for params in asked)
-            wanted = _Wanted(scored, drawn[:, 0].long(), uploaded(named, self._device), min(k, logits.shape[1]))
+            wanted = _Wanted(scored, drawn[:, 0].long(), named, min(k, logits.shape[1]))
             scores = self._score(logits, rows, wanted=wanted, batches=batches, masks=masks)
         token_ids, finite, enough, score_rows = _to_host(drawn, scores)
         logprobs = {
@@ -143,9 +143,18 @@ class Sampler:
             here = [place for place in range(first, first + len(batch.choices)) if place in processed]
             if here:
                 x = self._processed(logits, batch, allowed=allowed)
-                lanes = uploaded_ids([batch.lane_of_choice[place - first] for place in here], self._device)
                 token_ids, named = wanted.at(here)
-                parts.append(score(x, lanes, token_ids, named=named, k=wanted.k, spare=self._scratch.beside(x)))
+                lanes = [batch.lane_of_choice[place - first] for place in here]
+                scored = score(
+                    x,
+                    uploaded_ids(lanes, self._device),
+                    token_ids,
+                    one_each=lanes == list(range(len(x))),
+                    named=named,
+                    k=wanted.k,
+                    spare=self._scratch.beside(x),
+                )
+                parts.append(scored)
                 places = places + here
             first += len(batch.choices)
         back = np.argsort(places)  # the wanted places rise
@@ -250,13 +259,15 @@ def _uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
     return uniforms(seeds, np.array([row.position for row in rows], np.uint64))
 
 
-def _named(asked: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
-    """Returns the `logprob_token_ids` of each choice, padded with token 0, [choices, most of them]."""
-    named = np.zeros((len(asked), max((len(params.logprob_token_ids) for params in asked), default=0)), np.int64)
-    if named.size:
-        for row, params in zip(named, asked, strict=True):
-            row[: len(params.logprob_token_ids)] = params.logprob_token_ids
-    return named
+def _named(asked: Sequence[SamplingParams], device: torch.device) -> torch.Tensor:
+    """Returns the `logprob_token_ids` of each choice, padded with token 0, [choices, most of them] int64."""
+    most = max((len(params.logprob_token_ids) for params in asked), default=0)
+    if most == 0:
+        return torch.empty(len(asked), 0, dtype=torch.int64, device=device)
+    named = np.zeros((len(asked), most), np.int64)
+    for row, params in zip(named, asked, strict=True):
+        row[: len(params.logprob_token_ids)] = params.logprob_token_ids
+    return uploaded(named, device)
 
 
 def _to_host(drawn: torch.Tensor, scores: torch.Tensor) -> tuple[list[int], list[bool], list[bool], list[list[float]]]:
