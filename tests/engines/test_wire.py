@@ -123,7 +123,7 @@ def test_an_error_without_a_class_here_is_an_engine_error_that_names_it() -> Non
 
 
 def test_fields_that_a_newer_version_adds_are_ignored() -> None:
-    delta = ["g", [[0, [5], None, None, "added"]], None, "", "added"]
+    delta = ["g", [[0, [5], None, None, "added"]], None, "", "", "added"]
     payload = msgspec.msgpack.encode(delta)
     read = FrameReader().feed(len(payload).to_bytes(4, "big") + b"\0" + payload)
     assert read == [GroupDelta(RequestId("g"), (ChoiceDelta(0, (5,)),))]
