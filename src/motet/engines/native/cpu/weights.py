@@ -1,5 +1,5 @@
 """Turns a Hugging Face decoder into the structs that the kernels read: a family's traits as numbers, weights in panels
-of 32 columns (`csrc/gemm.h`), in bf16 or int8. Packed weights leave the module, so they are in memory once.
+of 32 columns (`csrc/panel.h`), in bf16, float32 or int8. Packed weights leave the module, so they are in memory once.
 
 int8 is symmetric with one scale for each column, which multiplies the column's sum at the end. Scales for groups of 128
 of a column's numbers would halve the error (docs/log.md), but would have to be applied inside the sum.
@@ -23,6 +23,8 @@ from motet.engines.native.kv.storage import KVStorage
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
 """The kernels' number for each activation, by Hugging Face's names."""
+NUMBERS = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
+"""The kernels' number for each dtype that they compute in."""
 MOST = 127
 """The greatest int8; -128 is not used, so that a column and its negative have the same error."""
 _ALIGNMENT = 64
@@ -34,8 +36,9 @@ def obstacle(
     """Returns why the kernels, if there are any, cannot run a model; None if they can."""
     if kernels is None:
         return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return f"they compute in bfloat16 on the CPU, not in {str(dtype).removeprefix('torch.')} on {device.type}"
+    if device.type != "cpu" or dtype not in NUMBERS:
+        name = str(dtype).removeprefix("torch.")
+        return f"they compute in bfloat16 or float32 on the CPU, not in {name} on {device.type}"
     if (name := activation_of(model.config)) not in ACTIVATIONS:
         return f"they do not know the activation {name!r}"
     config = model.config
@@ -71,7 +74,8 @@ class PackedModel:
         config, body = model.config, model.model
         self._kept: list[torch.Tensor] = []
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        self._packer = Packer(kernels, [(one.out_features, one.in_features) for one in linears], int8=int8)
+        shapes = [(one.out_features, one.in_features) for one in linears]
+        self._packer = Packer(kernels, shapes, dtype=torch.int8 if int8 else storage.keys.dtype)
         self._storage = storage
         self._rotary = body.rotary_emb
         self._positions = torch.arange(max_positions).unsqueeze(0)
@@ -90,6 +94,7 @@ class PackedModel:
             intermediate=config.intermediate_size,
             vocab=self.vocab_size,
             block_size=storage.block_size,
+            numbers=NUMBERS[storage.keys.dtype],
             activation=ACTIVATIONS[activation_of(config)],
             epsilon=config.rms_norm_eps,
             logit_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
@@ -167,31 +172,33 @@ def _empty(module: nn.Module) -> None:
     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
-def _embedding_scale(embedding: nn.Module) -> float:
-    """Returns the factor of Gemma's embeddings, rounded as its authors round it; 1 for other families."""
+def _embedding_scale(embedding: Any) -> float:
+    """Returns the factor of Gemma's embeddings, rounded as its authors round it, to the weights' dtype; 1 for other
+    families."""
     scale = getattr(embedding, "embed_scale", None)
-    return float(scale.to(torch.bfloat16)) if isinstance(scale, torch.Tensor) else 1.0
+    return float(scale.to(embedding.weight.dtype)) if isinstance(scale, torch.Tensor) else 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Panels:
     numbers: torch.Tensor
-    """[panels, depth, 32] bf16 or int8, in the order of `csrc/gemm.h`."""
+    """[panels, depth, 32] bf16, float32 or int8, in the order of `csrc/panel.h`."""
     scales: torch.Tensor | None
-    """[panels * 32] float32; None for bf16."""
+    """[panels * 32] float32; None without int8."""
 
 
 class Packer:
-    """Puts weights of known shapes [columns, depth] into panels that lie side by side in memory."""
+    """Puts weights of known shapes [columns, depth] into panels of `dtype` that lie side by side in memory."""
 
-    def __init__(self, kernels: ctypes.CDLL, shapes: Iterable[tuple[int, int]], *, int8: bool) -> None:
+    def __init__(self, kernels: ctypes.CDLL, shapes: Iterable[tuple[int, int]], *, dtype: torch.dtype) -> None:
         self._kernels = kernels
-        self._dtype = torch.int8 if int8 else torch.bfloat16
+        self._dtype = dtype
         sizes = [num_panels(columns) * c.PANEL * depth * self._dtype.itemsize for columns, depth in shapes]
         self._arena = Arena(sum(sizes), len(sizes))
 
     def pack(self, weight: torch.Tensor, beside: torch.Tensor | None = None) -> Panels:
-        """Packs a bf16 weight, or 16 columns of it and the same 16 of the one `beside` it, in turns."""
+        """Packs a weight, or 16 columns of it and the same 16 of the one `beside` it, in turns. Weights have the dtype
+        of the panels, or are bf16 if that is int8."""
         weight, beside = weight.contiguous(), None if beside is None else beside.contiguous()
         columns, depth = weight.shape
         shape = (num_panels(columns if beside is None else 2 * columns), depth, c.PANEL)
@@ -199,7 +206,7 @@ class Packer:
         int8 = self._dtype == torch.int8
         panels = torch.zeros(shape, dtype=torch.bfloat16) if int8 else numbers
         other = None if beside is None else beside.data_ptr()
-        self._kernels.motet_pack(panels.data_ptr(), weight.data_ptr(), other, columns, depth)
+        self._kernels.motet_pack(NUMBERS[panels.dtype], panels.data_ptr(), weight.data_ptr(), other, columns, depth)
         return Panels(numbers, quantize(panels, numbers) if int8 else None)
 
 
