@@ -71,7 +71,7 @@ class Kernels:
         if (found := c.library()) is None:
             raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
         columns, depth = weights[0].shape
-        packer = Packer(found, [(columns, depth)] * len(weights), int8=int8)
+        packer = Packer(found, [(columns, depth)] * len(weights), dtype=torch.int8 if int8 else torch.bfloat16)
         self._kernels, self._panels = found, [packer.pack(weight) for weight in weights]
         self._linears = [
             c.PackedLinear(

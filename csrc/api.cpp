@@ -4,6 +4,30 @@
 
 using namespace motet;
 
+namespace {
+
+// Packs weight [columns][depth] into panels. With `other`: 16 columns of `weight`, the same 16 of `other`, and so on.
+template <class Number>
+void pack_weights(void* panels, const void* weight, const void* other, int columns, int depth) {
+  for (int half = 0; half * kLanes < columns; ++half) {
+    const auto pack = [&](const void* from, int place) {
+      Number* to = static_cast<Number*>(panels) + place / 2 * panel_size(depth) + place % 2 * kRegister<Number>;
+      pack_columns(to, depth, [&](int i) {
+        const int column = half * kLanes + i;
+        return column < columns ? static_cast<const Number*>(from) + std::size_t(column) * depth : nullptr;
+      });
+    };
+    if (other) {
+      pack(weight, 2 * half);
+      pack(other, 2 * half + 1);
+    } else {
+      pack(weight, half);
+    }
+  }
+}
+
+}  // namespace
+
 #define MOTET_EXPORT __attribute__((visibility("default")))
 
 extern "C" {
@@ -21,31 +45,22 @@ MOTET_EXPORT void motet_sizes(std::int32_t sizes[6]) {
   sizes[5] = sizeof(Span);
 }
 
-// Packs weight [columns][depth] into panels. With `other`: 16 columns of `weight`, the same 16 of `other`, and so on.
-MOTET_EXPORT void motet_pack(bf16* panels, const bf16* weight, const bf16* other, std::int32_t columns,
-                             std::int32_t depth) {
-  for (int half = 0; half * kLanes < columns; ++half) {
-    const auto pack = [&](const bf16* from, int place) {
-      bf16* to = panels + place / 2 * panel_size(depth) + place % 2 * kPanel;
-      pack_columns(to, depth, [&](int i) {
-        const int column = half * kLanes + i;
-        return column < columns ? from + std::size_t(column) * depth : nullptr;
-      });
-    };
-    if (other) {
-      pack(weight, 2 * half);
-      pack(other, 2 * half + 1);
-    } else {
-      pack(weight, half);
-    }
-  }
+// Packs a weight, and `other` in turns with it, if that is not null. All are of one type of `Numbers`.
+MOTET_EXPORT void motet_pack(std::int32_t numbers, void* panels, const void* weight, const void* other,
+                             std::int32_t columns, std::int32_t depth) {
+  if (numbers == kFloat32)
+    pack_weights<float>(panels, weight, other, columns, depth);
+  else
+    pack_weights<bf16>(panels, weight, other, columns, depth);
 }
 
-MOTET_EXPORT void* motet_open(const Model* model, std::int32_t num_threads) { return new Forward(*model, num_threads); }
+MOTET_EXPORT void* motet_open(const Model* model, std::int32_t num_threads) {
+  return Forward::of(*model, num_threads).release();
+}
 MOTET_EXPORT void motet_run(void* forward, const Batch* batch) { static_cast<Forward*>(forward)->run(*batch); }
 
 // Computes a single product, for tests and measurements.
-MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const bf16* input, std::int32_t rows,
+MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const void* input, std::int32_t rows,
                                  float* output) {
   static_cast<Forward*>(forward)->multiply(*linear, input, rows, output);
 }

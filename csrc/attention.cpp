@@ -21,7 +21,8 @@ struct Weighed {
 };
 
 // Writes weights 2^(score - best) for scores [begin, end), zeros elsewhere up to `width`. Returns best and their sum.
-Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights) {
+template <class Number>
+Weighed weigh(const float* scores, int begin, int end, int width, Number* weights) {
   const auto seen = [&](int at) {
     return begin <= at && at + kLanes <= end ? lanes(0, kLanes) : lanes(begin - at, end - at);
   };
@@ -32,7 +33,7 @@ Weighed weigh(const float* scores, int begin, int end, int width, bf16* weights)
   for (int at = 0; at < width; at += kLanes) {
     const Floats weight = choose(seen(at), exp2_of_negative(load(scores + at) - all(top)), all(0.0f));
     mass = mass + weight;
-    store_bf16(weights + at, weight);
+    store(weights + at, weight);
   }
   return {top, sum(mass)};
 }
@@ -66,15 +67,21 @@ struct Seen {
 }  // namespace
 
 // Reads stretches for one task.
+template <class Number>
 class Reader {
  public:
-  Reader(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, const Attention::Task& task,
-         Attention::Workspace& space)
+  using Task = typename Attention<Number>::Task;
+  using Workspace = typename Attention<Number>::Workspace;
+
+  Reader(const Model& model, const Layer& layer, const Batch& batch, const Number* queries, const Task& task,
+         Workspace& space)
       : model_(model),
         layer_(layer),
         batch_(batch),
         task_(task),
         space_(space),
+        keys_(static_cast<const Number*>(layer.keys)),
+        values_(static_cast<const Number*>(layer.values)),
         queries_(queries + std::size_t(task.kv_head) * batch.num_rows * group_size(model) * model.head_dim) {}
 
   // Reads one stretch of the trunk for all rows of the task, and writes their states to `states`, one after the other.
@@ -131,9 +138,9 @@ class Reader {
       return;
     }
     const int panels = panels_of(visible), width = panels * kPanel;
-    const bf16* lines = queries_ + (std::size_t(row_begin) * group + line) * dim;
+    const Number* lines = queries_ + (std::size_t(row_begin) * group + line) * dim;
     float* scores = space_.scores.data();
-    bf16* weights = space_.weights.data();
+    Number* weights = space_.weights.data();
     product(count, lines, dim, space_.keys.data(), panel_size(dim), panels, dim, nullptr,
             [&](int row, int panel, Floats left, Floats right) {
               float* to = scores + row * kStretch + panel * kPanel;
@@ -166,24 +173,31 @@ class Reader {
   void pack(int table, int begin, int end) {
     const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
     const std::size_t* offsets = locate(table, begin, end);
-    const auto row = [&](const bf16* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
+    const auto row = [&](const Number* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
     for (int key = 0; key < columns; key += kLanes) {
       for (int next = key + kLanes; next < std::min(key + 2 * kLanes, end - begin); ++next)
-        for (int at = 0; at < dim; at += kPanel) {  // fetch the next keys while these are packed
-          _mm_prefetch((const char*)(layer_.keys + offsets[next] + at), _MM_HINT_T0);
-          _mm_prefetch((const char*)(layer_.values + offsets[next] + at), _MM_HINT_T0);
+        for (int at = 0; at < dim; at += 64 / sizeof(Number)) {  // fetch the next keys while these are packed
+          _mm_prefetch((const char*)(keys_ + offsets[next] + at), _MM_HINT_T0);
+          _mm_prefetch((const char*)(values_ + offsets[next] + at), _MM_HINT_T0);
         }
-      pack_columns(space_.keys.data() + key / kPanel * panel_size(dim) + key % kPanel * 2, dim,
-                   [&](int i) { return row(layer_.keys, key + i); });
-      for (int even = key; even < key + kLanes; even += 2)
-        pack_values(even, row(layer_.values, even), row(layer_.values, even + 1));
+      pack_columns(space_.keys.data() + key / kPanel * panel_size(dim) + key % kPanel * kDeep<Number>,
+                   dim, [&](int i) { return row(keys_, key + i); });
+      for (int first = key; first < key + kLanes; first += kDeep<Number>)
+        pack_values(first, [&](int i) { return row(values_, first + i); });
     }
   }
 
-  void pack_values(int key, const bf16* even, const bf16* odd) {
-    for (int at = 0; at < model_.head_dim; at += kPanel)
-      pack_pair(space_.values.data() + at / kPanel * panel_size(kStretch) + std::size_t(key) * kPanel,
-                even ? even + at : kZeros, odd ? odd + at : kZeros);
+  // Packs the values of one slice of keys. row(i) returns a pointer, or null for zeros.
+  template <class Row>
+  void pack_values(int key, Row row) {
+    for (int at = 0; at < model_.head_dim; at += kPanel) {
+      const Number* rows[kDeep<Number>];
+      for (int i = 0; i < kDeep<Number>; ++i) {
+        const Number* from = row(i);
+        rows[i] = from ? from + at : kZeros<Number>;
+      }
+      pack_slice(space_.values.data() + at / kPanel * panel_size(kStretch) + std::size_t(key) * kPanel, rows);
+    }
   }
 
   // Returns the offsets of the rows of keys [begin, end) in the pools.
@@ -203,12 +217,14 @@ class Reader {
   const Model& model_;
   const Layer& layer_;
   const Batch& batch_;
-  const Attention::Task& task_;
-  Attention::Workspace& space_;
-  const bf16* queries_;  // of the task's key head
+  const Task& task_;
+  Workspace& space_;
+  const Number *keys_, *values_;  // the layer's pools
+  const Number* queries_;         // of the task's key head
 };
 
-void Attention::prepare(const Model& model, const Batch& batch, int num_threads) {
+template <class Number>
+void Attention<Number>::prepare(const Model& model, const Batch& batch, int num_threads) {
   trunk_tasks_.clear();
   row_tasks_.clear();
   trunk_states_.clear();
@@ -228,7 +244,8 @@ void Attention::prepare(const Model& model, const Batch& batch, int num_threads)
 
 // Cuts the rows of a span into tiles. If these are too few to keep all threads busy, as in a group that is being
 // written, the stretches of its trunk are tasks of their own; their states are merged afterwards, in the same order.
-void Attention::cut(const Model& model, const Span& span, int num_threads) {
+template <class Number>
+void Attention<Number>::cut(const Model& model, const Span& span, int num_threads) {
   const int rows = span.row_end - span.row_begin, enough = 4 * num_threads;
   const auto tiles = [&](std::vector<Task>& tasks, int height, int stretch, std::size_t states) {
     for (int row = span.row_begin; row < span.row_end; row += height)
@@ -251,7 +268,8 @@ void Attention::cut(const Model& model, const Span& span, int num_threads) {
 }
 
 // Returns the place of the state of a row's first line over one stretch of the trunk. Those of the next rows follow.
-float* Attention::shared_state(const Model& model, const Task& task, int stretch, int row) {
+template <class Number>
+float* Attention<Number>::shared_state(const Model& model, const Task& task, int stretch, int row) {
   const Span& span = *task.span;
   const int rows = span.row_end - span.row_begin;
   const std::size_t place = (std::size_t(task.kv_head) * stretches_of(span.trunk_keys) + stretch) * rows;
@@ -259,11 +277,12 @@ float* Attention::shared_state(const Model& model, const Task& task, int stretch
          (place + row - span.row_begin) * group_size(model) * state_size(model);
 }
 
-void Attention::run(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, bf16* output,
-                    Team& team) {
+template <class Number>
+void Attention<Number>::run(const Model& model, const Layer& layer, const Batch& batch, const Number* queries,
+                            Number* output, Team& team) {
   team.share(int(trunk_tasks_.size()), [&](int i, int thread) {
     const Task& task = trunk_tasks_[i];
-    Reader(model, layer, batch, queries, task, workspaces_[thread])
+    Reader<Number>(model, layer, batch, queries, task, workspaces_[thread])
         .trunk(task.stretch, shared_state(model, task, task.stretch, task.row_begin));
   });
   team.share(int(row_tasks_.size()), [&](int i, int thread) {
@@ -272,12 +291,13 @@ void Attention::run(const Model& model, const Layer& layer, const Batch& batch, 
 }
 
 // Reads all keys that the rows of a task see, and writes the rows' output.
-void Attention::finish(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries,
-                       const Task& task, Workspace& space, bf16* output) {
+template <class Number>
+void Attention<Number>::finish(const Model& model, const Layer& layer, const Batch& batch, const Number* queries,
+                               const Task& task, Workspace& space, Number* output) {
   const int group = group_size(model), dim = model.head_dim, size = state_size(model);
   const int rows = task.row_end - task.row_begin;
   const Span& span = *task.span;
-  Reader reader(model, layer, batch, queries, task, space);
+  Reader<Number> reader(model, layer, batch, queries, task, space);
   float* total = space.total.data();
   for (int line = 0; line < rows * group; ++line) total[line * size + dim] = -kInfinity;
   for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
@@ -298,8 +318,11 @@ void Attention::finish(const Model& model, const Layer& layer, const Batch& batc
     const float* state = total + line * size;
     const Floats mass = all(state[dim + 1]);  // 0 only if no score was a number: the row becomes NaN
     for (int at = 0; at < dim; at += kLanes)
-      store_bf16(output + (row * model.heads + head) * dim + at, load(state + at) / mass);
+      store(output + (row * model.heads + head) * dim + at, load(state + at) / mass);
   }
 }
+
+template class Attention<bf16>;
+template class Attention<float>;
 
 }  // namespace motet

@@ -16,16 +16,21 @@ namespace motet {
 constexpr int kStretch = 256;
 constexpr int kMaxLines = 96;  // a line is one query head of one row
 
+template <class Number>
+class Reader;
+
+template <class Number>
 class Attention {
  public:
   // Cuts a step into tasks. Must be called before the first layer.
   void prepare(const Model& model, const Batch& batch, int num_threads);
 
   // queries [kv_heads][rows][heads / kv_heads][head_dim] -> output [rows][heads * head_dim]
-  void run(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, bf16* output, Team& team);
+  void run(const Model& model, const Layer& layer, const Batch& batch, const Number* queries, Number* output,
+           Team& team);
 
  private:
-  friend class Reader;
+  friend class Reader<Number>;
 
   // Some rows of a span, for one key head.
   struct Task {
@@ -38,14 +43,14 @@ class Attention {
 
   struct Workspace {
     std::vector<std::size_t> offsets;  // offsets of a stretch's rows in the pools
-    std::vector<bf16> keys, values;    // the stretch, packed
+    std::vector<Number> keys, values;  // the stretch, packed
     std::vector<float> scores;         // [kMaxRows][kStretch]
-    std::vector<bf16> weights;         // [kMaxRows][kStretch]: factors of the values
+    std::vector<Number> weights;       // [kMaxRows][kStretch]: factors of the values
     std::vector<float> fresh, total;   // states of kMaxLines lines
   };
 
-  void finish(const Model& model, const Layer& layer, const Batch& batch, const bf16* queries, const Task& task,
-              Workspace& space, bf16* output);
+  void finish(const Model& model, const Layer& layer, const Batch& batch, const Number* queries, const Task& task,
+              Workspace& space, Number* output);
   void cut(const Model& model, const Span& span, int num_threads);
   float* shared_state(const Model& model, const Task& task, int stretch, int row);
 

@@ -1,9 +1,13 @@
 #include "forward.h"
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
+#include "attention.h"
 #include "gemm.h"
 #include "rows.h"
+#include "team.h"
 
 namespace motet {
 namespace {
@@ -35,15 +39,48 @@ int strip_of(int panels, int threads) {
 template <class Weight>
 void unpack_column(const Weight* panels, int column, int depth, float scale, float* to) {
   const Weight* from = panels + column / kPanel * panel_size(depth) + place_of<Weight>(column % kPanel);
-  for (int at = 0; at < depth; at += 2, from += kPair) {
-    to[at] = to_float(from[0]) * scale;
-    to[at + 1] = to_float(from[1]) * scale;
-  }
+  for (int at = 0; at < depth; at += kDeep<Weight>, from += kSlice<Weight>)
+    for (int i = 0; i < kDeep<Weight>; ++i) to[at + i] = to_float(from[i]) * scale;
 }
 
-}  // namespace
+template <class Number>
+class ForwardIn final : public Forward {
+ public:
+  ForwardIn(const Model& model, int num_threads) : model_(model), team_(num_threads) {}
 
-void Forward::run(const Batch& batch) {
+  void run(const Batch& batch) override;
+  void multiply(const Linear& linear, const void* input, int rows, float* output) override;
+
+ private:
+  void prepare(const Batch& batch);
+  void prepare_sums(std::size_t rows);
+  void embed(const Batch& batch);
+  void attend(const Layer& layer, const Batch& batch);
+  void place(const Layer& layer, const Batch& batch, int row, bool last);
+  void feed_forward(const Layer& layer, const Batch& batch);
+  void add(const Linear& linear, const float* post_norm, const Number* input, int rows);
+  void head(const Batch& batch);
+  void norm(const float* weights, int rows);
+  template <class Work>
+  void each_row(int rows, Work work);
+  template <class Work>
+  void with_panels(const Linear& linear, Work work);
+  template <class Done>
+  void product_of(const Linear& linear, const Number* input, int rows, Done done);
+
+  const Model& model_;
+  Team team_;
+  Attention<Number> attention_;
+  std::vector<float> residual_;            // [rows][hidden]
+  std::vector<float> projected_;           // [rows][columns of qkv, or hidden]
+  std::vector<Number> input_;              // [rows][hidden, or all queries]: input of the next product
+  std::vector<Number> gated_;              // [rows][intermediate]
+  std::vector<Number> queries_;            // see Attention::run
+  std::vector<std::vector<float>> sums_;   // for each thread, sums of products with a great depth
+};
+
+template <class Number>
+void ForwardIn<Number>::run(const Batch& batch) {
   prepare(batch);
   embed(batch);
   for (int i = 0; i < model_.num_layers; ++i) {
@@ -53,7 +90,8 @@ void Forward::run(const Batch& batch) {
   head(batch);
 }
 
-void Forward::prepare(const Batch& batch) {
+template <class Number>
+void ForwardIn<Number>::prepare(const Batch& batch) {
   const std::size_t rows = batch.num_rows, most = std::max(batch.num_rows, batch.num_logits);
   const int query_size = model_.heads * model_.head_dim;
   grow(residual_, rows * model_.hidden);
@@ -65,34 +103,36 @@ void Forward::prepare(const Batch& batch) {
   attention_.prepare(model_, batch, team_.size());
 }
 
-void Forward::prepare_sums(std::size_t rows) {
+template <class Number>
+void ForwardIn<Number>::prepare_sums(std::size_t rows) {
   sums_.resize(team_.size());
   for (auto& sums : sums_) grow(sums, rows * kMaxStrip * kPanel);
 }
 
-void Forward::embed(const Batch& batch) {
+template <class Number>
+void ForwardIn<Number>::embed(const Batch& batch) {
   const int hidden = model_.hidden;
   const Floats scale = all(model_.embedding_scale);
   each_row(batch.num_rows, [&](std::size_t row) {
     float* to = residual_.data() + row * hidden;
     const std::size_t token = batch.tokens[row];
     if (model_.embedding) {
-      const bf16* from = model_.embedding + token * hidden;
-      for (int at = 0; at < hidden; at += kLanes) store(to + at, load_bf16(from + at) * scale);
+      const Number* from = static_cast<const Number*>(model_.embedding) + token * hidden;
+      for (int at = 0; at < hidden; at += kLanes) store(to + at, load(from + at) * scale);
       return;
     }
-    if (const float* scales = model_.head.scales)
-      unpack_column(static_cast<const std::int8_t*>(model_.head.panels), token, hidden,
-                    scales[token] * model_.embedding_scale, to);
-    else
-      unpack_column(static_cast<const bf16*>(model_.head.panels), token, hidden, model_.embedding_scale, to);
+    const float unit = model_.head.scales ? model_.head.scales[token] : 1.0f;
+    with_panels(model_.head, [&](const auto* panels) {
+      unpack_column(panels, token, hidden, unit * model_.embedding_scale, to);
+    });
   });
 }
 
-void Forward::attend(const Layer& layer, const Batch& batch) {
+template <class Number>
+void ForwardIn<Number>::attend(const Layer& layer, const Batch& batch) {
   const int columns = layer.qkv.columns;
   norm(layer.attention_norm, batch.num_rows);
-  multiply(layer.qkv, input_.data(), batch.num_rows, [&](int row, int column, Floats left, Floats right) {
+  product_of(layer.qkv, input_.data(), batch.num_rows, [&](int row, int column, Floats left, Floats right) {
     float* to = projected_.data() + std::size_t(row) * columns + column;
     store(to, left);
     store(to + kLanes, right);
@@ -104,7 +144,8 @@ void Forward::attend(const Layer& layer, const Batch& batch) {
 }
 
 // Turns a row's query and key heads by its position. Writes queries to `queries_`, keys and values to the cache.
-void Forward::place(const Layer& layer, const Batch& batch, int row, bool last) {
+template <class Number>
+void ForwardIn<Number>::place(const Layer& layer, const Batch& batch, int row, bool last) {
   const int dim = model_.head_dim, heads = model_.heads, kv_heads = model_.kv_heads, group = heads / kv_heads;
   float* x = projected_.data() + std::size_t(row) * layer.qkv.columns;
   const std::size_t position = batch.positions[row], slot = batch.slots[row];
@@ -112,36 +153,40 @@ void Forward::place(const Layer& layer, const Batch& batch, int row, bool last) 
   for (int head = 0; head < heads + kv_heads; ++head) {
     float* here = x + head * dim;
     const bool query = head < heads;
-    if (const float* weights = query ? layer.query_norm : layer.key_norm) rms_norm(here, weights, dim, model_.epsilon);
+    const float* weights = query ? layer.query_norm : layer.key_norm;
+    if (weights) rms_norm(here, weights, dim, model_.epsilon, here);
     turn(here, cosines, sines, dim);
     if (query) {
-      bf16* to = queries_.data() + ((std::size_t(head / group) * batch.num_rows + row) * group + head % group) * dim;
-      for (int at = 0; at < dim; at += kLanes) store_bf16(to + at, load(here + at));
+      Number* to = queries_.data() + ((std::size_t(head / group) * batch.num_rows + row) * group + head % group) * dim;
+      for (int at = 0; at < dim; at += kLanes) store(to + at, load(here + at));
     } else {
-      store_sound(layer.keys + (slot * kv_heads + head - heads) * dim, here, dim, kKeyLimit);
+      store_sound(static_cast<Number*>(layer.keys) + (slot * kv_heads + head - heads) * dim, here, dim, kKeyLimit);
     }
   }
   const float* values = x + (heads + kv_heads) * dim;
-  const bool sound = store_sound(layer.values + slot * kv_heads * dim, values, kv_heads * dim, kValueLimit);
+  Number* to = static_cast<Number*>(layer.values) + slot * kv_heads * dim;
+  const bool sound = store_sound(to, values, kv_heads * dim, kValueLimit);
   if (last) batch.sick[row] = !sound;
 }
 
-void Forward::feed_forward(const Layer& layer, const Batch& batch) {
+template <class Number>
+void ForwardIn<Number>::feed_forward(const Layer& layer, const Batch& batch) {
   const int width = model_.intermediate;
   const bool gelu = model_.activation == kGeluTanh;
   norm(layer.mlp_norm, batch.num_rows);
-  multiply(layer.gate_up, input_.data(), batch.num_rows, [&](int row, int column, Floats gate, Floats up) {
-    store_bf16(gated_.data() + std::size_t(row) * width + column / 2,
+  product_of(layer.gate_up, input_.data(), batch.num_rows, [&](int row, int column, Floats gate, Floats up) {
+    store(gated_.data() + std::size_t(row) * width + column / 2,
                (gelu ? gelu_tanh(gate) : silu(gate)) * up);
   });
   add(layer.down, layer.mlp_post_norm, gated_.data(), batch.num_rows);
 }
 
 // Adds a product, or its norm, to the residual.
-void Forward::add(const Linear& linear, const float* post_norm, const bf16* input, int rows) {
+template <class Number>
+void ForwardIn<Number>::add(const Linear& linear, const float* post_norm, const Number* input, int rows) {
   const int hidden = model_.hidden;
   float* target = post_norm ? projected_.data() : residual_.data();
-  multiply(linear, input, rows, [&](int row, int column, Floats left, Floats right) {
+  product_of(linear, input, rows, [&](int row, int column, Floats left, Floats right) {
     float* to = target + std::size_t(row) * hidden + column;
     if (!post_norm) {
       left = left + load(to);
@@ -152,11 +197,12 @@ void Forward::add(const Linear& linear, const float* post_norm, const bf16* inpu
   });
   if (!post_norm) return;
   each_row(rows, [&](std::size_t row) {
-    rms_norm(projected_.data() + row * hidden, post_norm, hidden, model_.epsilon, residual_.data() + row * hidden);
+    add_rms_norm(projected_.data() + row * hidden, post_norm, hidden, model_.epsilon, residual_.data() + row * hidden);
   });
 }
 
-void Forward::head(const Batch& batch) {
+template <class Number>
+void ForwardIn<Number>::head(const Batch& batch) {
   if (batch.num_logits == 0) return;  // a chunk of a prompt that is not the last
   const int hidden = model_.hidden;
   each_row(batch.num_logits, [&](std::size_t i) {
@@ -164,7 +210,7 @@ void Forward::head(const Batch& batch) {
              input_.data() + i * hidden);
   });
   const Floats cap = all(model_.logit_softcap);
-  multiply(model_.head, input_.data(), batch.num_logits, [&](int row, int column, Floats left, Floats right) {
+  product_of(model_.head, input_.data(), batch.num_logits, [&](int row, int column, Floats left, Floats right) {
     if (model_.logit_softcap != 0) {
       left = tanh(left / cap) * cap;
       right = tanh(right / cap) * cap;
@@ -176,23 +222,26 @@ void Forward::head(const Batch& batch) {
 }
 
 // Norms the residual's rows, as the input of a product.
-void Forward::norm(const float* weights, int rows) {
+template <class Number>
+void ForwardIn<Number>::norm(const float* weights, int rows) {
   const int hidden = model_.hidden;
   each_row(rows, [&](std::size_t row) {
     rms_norm(residual_.data() + row * hidden, weights, hidden, model_.epsilon, input_.data() + row * hidden);
   });
 }
 
+template <class Number>
 template <class Work>
-void Forward::each_row(int rows, Work work) {
+void ForwardIn<Number>::each_row(int rows, Work work) {
   team_.share((rows + kFewRows - 1) / kFewRows, [&](int piece, int) {
     for (int row = piece * kFewRows; row < std::min(rows, (piece + 1) * kFewRows); ++row) work(row);
   });
 }
 
-void Forward::multiply(const Linear& linear, const bf16* input, int rows, float* output) {
+template <class Number>
+void ForwardIn<Number>::multiply(const Linear& linear, const void* input, int rows, float* output) {
   prepare_sums(rows);
-  multiply(linear, input, rows, [&](int row, int column, Floats left, Floats right) {
+  product_of(linear, static_cast<const Number*>(input), rows, [&](int row, int column, Floats left, Floats right) {
     float* to = output + std::size_t(row) * linear.columns + column;
     store(to, left);
     store(to + kLanes, right);
@@ -200,8 +249,9 @@ void Forward::multiply(const Linear& linear, const bf16* input, int rows, float*
 }
 
 // Computes a product, and calls done(row, column, 16 results, the next 16) for every 32 columns of a row.
+template <class Number>
 template <class Done>
-void Forward::multiply(const Linear& linear, const bf16* input, int rows, Done done) {
+void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, int rows, Done done) {
   const int panels = panels_of(linear.columns), depth = linear.depth;
   const int strip = strip_of(panels, team_.size());
   const auto scaled = [&](Floats sum, int column) {
@@ -211,7 +261,7 @@ void Forward::multiply(const Linear& linear, const bf16* input, int rows, Done d
     }
     return linear.bias ? sum + bias : sum;
   };
-  const auto share = [&](const auto* weights) {
+  with_panels(linear, [&](const auto* weights) {
     team_.share((panels + strip - 1) / strip, [&](int piece, int thread) {
       const int begin = piece * strip, count = std::min(strip, panels - begin);
       product(rows, input, depth, weights + begin * panel_size(depth), panel_size(depth), count, depth,
@@ -220,11 +270,23 @@ void Forward::multiply(const Linear& linear, const bf16* input, int rows, Done d
                 done(row, column, scaled(left, column), scaled(right, column + kLanes));
               });
     });
-  };
-  if (linear.scales)
-    share(static_cast<const std::int8_t*>(linear.panels));
-  else
-    share(static_cast<const bf16*>(linear.panels));
+  });
+}
+
+// Calls `work` with a product's packed weights as what they are.
+template <class Number>
+template <class Work>
+void ForwardIn<Number>::with_panels(const Linear& linear, Work work) {
+  if constexpr (std::is_same_v<Number, bf16>)
+    if (linear.scales) return work(static_cast<const std::int8_t*>(linear.panels));
+  work(static_cast<const Number*>(linear.panels));
+}
+
+}  // namespace
+
+std::unique_ptr<Forward> Forward::of(const Model& model, int num_threads) {
+  if (model.numbers == kFloat32) return std::make_unique<ForwardIn<float>>(model, num_threads);
+  return std::make_unique<ForwardIn<bf16>>(model, num_threads);
 }
 
 }  // namespace motet

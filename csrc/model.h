@@ -1,7 +1,8 @@
 // The caller's inputs: a model and a step's batch, as plain structs of pointers. The native engine's `cpu/library.py`
 // mirrors them.
 //
-// All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32.
+// All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32. A model computes in one
+// type of number, which its weights, keys and values have: bf16 or float32.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace motet {
 
 // y = x * weight^T + bias, the weight in panels (see gemm.h).
 struct Linear {
-  const void* panels;   // bf16, or int8 if there are scales
+  const void* panels;   // the model's numbers, or int8 if there are scales
   const float* scales;  // [columns] or null: the unit of each column's int8 weights
   const float* bias;    // [columns] or null
   std::int32_t columns;
@@ -32,23 +33,25 @@ struct Layer {
   const float* key_norm;    // [head_dim] or null: norm of every key head, before it is turned
   const float* cosines;  // [positions][head_dim / 2]
   const float* sines;
-  bf16* keys;    // [slots][kv_heads][head_dim]
-  bf16* values;
+  void* keys;    // [slots][kv_heads][head_dim]
+  void* values;
   std::int32_t window;  // number of keys that a query sees, its own included; 0: no limit
   float score_scale;
   float score_softcap;  // 0: none
 };
 
+enum Numbers : std::int32_t { kBf16 = 0, kFloat32 = 1 };
 enum Activation : std::int32_t { kSilu = 0, kGeluTanh = 1 };
 
 struct Model {
   std::int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size;
+  std::int32_t numbers;   // type of weights, keys, values and inputs of products
   std::int32_t activation;
   float epsilon;          // added to the mean square in norms
   float logit_softcap;    // 0: none
   float embedding_scale;
   const Layer* layers;
-  const bf16* embedding;  // [vocab][hidden], or null: the head's weights
+  const void* embedding;  // [vocab][hidden], or null: the head's weights
   Linear head;
   const float* final_norm;
 };

@@ -1,23 +1,29 @@
-// Puts rows of bf16 into the panels that gemm.h multiplies.
+// Puts rows of bf16 or float32 into the panels that gemm.h multiplies.
 #pragma once
 
 #include "turn.h"  // from avx512 or avx2
 
 namespace motet {
 
-constexpr bf16 kZeros[2 * kLanes] = {};
+template <class Number>
+constexpr Number kZeros[kPanel] = {};
 
-// Writes 16 columns of a panel, [depth / 2][16][2] at stride 32 pairs, from 16 rows of `depth` (a multiple of 32).
-// row(i) returns a pointer, or null for a row of zeros.
-template <class Row>
-inline void pack_columns(bf16* to, int depth, Row row) {
-  for (int begin = 0; begin < depth; begin += 2 * kLanes) {
-    const bf16* rows[kLanes];
+// Writes one slice of a panel: 32 columns that lie side by side in the row.
+inline void pack_slice(float* to, const float* const rows[1]) {
+  for (int at = 0; at < kPanel; at += kLanes) store(to + at, load(rows[0] + at));
+}
+
+// Writes 16 columns of a panel, [depth / kDeep][16][kDeep] at a stride of a slice, from 16 rows of `depth` (a multiple
+// of 32). row(i) returns a pointer, or null for a row of zeros.
+template <class Number, class Row>
+inline void pack_columns(Number* to, int depth, Row row) {
+  for (int begin = 0; begin < depth; begin += kRegister<Number>) {
+    const Number* rows[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const bf16* from = row(i);
-      rows[i] = from ? from + begin : kZeros;
+      const Number* from = row(i);
+      rows[i] = from ? from + begin : kZeros<Number>;
     }
-    pack_block(to + std::size_t(begin / 2) * kPair, rows);
+    pack_block(to + panel_size(begin), rows);
   }
 }
 

@@ -1,14 +1,16 @@
-// The layout of a matrix product's weights in memory: panels of 32 columns. In a panel, pairs of depth follow each
-// other:
+// The layout of a matrix product's weights in memory: panels of 32 columns. In a panel, slices of depth follow each
+// other. A slice is a pair of bf16 numbers of each column, or one float32:
 //
-//     panel[pair][column / 16][column % 16][2]        128 bytes a pair
+//     panel[slice][column / 16][column % 16][2]       128 bytes a slice, bf16
+//     panel[slice][column / 16][column % 16]          128 bytes a slice, float32
 //
-// B may be int8 numbers, with a scale for every column: the two of a column, then the two of the column 16 further on.
+// Beside bf16, B may be int8 numbers, with a scale for every column: the pair of a column, then the pair of the column
+// 16 further on.
 //
-//     panel[pair][column % 16][column / 16][2]        64 bytes a pair
+//     panel[slice][column % 16][column / 16][2]       64 bytes a slice, int8
 //
-// In registers they become floats (or bf16) that are 2^24 times as large, which is exact. So one kernel multiplies both
-// kinds.
+// In registers int8 numbers become floats (or bf16) that are 2^24 times as large, which is exact. So one kernel
+// multiplies both kinds.
 #pragma once
 
 #include "vectors.h"
@@ -16,22 +18,28 @@
 namespace motet {
 
 constexpr int kPanel = 32;
-constexpr int kPair = 2 * kPanel;      // numbers in a pair of a panel
 constexpr float kInt8Unit = 0x1p-24f;  // factor for sums over int8 numbers
+
+template <class Number>
+constexpr int kDeep = sizeof(Number) < sizeof(float) ? 2 : 1;  // numbers of a column in a slice
+template <class Number>
+constexpr int kSlice = kDeep<Number> * kPanel;  // numbers in a slice
+template <class Number>
+constexpr int kRegister = kDeep<Number> * kLanes;  // numbers of 16 columns in a slice
 
 inline int panels_of(int columns) { return (columns + kPanel - 1) / kPanel; }
 inline std::size_t panel_size(int depth) { return std::size_t(depth) * kPanel; }  // in numbers
 
-// Returns the place of a column's two numbers in a pair of a panel.
+// Returns the place of a column's first number in a slice.
 template <class Weight>
 constexpr int place_of(int column) {
-  return sizeof(Weight) == sizeof(bf16) ? 2 * column : column % kLanes * 4 + column / kLanes * 2;
+  return sizeof(Weight) == 1 ? column % kLanes * 4 + column / kLanes * 2 : kDeep<Weight> * column;
 }
 
-// Prefetches the pair that lies `ahead` numbers after `from`, while the pair at `from` is multiplied.
+// Prefetches the slice that lies `ahead` numbers after `from`, while the slice at `from` is multiplied.
 template <class Weight>
-inline void fetch_pair(const Weight* from, std::size_t ahead) {
-  for (std::size_t byte = 0; byte < kPair * sizeof(Weight); byte += 64)
+inline void fetch_slice(const Weight* from, std::size_t ahead) {
+  for (std::size_t byte = 0; byte < kSlice<Weight> * sizeof(Weight); byte += 64)
     _mm_prefetch((const char*)(from + ahead) + byte, _MM_HINT_T1);
 }
 

@@ -16,17 +16,19 @@ inline Floats rms_factor(const float* x, int size, float epsilon) {
   return all(1.0f) / sqrt(all(mean + epsilon));
 }
 
-inline void rms_norm(const float* x, const float* weights, int size, float epsilon, bf16* to) {
+// Writes the norm of a row `to` a row, which may be `x` itself.
+template <class Number>
+inline void rms_norm(const float* x, const float* weights, int size, float epsilon, Number* to) {
   const Floats factor = rms_factor(x, size, epsilon);
-  for (int at = 0; at < size; at += kLanes) store_bf16(to + at, load(x + at) * factor * load(weights + at));
+  for (int at = 0; at < size; at += kLanes) store(to + at, load(x + at) * factor * load(weights + at));
 }
 
-// Norms a row of float32 in place or, if there is a `sum`, adds the result to that.
-inline void rms_norm(float* x, const float* weights, int size, float epsilon, float* sum = nullptr) {
+// Adds the norm of a row to `sum`.
+inline void add_rms_norm(const float* x, const float* weights, int size, float epsilon, float* sum) {
   const Floats factor = rms_factor(x, size, epsilon);
   for (int at = 0; at < size; at += kLanes) {
     const Floats y = load(x + at) * factor * load(weights + at);
-    store(sum ? sum + at : x + at, sum ? load(sum + at) + y : y);
+    store(sum + at, load(sum + at) + y);
   }
 }
 
@@ -43,13 +45,14 @@ inline void turn(float* x, const float* cosines, const float* sines, int head_di
 
 // Stores numbers clamped to the limit, and 0 for NaN: a masked key has weight 0, and 0 times infinity would be NaN.
 // Returns true if all numbers were finite.
-inline bool store_sound(bf16* to, const float* x, int size, float limit) {
+template <class Number>
+inline bool store_sound(Number* to, const float* x, int size, float limit) {
   const Floats top = all(limit), bottom = all(-limit);
   bool sound = true;
   for (int at = 0; at < size; at += kLanes) {
     const Floats v = load(x + at);
     sound &= every(finite(v));
-    store_bf16(to + at, choose(numbers(v), max(min(v, top), bottom), all(0.0f)));
+    store(to + at, choose(numbers(v), max(min(v, top), bottom), all(0.0f)));
   }
   return sound;
 }

@@ -21,7 +21,7 @@ inline void store(float* to, Floats x) {
   _mm256_storeu_ps(to + 8, x.high);
 }
 
-inline Floats load_bf16(const bf16* from) {
+inline Floats load(const bf16* from) {
   const auto eight = [](const bf16* x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)x)), 16));
   };
@@ -29,7 +29,7 @@ inline Floats load_bf16(const bf16* from) {
 }
 
 // Rounds to nearest even, as torch does; NaN stays NaN.
-inline void store_bf16(bf16* to, Floats x) {
+inline void store(bf16* to, Floats x) {
   const auto rounded = [](__m256 x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

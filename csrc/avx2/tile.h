@@ -14,7 +14,7 @@ using PairBits = std::uint32_t __attribute__((may_alias));
 
 // Loads a pair of a row into all lanes. It is loaded again for its second number: a compiler would keep both, but there
 // are no registers for that.
-inline __m256i broadcast(const bf16* pair) {
+inline __m256i broadcast_pair(const bf16* pair) {
   __m256i lanes;
   asm volatile("vpbroadcastd %1, %0" : "=x"(lanes) : "m"(*(const PairBits*)pair));
   return lanes;
@@ -27,22 +27,38 @@ inline __m256 number_of(__m256i pairs) {
                                    : _mm256_slli_epi32(pairs, 16));
 }
 
-// Loads number `Which` of a pair for 8 columns: the first or the second 8 (`eight`) of a half of a panel.
+// Returns number `Which` of a row's slice in every lane.
+template <int Which>
+inline __m256 broadcast_number(const float* slice) {
+  return _mm256_broadcast_ss(slice);
+}
+template <int Which>
+inline __m256 broadcast_number(const bf16* slice) {
+  return number_of<Which>(broadcast_pair(slice));
+}
+
+// Loads number `Which` of a slice for 8 columns: the first or the second 8 (`eight`) of a half of a panel.
 template <int Which, int Half>
-inline __m256 load_number(const bf16* pair, int eight) {
-  return number_of<Which>(_mm256_loadu_si256((const __m256i*)(pair + Half * kPanel + eight * kLanes)));
+inline __m256 load_number(const float* slice, int eight) {
+  return _mm256_loadu_ps(slice + Half * kLanes + eight * 8);
 }
 
 template <int Which, int Half>
-inline __m256 load_number(const std::int8_t* pair, int eight) {
-  const __m256i four = _mm256_loadu_si256((const __m256i*)(pair + eight * kPanel));  // numbers in each lane
+inline __m256 load_number(const bf16* slice, int eight) {
+  return number_of<Which>(_mm256_loadu_si256((const __m256i*)(slice + Half * kPanel + eight * kLanes)));
+}
+
+template <int Which, int Half>
+inline __m256 load_number(const std::int8_t* slice, int eight) {
+  const __m256i four = _mm256_loadu_si256((const __m256i*)(slice + eight * kPanel));  // numbers in each lane
   const __m256i top = _mm256_slli_epi32(four, 24 - 8 * (2 * Half + Which));
   return _mm256_cvtepi32_ps(_mm256_and_si256(top, _mm256_set1_epi32(0xff000000)));
 }
 
 // Multiplies halves [First, First + Halves) of the panels with all rows, and adds the products to `sums[row][half]`.
-template <int Rows, int First, int Halves, class Weight, class Sums>
-inline void halves(const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int pairs, Sums& sums) {
+template <int Rows, int First, int Halves, class Number, class Weight, class Sums>
+inline void halves(const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int slices,
+                   Sums& sums) {
   __m256 sum[Rows][Halves][2];
 #pragma GCC unroll 6
   for (int row = 0; row < Rows; ++row)
@@ -51,11 +67,11 @@ inline void halves(const bf16* a, std::size_t a_stride, const Weight* b, std::si
       sum[row][half][0] = sums[row][First + half].low;
       sum[row][half][1] = sums[row][First + half].high;
     }
-  for (int pair = 0; pair < pairs; ++pair) {
+  for (int slice = 0; slice < slices; ++slice) {
     const auto multiply = [&]<int Which>() {
       __m256 right[Halves][2];
       const auto load = [&]<int Half>() {
-        const Weight* from = b + Half / 2 * b_stride + pair * kPair;
+        const Weight* from = b + Half / 2 * b_stride + slice * kSlice<Weight>;
         right[Half - First][0] = load_number<Which, Half % 2>(from, 0);
         right[Half - First][1] = load_number<Which, Half % 2>(from, 1);
       };
@@ -64,7 +80,7 @@ inline void halves(const bf16* a, std::size_t a_stride, const Weight* b, std::si
       }(std::make_integer_sequence<int, Halves>());
 #pragma GCC unroll 6
       for (int row = 0; row < Rows; ++row) {
-        const __m256 left = number_of<Which>(broadcast(a + row * a_stride + 2 * pair));
+        const __m256 left = broadcast_number<Which>(a + row * a_stride + slice * kDeep<Number>);
 #pragma GCC unroll 4
         for (int half = 0; half < Halves; ++half) {
           sum[row][half][0] = _mm256_fmadd_ps(left, right[half][0], sum[row][half][0]);
@@ -72,9 +88,9 @@ inline void halves(const bf16* a, std::size_t a_stride, const Weight* b, std::si
         }
       }
     };
-    if constexpr (First == 0) fetch_pair(b + pair * kPair, b_stride);
+    if constexpr (First == 0) fetch_slice(b + slice * kSlice<Weight>, b_stride);
     multiply.template operator()<0>();
-    multiply.template operator()<1>();
+    if constexpr (kDeep<Number> == 2) multiply.template operator()<1>();
   }
 #pragma GCC unroll 6
   for (int row = 0; row < Rows; ++row)
@@ -82,10 +98,10 @@ inline void halves(const bf16* a, std::size_t a_stride, const Weight* b, std::si
     for (int half = 0; half < Halves; ++half) sums[row][First + half] = {sum[row][half][0], sum[row][half][1]};
 }
 
-// Multiplies `Rows` rows with `Panels` neighbouring panels, from pair 0 to `pairs`. Sums begin with
+// Multiplies `Rows` rows with `Panels` neighbouring panels, from slice 0 to `slices`. Sums begin with
 // `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result.
-template <int Rows, int Panels, class Weight, class Start, class Done>
-inline void tile(const bf16* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int pairs, Start start,
+template <int Rows, int Panels, class Number, class Weight, class Start, class Done>
+inline void tile(const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int slices, Start start,
                  Done done) {
   constexpr int kAll = 2 * Panels, kFit = kEnough / (2 * Rows), kHalves = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   constexpr int kTaken = kHalves < kAll ? kHalves : kAll;
@@ -93,7 +109,7 @@ inline void tile(const bf16* a, std::size_t a_stride, const Weight* b, std::size
   for (int row = 0; row < Rows; ++row)
     for (int half = 0; half < kAll; ++half) sums[row][half] = start(row, half / 2, half % 2);
   [&]<int... Turn>(std::integer_sequence<int, Turn...>) {
-    (halves<Rows, Turn * kTaken, kTaken>(a, a_stride, b, b_stride, pairs, sums), ...);
+    (halves<Rows, Turn * kTaken, kTaken>(a, a_stride, b, b_stride, slices, sums), ...);
   }(std::make_integer_sequence<int, kAll / kTaken>());
   for (int row = 0; row < Rows; ++row)
     for (int panel = 0; panel < Panels; ++panel) done(row, panel, sums[row][2 * panel], sums[row][2 * panel + 1]);

@@ -5,8 +5,8 @@
 
 namespace motet {
 
-// Transposes 8 rows of 8 pairs, as 32-bit numbers: each vector then has one pair of each row.
-inline void transpose_pairs(__m256i v[8]) {
+// Transposes 8 rows of 8 words of 32 bits, pairs of bf16 or floats: each vector then has one word of each row.
+inline void transpose(__m256i v[8]) {
   __m256i t[8];
 #pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
@@ -28,22 +28,24 @@ inline void transpose_pairs(__m256i v[8]) {
   for (int i = 0; i < 8; ++i) v[i] = t[i];
 }
 
-// Writes 16 columns of 16 pairs of a panel, from 16 rows of 32 numbers.
-inline void pack_block(bf16* to, const bf16* const rows[kLanes]) {
+// Writes 16 columns of 16 slices of a panel, from 16 rows of 16 words.
+template <class Number>
+inline void pack_block(Number* to, const Number* const rows[kLanes]) {
   for (int row = 0; row < kLanes; row += 8)
-    for (int pair = 0; pair < kLanes; pair += 8) {
+    for (int slice = 0; slice < kLanes; slice += 8) {
       __m256i v[8];
-      for (int i = 0; i < 8; ++i) v[i] = _mm256_loadu_si256((const __m256i*)(rows[row + i] + 2 * pair));
-      transpose_pairs(v);
-      for (int i = 0; i < 8; ++i) _mm256_storeu_si256((__m256i*)(to + (pair + i) * kPair + 2 * row), v[i]);
+      for (int i = 0; i < 8; ++i) v[i] = _mm256_loadu_si256((const __m256i*)(rows[row + i] + kDeep<Number> * slice));
+      transpose(v);
+      Number* here = to + slice * kSlice<Number> + row * kDeep<Number>;
+      for (int i = 0; i < 8; ++i) _mm256_storeu_si256((__m256i*)(here + i * kSlice<Number>), v[i]);
     }
 }
 
-// Writes one pair of a panel: 32 columns that lie side by side in rows `even` and `odd`.
-inline void pack_pair(bf16* to, const bf16* even, const bf16* odd) {
+// Writes one slice of a panel: 32 columns that lie side by side in the rows.
+inline void pack_slice(bf16* to, const bf16* const rows[2]) {
   for (int column = 0; column < kPanel; column += kLanes) {
-    const __m256i a = _mm256_loadu_si256((const __m256i*)(even + column));
-    const __m256i b = _mm256_loadu_si256((const __m256i*)(odd + column));
+    const __m256i a = _mm256_loadu_si256((const __m256i*)(rows[0] + column));
+    const __m256i b = _mm256_loadu_si256((const __m256i*)(rows[1] + column));
     const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);  // within each half
     _mm256_storeu_si256((__m256i*)(to + 2 * column), _mm256_permute2x128_si256(low, high, 0x20));
     _mm256_storeu_si256((__m256i*)(to + 2 * column + kLanes), _mm256_permute2x128_si256(low, high, 0x31));

@@ -16,12 +16,12 @@ inline Floats all(float x) { return _mm512_set1_ps(x); }
 inline Floats load(const float* from) { return _mm512_loadu_ps(from); }
 inline void store(float* to, Floats x) { _mm512_storeu_ps(to, x); }
 
-inline Floats load_bf16(const bf16* from) {
+inline Floats load(const bf16* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16));
 }
 
 // Rounds to nearest even, as torch does.
-inline void store_bf16(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
+inline void store(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
 
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }   // a * b + c
 inline Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }   // a * b - c

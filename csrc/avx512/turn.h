@@ -5,8 +5,8 @@
 
 namespace motet {
 
-// Transposes 16 rows of 16 pairs, as 32-bit numbers: each vector then has one pair of each row.
-inline void transpose_pairs(__m512i v[kLanes]) {
+// Transposes 16 rows of 16 words of 32 bits, pairs of bf16 or floats: each vector then has one word of each row.
+inline void transpose(__m512i v[kLanes]) {
   __m512i t[kLanes];
 #pragma GCC unroll 8
   for (int i = 0; i < kLanes; i += 2) {
@@ -36,16 +36,17 @@ inline void transpose_pairs(__m512i v[kLanes]) {
   }
 }
 
-// Writes 16 columns of 16 pairs of a panel, from 16 rows of 32 numbers.
-inline void pack_block(bf16* to, const bf16* const rows[kLanes]) {
+// Writes 16 columns of 16 slices of a panel, from 16 rows of 16 words.
+template <class Number>
+inline void pack_block(Number* to, const Number* const rows[kLanes]) {
   __m512i v[kLanes];
   for (int i = 0; i < kLanes; ++i) v[i] = _mm512_loadu_si512(rows[i]);
-  transpose_pairs(v);
-  for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(to + i * kPair, v[i]);
+  transpose(v);
+  for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(to + i * kSlice<Number>, v[i]);
 }
 
-// Writes one pair of a panel: 32 columns that lie side by side in rows `even` and `odd`.
-inline void pack_pair(bf16* to, const bf16* even, const bf16* odd) {
+// Writes one slice of a panel: 32 columns that lie side by side in the rows.
+inline void pack_slice(bf16* to, const bf16* const rows[2]) {
   alignas(64) static constexpr auto order = [] {
     struct { std::uint16_t left[32], right[32]; } o{};
     for (int i = 0; i < kLanes; ++i) {
@@ -56,7 +57,7 @@ inline void pack_pair(bf16* to, const bf16* even, const bf16* odd) {
     }
     return o;
   }();
-  const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
+  const __m512i a = _mm512_loadu_si512(rows[0]), b = _mm512_loadu_si512(rows[1]);
   _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, _mm512_load_si512(order.left), b));
   _mm512_storeu_si512(to + kPanel, _mm512_permutex2var_epi16(a, _mm512_load_si512(order.right), b));
 }

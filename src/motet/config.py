@@ -96,7 +96,7 @@ class EngineConfig:
     )
     dtype: str = setting(
         "auto",
-        "Number format of weights and KV cache; auto takes the model's own.",
+        "Number format of weights and KV cache; auto takes the model's own. On a CPU float16 lacks compiled kernels.",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     max_model_len: int | None = setting(

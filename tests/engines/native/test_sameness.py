@@ -32,6 +32,7 @@ COMPARED = (0, 1, 2, 3, 6, 16, 31)
 SLOW, KERNELS, LONG = pytest.mark.slow, pytest.mark.kernels, pytest.mark.long
 NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
+    "float32 by torch": {"dtype": "float32", "kernels": "torch"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 by torch": {"dtype": "bfloat16", "kernels": "torch"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
@@ -52,13 +53,13 @@ WAYS: dict[str, dict[str, Any]] = {
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3")
 WITH = {
     "llama": [*NUMBERS],
-    "qwen3": ["bfloat16"],
+    "qwen3": ["bfloat16", "float32"],
     "mistral": ["bfloat16", "int8"],
-    "gemma2": ["bfloat16"],
+    "gemma2": ["bfloat16", "float32"],
     "gemma3": ["bfloat16", "bfloat16 by torch"],
 }
 """Numbers with which `make test` tries a family: every family with bfloat16, and every kind of numbers with some
-families. The others are marked `long`: `test_families` proves that torch's operators compute every family."""
+families. The others are marked `long`: `test_families` proves that every family is computed."""
 BY_FAMILY_AND_NUMBERS = pytest.mark.parametrize(
     ("family", "numbers"),
     [

@@ -27,6 +27,7 @@ KERNEL_NUMBERS = pytest.param({"dtype": "bfloat16"}, marks=KERNELS, id="bfloat16
 NUMBERS = [
     KERNEL_NUMBERS,
     pytest.param({"dtype": "bfloat16", "quantization": "int8"}, marks=[KERNELS, SLOW], id="int8"),
+    pytest.param({"dtype": "float32"}, marks=[KERNELS, SLOW], id="float32"),
     pytest.param({"dtype": "float32", "kernels": "torch"}, marks=SLOW, id="float32 by torch"),
 ]
 FILE = "model.safetensors"

@@ -163,6 +163,8 @@ def choose_backend(
     if kernels == "compiled" and reason is not None:
         raise ConfigError(f"--kernels compiled: {reason}; use auto or torch")
     int8 = quantization == "int8"
+    if int8 and reason is None and dtype != torch.bfloat16:
+        reason = f"with int8 weights they compute in bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if int8 and (reason is not None or kernels == "torch"):
         raise ConfigError(f"--quantization int8 needs the compiled kernels: {reason or '--kernels torch was given'}")
     if kernels == "torch" or reason is not None or found is None:

@@ -1,9 +1,10 @@
-"""The compiled kernels compute what transformers computes, more exactly than torch's bf16 operators do, and the same
+"""The compiled kernels compute what transformers computes, in bf16 more exactly than torch's operators do, and the same
 bits on any number of threads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,16 @@ def made(tiny: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @cache
-def rounded(folder: Path) -> torch.nn.Module:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+def rounded(folder: Path, dtype: str) -> torch.nn.Module:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return torch.nn.Module.to(model, torch.float32)
 
 
-def truth(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
-    """Returns log-probabilities [tokens, vocabulary] by transformers: weights rounded to bf16, computed in float32."""
+def truth(folder: Path, tokens: Sequence[int], *, dtype: str = "bfloat16") -> torch.Tensor:
+    """Returns log-probabilities [tokens, vocabulary] by transformers: weights rounded to `dtype`, computed in
+    float32."""
     with torch.inference_mode():
-        logits: torch.Tensor = rounded(folder)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        logits: torch.Tensor = rounded(folder, dtype)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
 
 
@@ -126,31 +128,42 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
     assert max(ours) < 0.2, "the errors are small, not only smaller"
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.02), ("float32", 2e-5)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(kind: str, tiny: Made) -> None:
+def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(
+    kind: str, dtype: str, most: float, tiny: Made
+) -> None:
     """Engines, and so all other tests, take the first kind."""
     kernels = kernels_of(kind)
     folder, cpu = tiny("gemma3"), torch.device("cpu")
-    parts = build_parts(engine_config(folder, dtype="bfloat16", kernels="torch"))
-    model = load_model(folder, read_config(folder), dtype=torch.bfloat16, device=cpu)
+    parts = build_parts(engine_config(folder, dtype=dtype, kernels="torch"))
+    model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=cpu)
     packed = PackedModel(model, parts.storage, max_positions=512, kernels=kernels)
     runner = CpuRunner(packed, parts.storage, num_threads=2, kernels=kernels)
     assert chunks_agree(runner, packed.vocab_size, storage=parts.storage)
     prompt = prompt_of(400, 5)
     logits = prompt_logits(replace(parts, runner=runner), list(prompt))
-    assert (logits.log_softmax(-1) - truth(folder, prompt)).abs().mean() < 0.02
+    assert (logits.log_softmax(-1) - truth(folder, prompt, dtype=dtype)).abs().mean() < most
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one key head", "llama", "deep"))]
+    ("name", "dtype"),
+    [
+        ("gemma2", "bfloat16"),
+        *(
+            pytest.param(name, dtype, marks=pytest.mark.slow)
+            for name, dtype in product(("one key head", "llama", "deep", "gemma2"), ("bfloat16", "float32"))
+            if (name, dtype) != ("gemma2", "bfloat16")
+        ),
+    ],
 )
-def test_bits_do_not_depend_on_the_number_of_threads(name: str, made: Made) -> None:
+def test_bits_do_not_depend_on_the_number_of_threads(name: str, dtype: str, made: Made) -> None:
     """More threads read a trunk in other pieces; with more threads than cores they take turns."""
     request = group("g", prompt_of(LENGTH, 5), n=5, seed=9, max_tokens=12)
     rows = []
     for num_threads in (1, 2, 3, 8):
         core, recorder = recorded(
-            engine_config(made(name), dtype="bfloat16", max_model_len=1000, kv_cache_gb=0.05, num_threads=num_threads)
+            engine_config(made(name), dtype=dtype, max_model_len=1000, kv_cache_gb=0.05, num_threads=num_threads)
         )
         run(core, [request])
         rows.append(recorder.rows)
@@ -163,6 +176,7 @@ def test_the_obstacle_names_what_the_kernels_cannot_run(tiny: Made) -> None:
     cpu, model = torch.device("cpu"), AutoModelForCausalLM.from_config(config_of("gemma3"))  # type: ignore[no-untyped-call]
     found = library()
     assert obstacle(found, model, dtype=torch.bfloat16, device=cpu) is None
+    assert obstacle(found, model, dtype=torch.float32, device=cpu) is None
     assert "were not built" in str(obstacle(None, model, dtype=torch.bfloat16, device=cpu))
     assert "not in float16 on cpu" in str(obstacle(found, model, dtype=torch.float16, device=cpu))
     assert "on cuda" in str(obstacle(found, model, dtype=torch.bfloat16, device=torch.device("cuda:0")))
@@ -173,12 +187,16 @@ def test_the_obstacle_names_what_the_kernels_cannot_run(tiny: Made) -> None:
     assert "(64, 100, 32)" in str(obstacle(found, model, dtype=torch.bfloat16, device=cpu))
 
 
-def test_the_operator_can_demand_or_exclude_compiled_kernels(tiny: Made) -> None:
-    with pytest.raises(ConfigError, match="--kernels compiled: they compute in bfloat16 on the CPU, not in float32"):
-        build_parts(engine_config(tiny("llama"), kernels="compiled"))
-    compiled = make_core(tiny("llama"), dtype="bfloat16", kernels="compiled").info.fingerprint
-    plain = make_core(tiny("llama"), dtype="bfloat16", kernels="torch").info.fingerprint
-    assert "_kernels-" in compiled and compiled.endswith("-same")
-    assert f"_torch-{torch.__version__}_" in plain and plain.endswith("-same")
-    assert make_core(tiny("llama"), dtype="bfloat16").info.fingerprint == compiled, "they are the default"
-    assert make_core(tiny("llama"), dtype="float32").info.fingerprint.endswith("float32-same")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_operator_can_demand_or_exclude_compiled_kernels(dtype: str, tiny: Made) -> None:
+    compiled = make_core(tiny("llama"), dtype=dtype, kernels="compiled").info.fingerprint
+    plain = make_core(tiny("llama"), dtype=dtype, kernels="torch").info.fingerprint
+    assert "_kernels-" in compiled and compiled.endswith(f"_{dtype}-same")
+    assert f"_torch-{torch.__version__}_" in plain and plain.endswith(f"_{dtype}-same")
+    assert make_core(tiny("llama"), dtype=dtype).info.fingerprint == compiled, "they are the default"
+
+
+def test_compiled_kernels_cannot_be_demanded_for_a_dtype_that_they_lack(tiny: Made) -> None:
+    lacked = "--kernels compiled: they compute in bfloat16 or float32 on the CPU, not in float16"
+    with pytest.raises(ConfigError, match=lacked):
+        build_parts(engine_config(tiny("llama"), dtype="float16", kernels="compiled"))

@@ -26,7 +26,7 @@ class Layer(Structure):
 class Model(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "block_size", "activation")),
+        *((name, c_int32) for name in ("vocab", "block_size", "numbers", "activation")),
         *((name, c_float) for name in ("epsilon", "logit_softcap", "embedding_scale")),
         ("layers", POINTER(Layer)),
         ("embedding", c_void_p),
@@ -48,6 +48,7 @@ PIECE_INTS = 4
 SPAN_INTS = 6
 """row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table"""
 
+BF16, FLOAT32 = 0, 1
 SILU, GELU_TANH = 0, 1
 PANEL = 32
 """Columns of a packed panel; every dimension of a model must be a multiple of it."""
@@ -84,7 +85,7 @@ def _path(kind: str) -> Path | None:
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     """Gives the functions their types. Raises ImportError if the structs are not those of the sources."""
     found.motet_supported.restype = c_int32
-    found.motet_pack.argtypes = (c_void_p, c_void_p, c_void_p, c_int32, c_int32)
+    found.motet_pack.argtypes = (c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_int32)
     found.motet_pack.restype = None
     found.motet_open.argtypes = (POINTER(Model), c_int32)
     found.motet_open.restype = c_void_p

@@ -1,5 +1,5 @@
 """Turns a Hugging Face decoder into the structs that the kernels read: a family's traits as numbers, weights in panels
-of 32 columns (`csrc/gemm.h`), in bf16 or int8. Packed weights leave the module, so they are in memory once.
+of 32 columns (`csrc/panel.h`), in bf16, float32 or int8. Packed weights leave the module, so they are in memory once.
 
 int8 is symmetric with one scale for each column, which multiplies the column's sum at the end. Scales for groups of 128
 of a column's numbers would halve the error (docs/log.md), but would have to be applied inside the sum.
@@ -29,6 +29,8 @@ from motet.engines.native.weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
 """The kernels' number for each activation, by Hugging Face's names."""
+NUMBERS = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
+"""The kernels' number for each dtype that they compute in."""
 MOST = 127
 """The greatest int8; -128 is not used, so that a column and its negative have the same error."""
 _ALIGNMENT = 64
@@ -40,8 +42,9 @@ def obstacle(
     """Returns why the kernels, if there are any, cannot run a model; None if they can."""
     if kernels is None:
         return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return f"they compute in bfloat16 on the CPU, not in {str(dtype).removeprefix('torch.')} on {device.type}"
+    if device.type != "cpu" or dtype not in NUMBERS:
+        name = str(dtype).removeprefix("torch.")
+        return f"they compute in bfloat16 or float32 on the CPU, not in {name} on {device.type}"
     if (name := activation_of(model.config)) not in ACTIVATIONS:
         return f"they do not know the activation {name!r}"
     config = model.config
@@ -68,7 +71,7 @@ def norm_offset(norm: Any) -> float:
 
 
 Write = Callable[["Memory", torch.Tensor], None]
-"""Writes a tensor of the checkpoint, bf16, into the memory of a packed model."""
+"""Writes a tensor of the checkpoint, in the engine's dtype, into the memory of a packed model."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,10 @@ class PackedModel:
         self._names = names_of(model)
         self.tied = tied_names(self._names)
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        shapes = [(one.out_features, one.in_features) for one in linears]
         self._kernels = kernels
-        packer = Packer(kernels, [(one.out_features, one.in_features) for one in linears], int8=int8)
+        self._numbers = storage.keys.dtype
+        packer = Packer(kernels, shapes, dtype=torch.int8 if int8 else self._numbers)
         self._pack = packer.pack
         self.memory = Memory(packer.arena)
         self._storage = storage
@@ -129,6 +134,7 @@ class PackedModel:
             intermediate=config.intermediate_size,
             vocab=self.vocab_size,
             block_size=storage.block_size,
+            numbers=NUMBERS[storage.keys.dtype],
             activation=ACTIVATIONS[activation_of(config)],
             epsilon=config.rms_norm_eps,
             logit_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
@@ -154,7 +160,7 @@ class PackedModel:
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Replaces one tensor of the checkpoint. The model must not run meanwhile."""
-        self.places[name].write(self.memory, tensor.detach().to("cpu", torch.bfloat16))
+        self.places[name].write(self.memory, tensor.detach().to("cpu", self._numbers))
 
     def _layer(self, layer: Any, index: int, *, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -254,18 +260,19 @@ def _empty(module: nn.Module) -> None:
     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
-def _embedding_scale(embedding: nn.Module) -> float:
-    """Returns the factor of Gemma's embeddings, rounded as its authors round it; 1 for other families."""
+def _embedding_scale(embedding: Any) -> float:
+    """Returns the factor of Gemma's embeddings, rounded as its authors round it, to the weights' dtype; 1 for other
+    families."""
     scale = getattr(embedding, "embed_scale", None)
-    return float(scale.to(torch.bfloat16)) if isinstance(scale, torch.Tensor) else 1.0
+    return float(scale.to(embedding.weight.dtype)) if isinstance(scale, torch.Tensor) else 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Panels:
     numbers: torch.Tensor
-    """[panels, depth, 32] bf16 or int8, in the order of `csrc/gemm.h`."""
+    """[panels, depth, 32] bf16, float32 or int8, in the order of `csrc/panel.h`."""
     scales: torch.Tensor | None
-    """[panels * 32] float32; None for bf16."""
+    """[panels * 32] float32; None without int8."""
 
     def moved(self, of: dict[int, torch.Tensor]) -> "Panels":
         """Returns these panels in a copy, where each tensor is the one `of` its id."""
@@ -273,16 +280,17 @@ class Panels:
 
 
 class Packer:
-    """Puts weights of known shapes [columns, depth] into panels that lie side by side in memory."""
+    """Puts weights of known shapes [columns, depth] into panels of `dtype` that lie side by side in memory."""
 
-    def __init__(self, kernels: ctypes.CDLL, shapes: Iterable[tuple[int, int]], *, int8: bool) -> None:
+    def __init__(self, kernels: ctypes.CDLL, shapes: Iterable[tuple[int, int]], *, dtype: torch.dtype) -> None:
         self._kernels = kernels
-        self._dtype = torch.int8 if int8 else torch.bfloat16
+        self._dtype = dtype
         sizes = [num_panels(columns) * c.PANEL * depth * self._dtype.itemsize for columns, depth in shapes]
         self.arena = Arena(sum(sizes), len(sizes))
 
     def pack(self, weight: torch.Tensor, beside: torch.Tensor | None = None) -> Panels:
-        """Packs a bf16 weight, or 16 columns of it and the same 16 of the one `beside` it, in turns."""
+        """Packs a weight, or 16 columns of it and the same 16 of the one `beside` it, in turns. Weights have the dtype
+        of the panels, or are bf16 if that is int8."""
         weight, beside = weight.contiguous(), None if beside is None else beside.contiguous()
         columns, depth = weight.shape
         shape = (num_panels(columns if beside is None else 2 * columns), depth, c.PANEL)
@@ -290,7 +298,7 @@ class Packer:
         int8 = self._dtype == torch.int8
         panels = torch.zeros(shape, dtype=torch.bfloat16) if int8 else numbers
         other = None if beside is None else beside.data_ptr()
-        self._kernels.motet_pack(panels.data_ptr(), weight.data_ptr(), other, columns, depth)
+        self._kernels.motet_pack(NUMBERS[panels.dtype], panels.data_ptr(), weight.data_ptr(), other, columns, depth)
         return Panels(numbers, quantize(panels, numbers) if int8 else None)
 
 
@@ -306,11 +314,13 @@ def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
 
 
 def by_half(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns panels as [panels, halves of 16 columns, depth / 2, 16, 2], in the same memory (`csrc/panel.h`)."""
+    """Returns panels as [panels, halves of 16 columns, slices, 16, numbers of a column in a slice], in the same memory
+    (`csrc/panel.h`)."""
     count, depth, _ = numbers.shape
     if numbers.dtype == torch.int8:
         return numbers.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
-    return numbers.view(count, depth // 2, 2, c.PANEL // 2, 2).permute(0, 2, 1, 3, 4)
+    deep = 4 // numbers.dtype.itemsize
+    return numbers.view(count, depth // deep, 2, c.PANEL // 2, deep).permute(0, 2, 1, 3, 4)
 
 
 def num_panels(columns: int) -> int:
@@ -376,7 +386,7 @@ def write_columns(
     """Packs a weight over its columns of a product."""
     whole = memory.products[product]
     shape = (weight.shape[0], weight.shape[1])
-    part = Packer(kernels, [shape], int8=whole.scales is not None).pack(weight)
+    part = Packer(kernels, [shape], dtype=whole.numbers.dtype).pack(weight)
     lanes = (2, c.PANEL // 2)
     if columns.side is None:
         first = columns.begin // c.PANEL
