@@ -147,14 +147,17 @@ def test_the_deltas_of_an_item_join_to_its_final_text(tokenizer: Tokenizer) -> N
 
 @pytest.mark.parametrize(
     ("finish", "reason"),
-    [(FinishReason.LENGTH, "max_output_tokens"), (FinishReason.CONTENT_FILTER, "content_filter")],
+    [
+        (FinishReason.LENGTH, "max_output_tokens"),
+        (FinishReason.CONTENT_FILTER, "content_filter"),
+        (FinishReason.ABORT, None),
+    ],
 )
-def test_cut_answer_is_incomplete_and_says_why(tokenizer: Tokenizer, finish: FinishReason, reason: str) -> None:
+def test_cut_answer_is_incomplete_and_says_why(tokenizer: Tokenizer, finish: FinishReason, reason: str | None) -> None:
     response, events = both_ways(tokenizer, TWO_CALLS[:3], finish)
     message, call = response.output
     assert response.status == "incomplete"
-    assert response.incomplete_details is not None
-    assert response.incomplete_details.reason == reason
+    assert (response.incomplete_details and response.incomplete_details.reason) == reason
     assert isinstance(message, ResponseOutputMessage)
     assert isinstance(call, ResponseFunctionToolCall)
     assert (message.status, call.status, call.arguments) == ("completed", "incomplete", '{"city": ')

@@ -23,8 +23,13 @@ from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCa
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, TokenLogprob
 
-INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
-"""Ends of a choice that leave its last item and the Response incomplete, and the reason that the Response gives."""
+INCOMPLETE = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.CONTENT_FILTER: "content_filter",
+    FinishReason.ABORT: None,
+}
+"""Ends of a choice that leave its last item and the Response incomplete, and the reason that the Response gives, where
+OpenAI has one."""
 
 
 class Status(StrEnum):
