@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from motet.deploy.server import Outcome
 from tests.fault.answers import Answer, Reader, ask, read
 from tests.fault.asked import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
 from tests.fault.children import BODIES as BODIES_OF_SERVERS
@@ -232,3 +233,18 @@ async def until_versions(http: httpx.AsyncClient, versions: list[str]) -> None:
             if sorted(worker["weight_version"] for worker in workers) == versions:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def test_a_server_that_is_stopped_while_it_is_paused_lets_its_answers_end(
+    folder: Path, forking: ForkingProcess
+) -> None:
+    body = chat("under way", STREAMED, n=2, max_tokens=200)
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        whole = await ask(cell.http, CHAT, body)
+        async with cell.http.stream("POST", CHAT, json=body) as response:
+            lines, reader = response.aiter_lines(), Reader()
+            await read(lines, reader, until=lambda reader: reader.chunks > 10)
+            await cell.http.post("/pause", params={"mode": "keep"})
+            cell.signals.ask()
+            assert (await read(lines, reader)).complete() == whole
+        assert await cell.outcome() is Outcome.STOPPED

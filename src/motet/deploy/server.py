@@ -218,6 +218,8 @@ async def serve(
         outcome = Outcome.STOPPED
         if not workforce.dead:
             service.start_drain()
+            if service.weights is not None:
+                await service.weights.resume()  # what is paused would not end
             limit_s = service.config.drain_timeout_s
             logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
             await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
