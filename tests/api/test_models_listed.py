@@ -35,6 +35,7 @@ async def test_the_models_are_listed_with_all_known_facts(
         ("elsewhere", "far/away", None, None),
     ]
     assert {(card["object"], card["owned_by"]) for card in cards} == {("model", "motet")}
+    assert [card["weight_version"] for card in cards] == ["0", "0", "0", None]
     assert cards[2]["created"] == 5
     for card in cards:
         assert (await served.http.get(f"/v1/models/{card['id']}")).json() == card

@@ -57,6 +57,9 @@ def test_if_one_worker_differs_equal_texts_are_not_promised() -> None:
     other = msgspec.structs.replace(one, fingerprint="other-same")
     assert common_info([one, one]).fingerprint == "fake-same"
     assert common_info([one, other]).fingerprint == MIXED
+    newer = msgspec.structs.replace(one, weight_version="7")
+    assert common_info([newer, newer]).weight_version == "7"
+    assert common_info([newer, one]).weight_version == MIXED
     trained = msgspec.structs.replace(one, model_digest="5e0c")
     assert common_info([trained, trained]).model_digest == "5e0c"
     assert common_info([trained, one]).model_digest == ""

@@ -77,13 +77,13 @@ def _text(tokens: Sequence[int], tokenizer: Tokenizer, *, vocab_size: int) -> Re
 
 def _card(model: ServedModel | TextModel) -> dict[str, object]:
     """The engine is asked for the length each time, since workers come and go. None: nobody knows it now."""
-    root = model.root
+    root, version = model.root, None
     if isinstance(model, TextModel):
         length = model.max_model_len
     else:
         root = model.info.model if root is None else root
         try:
-            length = model.info.max_model_len
+            length, version = model.info.max_model_len, model.info.weight_version
         except NoWorkerError:
             length = None
     return {
@@ -94,4 +94,5 @@ def _card(model: ServedModel | TextModel) -> dict[str, object]:
         "root": root,
         "parent": model.parent,
         "max_model_len": length,
+        "weight_version": version,
     }

@@ -260,7 +260,8 @@ class ModelView:
 
 
 MIXED = "mixed"
-"""The fingerprint of a group of workers that differ: two of them may write different tokens."""
+"""The fingerprint of a group of workers that differ: two of them may write different tokens; and the version of their
+weights, if they have several."""
 
 EMPTY = EngineStats()
 HIGHEST = frozenset(name for name, declared in declared_in(EngineStats) if declared.highest)
@@ -305,6 +306,7 @@ def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:
         max_num_seqs=min(info.max_num_seqs for info in infos),
         fingerprint=first.fingerprint if len({info.fingerprint for info in infos}) == 1 else MIXED,
         model_digest=first.model_digest if len({info.model_digest for info in infos}) == 1 else "",
+        weight_version=first.weight_version if len({info.weight_version for info in infos}) == 1 else MIXED,
         pid=None,
         transfer=None,
     )
