@@ -4,7 +4,7 @@ on the weights of its version, and all engines have one version afterwards."""
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from motet.deploy.server import Outcome
-from tests.fault.answers import Answer, Reader, ask, read
+from tests.fault.answers import Answer, Body, Reader, ask, read
 from tests.fault.asked import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
 from tests.fault.children import BODIES as BODIES_OF_SERVERS
 from tests.fault.children import LOOK_EVERY_S, Servers, answer, client_of
@@ -52,6 +52,14 @@ async def answers_of(cell: RunningCell) -> list[Answer]:
     return list(await asyncio.gather(*(ask(cell.http, route, body) for route, body in BODIES)))
 
 
+@asynccontextmanager
+async def begun(cell: RunningCell, body: Body) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
+    """Asks for a stream, and reads until it is well under way."""
+    async with cell.http.stream("POST", CHAT, json=body) as response:
+        lines, reader = response.aiter_lines(), Reader()
+        yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
+
+
 async def update(cell: RunningCell, folder: Path) -> Any:
     return (await cell.http.post("/update_weights", json={"weight_dir": str(folder)})).raise_for_status().json()
 
@@ -68,9 +76,7 @@ async def test_answers_after_an_update_are_those_of_a_server_that_was_started_on
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         assert await answers_of(cell) == expected["0"]
         body = chat("under way", STREAMED, n=4, max_tokens=200)
-        async with cell.http.stream("POST", CHAT, json=body) as response:
-            lines, reader = response.aiter_lines(), Reader()
-            await read(lines, reader, until=lambda reader: reader.chunks > 20)
+        async with begun(cell, body) as (lines, reader):
             await cell.http.post("/pause", params={"mode": "keep"})
             assert (await cell.http.get("/is_paused")).json() == {"is_paused": True}
             assert await update(cell, other) == {"message": "Weights updated", "weight_version": "1"}
@@ -136,9 +142,7 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
     body = chat("under way", STREAMED, n=4, max_tokens=300)
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         whole = await ask(cell.http, CHAT, body)
-        async with cell.http.stream("POST", CHAT, json=body) as response:
-            lines, reader = response.aiter_lines(), Reader()
-            await read(lines, reader, until=lambda reader: reader.chunks > 20)
+        async with begun(cell, body) as (lines, reader):
             waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait"}))
             await cell.until(lambda: cell.router.waiting.is_shut)
             new = asyncio.create_task(answers_of(cell))
@@ -147,9 +151,7 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
         await cell.until_given(0, queued=3)
         await cell.http.post("/resume")
         assert await new == expected["0"]
-        async with cell.http.stream("POST", CHAT, json=body) as response:
-            lines, reader = response.aiter_lines(), Reader()
-            await read(lines, reader, until=lambda reader: reader.chunks > 20)
+        async with begun(cell, body) as (lines, reader):
             assert (await cell.http.post("/pause")).json() == {"status": "paused"}
             cut = (await read(lines, reader)).complete()
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
@@ -241,9 +243,7 @@ async def test_a_server_that_is_stopped_while_it_is_paused_lets_its_answers_end(
     body = chat("under way", STREAMED, n=2, max_tokens=200)
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         whole = await ask(cell.http, CHAT, body)
-        async with cell.http.stream("POST", CHAT, json=body) as response:
-            lines, reader = response.aiter_lines(), Reader()
-            await read(lines, reader, until=lambda reader: reader.chunks > 10)
+        async with begun(cell, body) as (lines, reader):
             await cell.http.post("/pause", params={"mode": "keep"})
             cell.signals.ask()
             assert (await read(lines, reader)).complete() == whole

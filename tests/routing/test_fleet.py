@@ -2,15 +2,17 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engines.base import Worker, WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import REFUSAL_S
 from motet.routing.router import Router
+from motet.testing.engine import FakeEngine, fake_info
 from motet.types import Role
 from tests.routing.cells import Pair
 from tests.routing.scene import ONE_LIFE, Clock, Tasks, answer, answers, answers_of, group, tokens_of, worker
@@ -259,3 +261,17 @@ async def test_choices_of_other_routers_count_and_ours_do_not_count_twice() -> N
     assert first.open_choices == 8
     await stream.aclose()
     await other.aclose()
+
+
+@pytest.mark.parametrize(("local", "kind"), [(True, (16, "new")), (False, (16, ""))])
+def test_blocks_of_new_weights_have_names_of_their_own_only_on_engines_that_name_them(
+    local: bool, kind: tuple[int, str]
+) -> None:
+    """A worker elsewhere tells the tokens of its blocks, and whoever follows it names them by these."""
+    fleet = Fleet()
+    engine = FakeEngine(lambda _, start: [], info=msgspec.structs.replace(fake_info(), block_size=16))
+    fleet.put(Worker("w", engine, "-", local=local))
+    assert fleet.serving().generate.block_kinds == {(16, "")}
+    engine.info = msgspec.structs.replace(engine.info, model_digest="new", block_weights="new")
+    fleet.note_weights("w")
+    assert fleet.serving().generate.block_kinds == {kind}

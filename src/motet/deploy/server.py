@@ -218,9 +218,9 @@ async def serve(
         outcome = Outcome.STOPPED
         if not workforce.dead:
             service.start_drain()
-            if service.weights is not None:
-                await service.weights.resume()  # what is paused would not end
             limit_s = service.config.drain_timeout_s
+            if service.weights is not None:  # what is paused would not end
+                await first_of(service.weights.resume(), signals.at_once.wait(), timeout_s=limit_s)
             logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
             await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
         if workforce.dead:

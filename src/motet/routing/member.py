@@ -168,7 +168,8 @@ class Member:
         self.pair_key = pair_key(info)
         self.fetches = fetches(info)
         self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
-        self.block_weights = info.block_weights
+        here = self.worker is not None and self.worker.local
+        self.block_weights = info.block_weights if here else ""  # events of others name blocks by their tokens alone
 
     def offers(self, cards: Sequence[ModelCard]) -> None:
         """Notes the models that it serves from now on, beside its engine's own."""
