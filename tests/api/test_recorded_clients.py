@@ -24,6 +24,8 @@ FILES = sorted((Path(__file__).parent / "recorded_clients").glob("*.json"))
 RECORDED: dict[str, list[dict[str, Any]]] = {file.stem: json.loads(file.read_text())["requests"] for file in FILES}
 LONG = 200_000
 """Enough for Codex's prompt, in bytes."""
+MAX_LOGPROBS = 100
+"""TRL asks for so many alternatives to the tokens of a prompt."""
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
@@ -41,7 +43,7 @@ async def replaying(serve_tools: CallingServing) -> "Replaying":
     script = Answering()
     engine = WatchedEngine(script)
     engine.info = fake_info(max_model_len=LONG)
-    return Replaying(await serve_tools(script, engine=engine), script)
+    return Replaying(await serve_tools(script, engine=engine, max_logprobs=MAX_LOGPROBS), script)
 
 
 class Replaying:
