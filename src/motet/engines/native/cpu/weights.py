@@ -291,15 +291,27 @@ class Packer:
     def pack(self, weight: torch.Tensor, beside: torch.Tensor | None = None) -> Panels:
         """Packs a weight, or 16 columns of it and the same 16 of the one `beside` it, in turns. Weights have the dtype
         of the panels, or are bf16 if that is int8."""
-        weight, beside = weight.contiguous(), None if beside is None else beside.contiguous()
         columns, depth = weight.shape
         shape = (num_panels(columns if beside is None else 2 * columns), depth, c.PANEL)
         numbers = self.arena.take(shape, self._dtype)
         int8 = self._dtype == torch.int8
         panels = torch.zeros(shape, dtype=torch.bfloat16) if int8 else numbers
-        other = None if beside is None else beside.data_ptr()
-        self._kernels.motet_pack(NUMBERS[panels.dtype], panels.data_ptr(), weight.data_ptr(), other, columns, depth)
+        if beside is None:
+            pack_into(panels, weight, kernels=self._kernels)
+        else:
+            pack_into(panels, weight, every=2, kernels=self._kernels)
+            pack_into(panels, beside, first=1, every=2, kernels=self._kernels)
         return Panels(numbers, quantize(panels, numbers) if int8 else None)
+
+
+def pack_into(
+    panels: torch.Tensor, weight: torch.Tensor, *, first: int = 0, every: int = 1, kernels: ctypes.CDLL
+) -> None:
+    """Writes a weight [columns, depth] over columns of panels of the same dtype: 16 columns become half number `first`
+    of a panel, the next 16 are `every` halves further on, and so on."""
+    weight = weight.contiguous()
+    number = NUMBERS[panels.dtype]
+    kernels.motet_pack(number, panels.data_ptr(), weight.data_ptr(), first, every, *weight.shape)
 
 
 def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
@@ -313,14 +325,10 @@ def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
     return scales.flatten()
 
 
-def by_half(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns panels as [panels, halves of 16 columns, slices, 16, numbers of a column in a slice], in the same memory
-    (`csrc/panel.h`)."""
-    count, depth, _ = numbers.shape
-    if numbers.dtype == torch.int8:
-        return numbers.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
-    deep = 4 // numbers.dtype.itemsize
-    return numbers.view(count, depth // deep, 2, c.PANEL // 2, deep).permute(0, 2, 1, 3, 4)
+def int8_halves(panels: torch.Tensor) -> torch.Tensor:
+    """Returns int8 panels as [panels, halves of 16 columns, slices, 16, 2], in the same memory (`csrc/panel.h`)."""
+    count, depth, _ = panels.shape
+    return panels.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
 
 
 def num_panels(columns: int) -> int:
@@ -384,20 +392,21 @@ def write_columns(
     memory: Memory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
 ) -> None:
     """Packs a weight over its columns of a product."""
-    whole = memory.products[product]
-    shape = (weight.shape[0], weight.shape[1])
-    part = Packer(kernels, [shape], dtype=whole.numbers.dtype).pack(weight)
-    lanes = (2, c.PANEL // 2)
-    if columns.side is None:
-        first = columns.begin // c.PANEL
-        here = slice(first, first + len(part.numbers))
-        whole.numbers[here] = part.numbers
-        if whole.scales is not None and part.scales is not None:
-            whole.scales.view(-1, *lanes)[here] = part.scales.view(-1, *lanes)
+    whole, halves = memory.products[product], c.PANEL // 2
+    every = 1 if columns.side is None else 2
+    if whole.scales is None:
+        first = columns.begin // halves if columns.side is None else columns.side
+        pack_into(whole.numbers, weight, first=first, every=every, kernels=kernels)
         return
-    by_half(whole.numbers)[:, columns.side] = by_half(part.numbers).flatten(0, 1)
-    if whole.scales is not None and part.scales is not None:
-        whole.scales.view(-1, *lanes)[:, columns.side] = part.scales.view(-1, lanes[1])
+    panels = torch.zeros((num_panels(every * len(weight)), weight.shape[1], c.PANEL), dtype=weight.dtype)
+    pack_into(panels, weight, first=columns.side or 0, every=every, kernels=kernels)
+    numbers = torch.empty_like(panels, dtype=torch.int8)
+    scales = quantize(panels, numbers)
+    first = columns.begin // c.PANEL
+    here = slice(first, first + len(panels))
+    sides = slice(None) if columns.side is None else slice(columns.side, columns.side + 1)
+    int8_halves(whole.numbers)[here, sides] = int8_halves(numbers)[:, sides]
+    whole.scales.view(-1, 2, halves)[here, sides] = scales.view(-1, 2, halves)[:, sides]
 
 
 def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
