@@ -72,6 +72,8 @@ def norm_offset(norm: Any) -> float:
 
 Write = Callable[["Memory", torch.Tensor], None]
 """Writes a tensor of the checkpoint, in the engine's dtype, into the memory of a packed model."""
+Read = Callable[["Memory"], list[torch.Tensor]]
+"""Returns the numbers that have become of a tensor: it itself, or what the kernels need of it."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Place:
 
     shape: tuple[int, ...]
     write: Write
+    read: Read
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,16 @@ class Columns:
     """Number of columns before it."""
     side: int | None = None
     """0 or 1 if the product has 16 columns of one weight and 16 of another in turns: which of the two it is."""
+
+    @property
+    def first(self) -> int:
+        """The number of its first half of a panel."""
+        return self.begin // (c.PANEL // 2) if self.side is None else self.side
+
+    @property
+    def every(self) -> int:
+        """Its halves of panels lie at this distance."""
+        return 1 if self.side is None else 2
 
 
 class PackedModel:
@@ -162,6 +175,10 @@ class PackedModel:
         """Replaces one tensor of the checkpoint. The model must not run meanwhile."""
         self.places[name].write(self.memory, tensor.detach().to("cpu", self._numbers))
 
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        """Returns what the model has in place of a tensor of the checkpoint."""
+        return self.places[name].read(self.memory)
+
     def _layer(self, layer: Any, index: int, *, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms_twice = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3 also norm the value that is added
@@ -204,22 +221,31 @@ class PackedModel:
         begin = 0
         for side, part in enumerate(parts):
             columns = Columns(0, side) if in_turns else Columns(begin)
-            write = partial(write_columns, kernels=self._kernels, product=len(self.memory.products), columns=columns)
-            self._place(part.weight, write)
+            product, kept = len(self.memory.products), len(self.memory.kept) - 1
+            self._place(
+                part.weight,
+                write=partial(write_columns, kernels=self._kernels, product=product, columns=columns),
+                read=partial(read_columns, product=product, columns=columns, count=part.out_features),
+            )
             if bias is not None:
-                self._place(part.bias, partial(write_bias, kept=len(self.memory.kept) - 1, columns=columns))
+                self._place(
+                    part.bias,
+                    write=partial(write_bias, kept=kept, columns=columns),
+                    read=partial(read_bias, kept=kept, columns=columns, count=part.out_features),
+                )
             begin += part.out_features
             _empty(part)
         self.memory.products.append(panels)
         return linear
 
     def _rows(self, weight: torch.Tensor) -> int:
-        self._place(weight, partial(write_numbers, kept=len(self.memory.kept)))
+        kept = len(self.memory.kept)
+        self._place(weight, write=partial(write_numbers, kept=kept), read=partial(read_numbers, kept=kept))
         return self._keep(weight.detach())
 
-    def _place(self, parameter: torch.Tensor, write: "Write") -> None:
+    def _place(self, parameter: torch.Tensor, *, write: Write, read: Read) -> None:
         for name in self._names[id(parameter)]:
-            self.places[name] = Place(tuple(parameter.shape), write)
+            self.places[name] = Place(tuple(parameter.shape), write, read)
 
     @torch.no_grad()
     def _turns_of(self, attention: Any) -> tuple[int, int]:
@@ -236,8 +262,9 @@ class PackedModel:
     def _norm(self, norm: Any) -> int | None:
         if norm is None:
             return None
-        write = partial(write_numbers, kept=len(self.memory.kept), more=norm_offset(norm))
-        self._place(norm.weight, write)
+        kept = len(self.memory.kept)
+        write = partial(write_numbers, kept=kept, more=norm_offset(norm))
+        self._place(norm.weight, write=write, read=partial(read_numbers, kept=kept))
         return self._keep(norm_weight(norm))
 
     def _keep(self, tensor: torch.Tensor) -> int:
@@ -325,10 +352,14 @@ def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
     return scales.flatten()
 
 
-def int8_halves(panels: torch.Tensor) -> torch.Tensor:
-    """Returns int8 panels as [panels, halves of 16 columns, slices, 16, 2], in the same memory (`csrc/panel.h`)."""
-    count, depth, _ = panels.shape
-    return panels.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
+def by_half(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns panels as [panels, halves of 16 columns, slices, 16, numbers of a column in a slice], in the same memory
+    (`csrc/panel.h`)."""
+    count, depth, _ = numbers.shape
+    if numbers.dtype == torch.int8:
+        return numbers.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
+    deep = 4 // numbers.dtype.itemsize
+    return numbers.view(count, depth // deep, 2, c.PANEL // 2, deep).permute(0, 2, 1, 3, 4)
 
 
 def num_panels(columns: int) -> int:
@@ -392,21 +423,29 @@ def write_columns(
     memory: Memory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
 ) -> None:
     """Packs a weight over its columns of a product."""
-    whole, halves = memory.products[product], c.PANEL // 2
-    every = 1 if columns.side is None else 2
+    whole, lanes = memory.products[product], c.PANEL // 2
     if whole.scales is None:
-        first = columns.begin // halves if columns.side is None else columns.side
-        pack_into(whole.numbers, weight, first=first, every=every, kernels=kernels)
+        pack_into(whole.numbers, weight, first=columns.first, every=columns.every, kernels=kernels)
         return
-    panels = torch.zeros((num_panels(every * len(weight)), weight.shape[1], c.PANEL), dtype=weight.dtype)
-    pack_into(panels, weight, first=columns.side or 0, every=every, kernels=kernels)
+    panels = torch.zeros((num_panels(columns.every * len(weight)), weight.shape[1], c.PANEL), dtype=weight.dtype)
+    pack_into(panels, weight, first=columns.side or 0, every=columns.every, kernels=kernels)
     numbers = torch.empty_like(panels, dtype=torch.int8)
     scales = quantize(panels, numbers)
     first = columns.begin // c.PANEL
     here = slice(first, first + len(panels))
     sides = slice(None) if columns.side is None else slice(columns.side, columns.side + 1)
-    int8_halves(whole.numbers)[here, sides] = int8_halves(numbers)[:, sides]
-    whole.scales.view(-1, 2, halves)[here, sides] = scales.view(-1, 2, halves)[:, sides]
+    by_half(whole.numbers)[here, sides] = by_half(numbers)[:, sides]
+    whole.scales.view(-1, 2, lanes)[here, sides] = scales.view(-1, 2, lanes)[:, sides]
+
+
+def read_columns(memory: Memory, *, product: int, columns: Columns, count: int) -> list[torch.Tensor]:
+    """Returns the columns of a weight in a product, [columns, depth], and the scales of int8."""
+    whole = memory.products[product]
+    here = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
+    halves = by_half(whole.numbers)
+    picked = halves.flatten(0, 1)[here] if columns.side is None else halves[:, columns.side]
+    numbers = picked.transpose(1, 2).reshape(-1, whole.numbers.shape[1])[:count]
+    return [numbers] if whole.scales is None else [numbers, whole.scales.view(-1, c.PANEL // 2)[here].flatten()[:count]]
 
 
 def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
@@ -418,10 +457,21 @@ def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Column
         whole.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
 
 
+def read_bias(memory: Memory, *, kept: int, columns: Columns, count: int) -> list[torch.Tensor]:
+    whole, lanes = memory.kept[kept], c.PANEL // 2
+    if columns.side is None:
+        return [whole.view(-1)[columns.begin : columns.begin + count]]
+    return [whole.view(-1, 2, lanes)[:, columns.side].flatten()]
+
+
 def write_numbers(memory: Memory, weight: torch.Tensor, *, kept: int, more: float = 0.0) -> None:
     """Writes embeddings, or the factors of a norm, which are `more` than its weight."""
     numbers = memory.kept[kept]
     numbers.copy_(weight.to(numbers.dtype) + more)
+
+
+def read_numbers(memory: Memory, *, kept: int) -> list[torch.Tensor]:
+    return [memory.kept[kept]]
 
 
 def huge_pages(num_bytes: int) -> torch.Tensor:
