@@ -13,17 +13,18 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.failure import above_maximum
+from motet.api.incoming import IncomingWeights
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
-from motet.engines.base import ANSWERING, WorkerReport, Workers, WorkerState
-from motet.errors import EngineError, EngineSilentError, NoSingleModelError, RequestError
+from motet.engines.base import ANSWERING, PreparedWeights, WeightUpdate, WorkerReport, Workers, WorkerState
+from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
+from motet.models.checkpoint import Checkpoint
 from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineInfo, EngineStats, PauseMode
@@ -63,9 +64,34 @@ class Weights(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def update(self, folder: Path, version: str | None) -> str:
-        """Gives all engines new weights, or none. Returns the name of their version. Raises RequestError for weights
+    async def update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
+        """Gives all engines new weights, or none, and owns the checkpoint from now on. Raises RequestError for weights
         that cannot be used, and EngineError if an engine is not there."""
+        ...
+
+    async def rename(self, version: str) -> None:
+        """Calls the weights by another version."""
+        ...
+
+    async def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of what the engines have in place of each tensor of a checkpoint. Raises EngineError
+        unless all have the same."""
+        ...
+
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        """Does the first step of an update, for a gateway: the engines read new weights while the old ones serve."""
+        ...
+
+    async def apply_weights(self, version: str) -> None:
+        """Does the second step. Raises EngineError if nothing is prepared."""
+        ...
+
+    def drop_weights(self) -> None:
+        """Forgets what is prepared."""
+        ...
+
+    async def hold(self, held: bool) -> None:
+        """Stops the engines between two steps, or lets them go on, for a gateway that pauses."""
         ...
 
 
@@ -104,6 +130,7 @@ class Service:
         config = self.config
         self.admission = Admission(config.max_waiting_groups)
         self.drain_asked = asyncio.Event()
+        self.incoming = IncomingWeights()
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)
         self.metrics = Metrics()
@@ -170,6 +197,14 @@ class Service:
         """The id of the worker, if there is just one; else empty."""
         reports = self.workers.reports()
         return reports[0].id if len(reports) == 1 else ""
+
+    def trained(self) -> Weights:
+        """Returns the weights, for a trainer. Raises NotFoundError unless the routes for trainers are open here."""
+        if not self.config.rl:
+            raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
+        if self.weights is None:
+            raise NotFoundError("This server has no engines whose weights could change.", code="no_engines_here")
+        return self.weights
 
     def start_drain(self) -> None:
         """Takes no new groups from now on; those that run finish."""

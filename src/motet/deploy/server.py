@@ -131,6 +131,7 @@ async def run_gateway(
             workers=gateway.router.fleet,
             figures=gateway.router.figures,
             membership=gateway,
+            weights=gateway.weights,
             tokenizer_files=models.tokenizer_files,
         )
         return await serve(service, gateway, listener=listener, on_ready=on_ready, signals=signals)
@@ -231,6 +232,7 @@ async def serve(
         await asyncio.wait([watching])  # it would start engines again that are ended now
         # Before the connections: answers that are still open end with an error event, and close theirs.
         await workforce.close()
+        service.incoming.drop()
         http.stop(at_once=signals.at_once.is_set())
     return outcome
 

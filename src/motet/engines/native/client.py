@@ -15,18 +15,19 @@ from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from motet.config import EngineConfig
+from motet.engines.base import PreparedWeights
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
 from motet.engines.native.spawn import Pulse, Spawn, first_event, spawn
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
+from motet.models.checkpoint import Checkpoint
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import FIRST_VERSION, EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
@@ -55,6 +56,7 @@ class NativeEngine:
         self._connections: Questions[int, None] = Questions()
         self._prepared: Questions[int, protocol.WeightsPrepared] = Questions()
         self._renewed: Questions[int, EngineInfo | None] = Questions()
+        self._sums: Questions[int, dict[str, str]] = Questions()
         self._held: Questions[int, None] = Questions()
         self._numbers = count()
         self._stored = False
@@ -129,14 +131,16 @@ class NativeEngine:
         number = next(self._numbers)
         return await self._ask(self._stats, number, question=protocol.AskStats(number, check))
 
-    async def prepare_weights(self, folder: Path) -> protocol.WeightsPrepared:
-        """Reads new weights from a folder while the old ones serve. Raises RequestError, which names the tensor or the
-        file, if they cannot be used."""
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        """Reads new weights while the old ones serve. Raises RequestError, which names the tensor or the file, if they
+        cannot be used."""
         number = next(self._numbers)
-        answer = await self._ask(self._prepared, number, question=protocol.PrepareWeights(number, str(folder)))
-        if answer.failure is not None:
-            raise answer.failure.error()
-        return answer
+        paths, in_memory = tuple(map(str, checkpoint.paths)), bool(checkpoint.memory)
+        question = protocol.PrepareWeights(number, paths, in_memory)
+        answer = await self._ask(self._prepared, number, question=question)
+        if answer.facts is None:
+            raise answer.failure.error() if answer.failure is not None else EngineError("no weights were prepared")
+        return answer.facts
 
     async def apply_weights(self, version: str) -> None:
         """Puts the prepared weights in the place of the old ones. What its groups write from then on comes after this,
@@ -144,6 +148,17 @@ class NativeEngine:
         number = next(self._numbers)
         if await self._ask(self._renewed, number, question=protocol.ApplyWeights(number, version)) is None:
             raise EngineError("no new weights are prepared")
+
+    async def name_weights(self, version: str) -> None:
+        """Calls the weights that serve by another version."""
+        number = next(self._numbers)
+        await self._ask(self._renewed, number, question=protocol.NameWeights(number, version))
+
+    async def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of what the engine has in place of each tensor of a checkpoint. It must get no new
+        weights meanwhile."""
+        number = next(self._numbers)
+        return await self._ask(self._sums, number, question=protocol.SumWeights(number))
 
     def drop_weights(self) -> None:
         """Forgets prepared weights."""
@@ -197,6 +212,8 @@ class NativeEngine:
             case protocol.Renewed(number, info):
                 self._renew(info)
                 self._renewed.answer(number, info)
+            case protocol.Checksums(number, sums):
+                self._sums.answer(number, sums)
             case protocol.Held(number):
                 self._held.answer(number, None)
             case protocol.Connected(number, failure):
@@ -265,6 +282,7 @@ class NativeEngine:
         self._connections.fail_all(error)
         self._prepared.fail_all(error)
         self._renewed.fail_all(error)
+        self._sums.fail_all(error)
         self._held.fail_all(error)
         if self._stored:
             self._tell_of_blocks([Cleared()])

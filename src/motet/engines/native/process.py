@@ -153,10 +153,15 @@ class EngineLoop:
     def _obey_operator(self, command: Command) -> None:
         """Obeys commands that are for all groups."""
         match command:
-            case protocol.PrepareWeights(number, folder):
-                self._renewing.prepare(number, Path(folder))
+            case protocol.PrepareWeights():
+                self._renewing.prepare(command)
             case protocol.ApplyWeights(number, version):
                 self._send(protocol.Renewed(number, self._renewed(version)))
+            case protocol.NameWeights(number, version):
+                self._core.info = msgspec.structs.replace(self._core.info, weight_version=version)
+                self._send(protocol.Renewed(number, self._core.info))
+            case protocol.SumWeights(number):
+                self._renewing.sum(number)
             case protocol.DropWeights():
                 self._renewing.drop()
             case protocol.Hold(number, held):
@@ -201,7 +206,8 @@ class EngineLoop:
         info = self._renewal.applied(prepared, self._core.info, version=version)
         self._core.update(info, prepared.weights.apply)
         self._idle = False
-        logger.info("new weights, version %s: %d tensors, read in %.2f s", version, prepared.tensors, prepared.seconds)
+        facts = prepared.facts
+        logger.info("new weights, version %s: %d tensors, read in %.2f s", version, facts.tensors, facts.seconds)
         return info
 
     def _stats(self, *, check: bool) -> EngineStats:

@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from motet.config import EngineConfig
+from motet.engines.base import PreparedWeights
 from motet.engines.wire import CarriedError
 from motet.errors import StartupError
 from motet.ids import RequestId
@@ -77,7 +78,10 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     """Read new weights while the old ones serve; answered by WeightsPrepared. Those prepared before are dropped."""
 
     number: int
-    folder: str
+    paths: tuple[str, ...]
+    """Safetensors files, or folders with some."""
+    in_memory: bool
+    """True if they are in memory, so that nobody reads them again."""
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
@@ -85,6 +89,19 @@ class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     version: str
+
+
+class NameWeights(msgspec.Struct, frozen=True, tag=True):
+    """Call the weights that serve by another version; answered by Renewed."""
+
+    number: int
+    version: str
+
+
+class SumWeights(msgspec.Struct, frozen=True, tag=True):
+    """Compute the checksums of the weights that serve; answered by Checksums."""
+
+    number: int
 
 
 class DropWeights(msgspec.Struct, frozen=True, tag=True):
@@ -112,6 +129,8 @@ Command = (
     | AskStats
     | PrepareWeights
     | ApplyWeights
+    | NameWeights
+    | SumWeights
     | DropWeights
     | Hold
     | Close
@@ -150,11 +169,9 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 class WeightsPrepared(msgspec.Struct, frozen=True, tag=True):
     number: int
+    facts: PreparedWeights | None
     failure: CarriedError | None = None
-    tensors: int = 0
-    seconds: float = 0.0
-    whole: bool = False
-    """True if they are all tensors of the model."""
+    """Why they cannot be used."""
 
 
 class Renewed(msgspec.Struct, frozen=True, tag=True):
@@ -162,6 +179,12 @@ class Renewed(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     info: EngineInfo | None
+
+
+class Checksums(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    sums: dict[str, str]
+    """By the names of the tensors in a checkpoint."""
 
 
 class Held(msgspec.Struct, frozen=True, tag=True):
@@ -175,7 +198,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """Seconds that the present step has taken so far; 0 between two steps."""
 
 
-Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Held | Beat
+Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Checksums | Held | Beat
 
 
 class Pipes:

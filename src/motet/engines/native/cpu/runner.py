@@ -85,6 +85,9 @@ class PackedWeights:
     def begin(self) -> "NewPackedWeights":
         return NewPackedWeights(self._runner)
 
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        return self._runner.model.numbers(name)
+
 
 class NewPackedWeights:
     def __init__(self, runner: CpuRunner) -> None:
