@@ -1,11 +1,16 @@
 """Hundreds of updates leave nothing behind: no memory, threads, files or blocks, in no process of the cell."""
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from motet.weights import Way, push
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, chat
 from tests.fault.running_cell import TOGETHER, RunningCell
@@ -50,11 +55,16 @@ async def held(cell: RunningCell) -> dict[str, Held]:
 
 
 async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) -> list[Answer]:
-    """Gives the cell both sets of weights in turn, and returns the answers in between."""
+    """Gives the cell both sets of weights in turn, by each way in turn, and returns the answers in between."""
     answers = []
+    sets: list[dict[str, torch.Tensor]] = [load_file(folder / "model.safetensors") for folder in folders]
     for i in range(number):
-        body = {"weight_dir": str(folders[(i + 1) % 2])}
-        (await cell.http.post("/update_weights", json=body)).raise_for_status()
+        which, way = (i + 1) % 2, (None, Way.MEMORY, Way.HTTP)[i % 3]
+        if way is None:
+            body = {"weight_dir": str(folders[which])}
+            (await cell.http.post("/update_weights", json=body)).raise_for_status()
+        else:
+            await asyncio.to_thread(partial(push, cell.url, sets[which], way=way))
         if i % ANSWERED_EVERY in (0, 1):
             answers.append(await ask(cell.http, CHAT, chat("a chat", n=3)))
     return answers
