@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.api.noted_weights import NotedWeights
 from tests.api.serving import Serving
-from tests.api.test_rollouts import NotedWeights
 
 pytestmark = pytest.mark.anyio
 
@@ -37,11 +37,17 @@ def has_tokens(answer: Any) -> bool:
     )
 
 
+def has_tokens_of_a_completion(answer: Any) -> bool:
+    (choice,) = answer["choices"]
+    return len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
+
+
 READ: dict[str, Callable[[Any], bool]] = {
     "/health": lambda answer: True,
     "/liveness": lambda answer: True,
     "/v1/models": lambda answer: answer["data"][0]["id"] == "tiny",
     "/v1/chat/completions": has_tokens_of_a_chat,
+    "/v1/completions": has_tokens_of_a_completion,
     "/inference/v1/generate": has_tokens,
     "/tokenize": lambda answer: len(answer["tokens"]) > 0,
     "/detokenize": lambda answer: isinstance(answer["prompt"], str),

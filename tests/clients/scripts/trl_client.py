@@ -1,14 +1,21 @@
-"""TRL's VLLMClient as it is: texts and ids with n, log-probabilities, chats with tools, scores of given sequences.
+"""TRL's VLLMClient as it is: texts and ids with n, log-probabilities, chats with tools, scores of given sequences, and
+new weights.
 
-TRL asks whether vLLM is installed before it makes a client. That one check is answered with yes here.
+TRL asks whether vLLM is installed before it makes a client. That one check is answered with yes here, and in place of
+NCCL, which vLLM brings and which needs a GPU, the tensors go to the server in the body of a request.
 """
 
 import math
+from collections.abc import Callable, Iterator
 
+import requests
+import torch
+from safetensors.torch import save
 from scene import URL, WEATHER
 from trl.generation import vllm_client
 from trl.generation.vllm_client import VLLMClient
 
+SERVER = URL.removesuffix("/v1")
 N, MAX_TOKENS = 3, 6
 TOP = 100
 PROMPTS = ["A boat is", "The sea"]
@@ -17,10 +24,13 @@ CHATS = [[{"role": "user", "content": "Name a boat."}], [{"role": "user", "conte
 
 def main() -> None:
     vllm_client.is_vllm_available = lambda min_version=None: True
-    client = VLLMClient(base_url=URL.removesuffix("/v1"), connection_timeout=60)
+    vllm_client._HAS_STATEFUL_TRAINER_ENGINE = True  # noqa: SLF001 as with the vLLM that it wants
+    vllm_client.packed_nccl_broadcast_producer = send
+    client = VLLMClient(base_url=SERVER, connection_timeout=60)
     generate(client)
     chat(client)
     score(client)
+    update(client)
 
 
 def generate(client: VLLMClient) -> None:
@@ -57,6 +67,40 @@ def score(client: VLLMClient) -> None:
             assert scores["actual_token_ids"][i] == [[token] for token in got["completion_ids"][i]]
             for (told,), (again,) in zip(drawn, scores["actual_logprobs"][i], strict=True):
                 assert math.isclose(told, again, abs_tol=0.05)
+
+
+class Last(torch.nn.Module):
+    """The last norm of the model, as a whole model names it."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.model = torch.nn.ModuleDict({"norm": torch.nn.RMSNorm(576)})
+        torch.nn.init.constant_(self.model["norm"].weight, scale)
+
+
+def send(
+    iterator: Iterator[tuple[str, torch.Tensor]], group: None, src: int, post_iter_func: Callable[..., torch.Tensor]
+) -> None:
+    """Sends the tensors that TRL announces in another request at the same time."""
+    body = save({item[0]: post_iter_func(item).contiguous() for item in iterator})
+    headers = {"Content-Type": "application/octet-stream"}
+    requests.post(f"{SERVER}/update_weights", data=body, headers=headers).raise_for_status()
+
+
+def update(client: VLLMClient) -> None:
+    """Each way of an update changes what the server writes, and equal weights write equal answers."""
+    same = {"max_tokens": MAX_TOKENS, "temperature": 0.0, "generation_kwargs": {"ignore_eos": True}}
+    answers = [client.generate(PROMPTS, **same)["completion_ids"]]
+    for scale in (1.0, -1.0):
+        client.update_model_params(Last(scale))
+        answers.append(client.generate(PROMPTS, **same)["completion_ids"])
+    name, weight = "model.norm.weight", torch.ones(576)
+    client.update_named_param(name, weight)
+    answers.append(client.generate(PROMPTS, **same)["completion_ids"])
+    with client.weight_update():
+        client.update_named_param(name, -weight)
+    answers.append(client.generate(PROMPTS, **same)["completion_ids"])
+    assert answers[1] == answers[3] and answers[2] == answers[4] and answers[1] != answers[2]
 
 
 def check(got: dict[str, list], width: int | None) -> None:
