@@ -112,6 +112,21 @@ async def test_if_all_die_the_version_stays_and_the_error_is_told() -> None:
     assert weights.version == "0"
 
 
+async def test_updates_are_counted_with_their_time() -> None:
+    router = Router(Fleet())
+    one = RenewableEngine()
+    router.fleet.put(Worker("engine-0", one, "-"))
+    weights = CellWeights(router)
+    await weights.update(NEW, None)
+    await weights.update(NEW, None)
+    one.fails["prepare"] = RequestError("tensor a is wrong")
+    with pytest.raises(RequestError):
+        await weights.update(NEW, None)
+    figures = router.figures()
+    assert figures.weight_updates == {"applied": 2, "failed": 1}
+    assert sum(figures.weight_update_seconds) == 2 and figures.weight_update_seconds_sum > 0
+
+
 async def test_an_engine_that_is_started_anew_reads_what_is_still_true() -> None:
     """The last folder with all tensors, and those with some that came after it."""
     one = RenewableEngine()

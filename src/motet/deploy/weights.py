@@ -8,6 +8,8 @@ folders again, and does not serve if they hold something else by then.
 """
 
 import asyncio
+import time
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Protocol, runtime_checkable
 from motet.engines.base import Engine, Worker, WorkerState
 from motet.engines.native.protocol import WeightsPrepared
 from motet.errors import EngineError, NoWorkerError, StartupError
+from motet.metrics.routing import UPDATE_S
 from motet.routing.router import Router
 from motet.types import FIRST_VERSION, PauseMode
 
@@ -60,6 +63,7 @@ class CellWeights:
         self._router = router
         self._fleet = router.fleet
         self._count = 0
+        router.counts.weight_update_seconds = self._update_seconds = [0] * (len(UPDATE_S) + 1)
         self._updates: list[Update] = []
         """What an engine must read that is started anew, in order."""
 
@@ -115,8 +119,20 @@ class CellWeights:
         """Gives all engines the weights in a folder, and returns the name of that version: by default the number of
         updates. Groups under way go on with them. Raises RequestError if the weights cannot be used, and EngineError if
         an engine is not there; then all have the old ones."""
-        updating = asyncio.ensure_future(self._update(folder, version))
+        updating = asyncio.ensure_future(self._counted(folder, version))
         return await asyncio.shield(updating)  # it is not left half done if nobody waits for it any more
+
+    async def _counted(self, folder: Path, version: str | None) -> str:
+        begun_s, figures = time.monotonic(), self._router.counts
+        try:
+            name = await self._update(folder, version)
+        except BaseException:
+            figures.weight_updates["failed"] += 1
+            raise
+        figures.weight_updates["applied"] += 1
+        figures.weight_update_seconds_sum += (seconds := time.monotonic() - begun_s)
+        self._update_seconds[bisect_left(UPDATE_S, seconds)] += 1
+        return name
 
     async def _update(self, folder: Path, version: str | None) -> str:
         async with self.lock:
