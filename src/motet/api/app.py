@@ -26,6 +26,7 @@ from motet.api.operators import admin_router, membership_router
 from motet.api.render import render_router
 from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
+from motet.api.server_info import server_info_router
 from motet.api.service import Service
 
 ROUTERS = (
@@ -39,6 +40,7 @@ ROUTERS = (
     admin_router,
     membership_router,
     rollout_router,
+    server_info_router,
     engine_router,
 )
 

@@ -33,7 +33,10 @@ from motet.transfer.ticket import is_loopback
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/liveness", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
-TRAINERS = ("/pause", "/resume", "/is_paused", "/abort_requests", "/update_weights", "/weight_info")
+TRAINERS = (
+    *("/pause", "/resume", "/is_paused", "/abort_requests", "/update_weights", "/weight_info"),
+    *("/server_info", "/get_world_size"),
+)
 """A client's key never opens them, since they change what every client gets."""
 WORKERS = ("/engine",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

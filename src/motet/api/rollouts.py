@@ -17,7 +17,6 @@ from motet.api.answer import json_response
 from motet.api.caller import new_router
 from motet.api.schemas.shared import Schema
 from motet.api.service import Service, Weights
-from motet.errors import NotFoundError
 from motet.types import PauseMode
 
 MAX_VERSION_CHARS = 200
@@ -77,9 +76,4 @@ def rollout_router(service: Service) -> APIRouter:
 
 
 def _weights(service: Service) -> Weights:
-    """Raises NotFoundError unless these routes are open here."""
-    if not service.config.rl:
-        raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
-    if service.weights is None:
-        raise NotFoundError("The engines of this server are elsewhere: ask their own servers.", code="no_engines_here")
-    return service.weights
+    return service.opened(service.weights)

@@ -14,14 +14,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.failure import above_maximum
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
 from motet.engines.base import ANSWERING, WorkerReport, Workers, WorkerState
-from motet.errors import EngineError, EngineSilentError, NoSingleModelError, RequestError
+from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
 from motet.settings.named_worker import NamedWorker
@@ -68,6 +68,8 @@ class Weights(Protocol):
         that cannot be used, and EngineError if an engine is not there."""
         ...
 
+
+Opened = TypeVar("Opened")
 
 Connect = Callable[[TransferAddress], Awaitable[None]]
 """Raises MotetError if the two cannot meet."""
@@ -170,6 +172,16 @@ class Service:
         """The id of the worker, if there is just one; else empty."""
         reports = self.workers.reports()
         return reports[0].id if len(reports) == 1 else ""
+
+    def opened(self, part: Opened | None) -> Opened:
+        """Returns what a route of trainers is about. Raises NotFoundError unless these routes are open here."""
+        if not self.config.rl:
+            raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
+        if part is None:
+            raise NotFoundError(
+                "The engines of this server are elsewhere: ask their own servers.", code="no_engines_here"
+            )
+        return part
 
     def start_drain(self) -> None:
         """Takes no new groups from now on; those that run finish."""
