@@ -30,10 +30,16 @@ class RenewableEngine(FakeEngine):
         """The error of each method that fails."""
         self.prepared: Path | None = None
         self.held = False
+        self.read: list[Path] = []
+        """The folders that were read; `OLD` for the weights of the start."""
+        self.has_kv = self.has_weights = True
+        self.emptied: list[bool] = []
+        """For each time that its prefix cache was emptied: True if groups had to compute their KV anew."""
 
-    async def prepare_weights(self, folder: Path) -> WeightsPrepared:
+    async def prepare_weights(self, folder: Path | None) -> WeightsPrepared:
         self._fail("prepare")
-        self.prepared = folder
+        self.prepared = folder or OLD
+        self.read.append(self.prepared)
         return WeightsPrepared(0, whole=folder != SOME)
 
     async def apply_weights(self, version: str) -> None:
@@ -41,7 +47,7 @@ class RenewableEngine(FakeEngine):
         assert self.prepared is not None
         digest = f"{self.info.model_digest}+{SOME}" if self.prepared == SOME else str(self.prepared)
         self.info = msgspec.structs.replace(self.info, model_digest=digest, weight_version=version)
-        self.prepared = None
+        self.prepared, self.has_weights = None, True
 
     def drop_weights(self) -> None:
         self.prepared = None
@@ -49,6 +55,20 @@ class RenewableEngine(FakeEngine):
     async def hold(self, held: bool) -> None:
         self._fail("hold")
         self.held = held
+        assert held or (self.has_kv and self.has_weights)
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        self._fail("forget")
+        self.emptied.append(anew)
+
+    async def sleep(self, *, weights: bool) -> None:
+        self._fail("sleep")
+        assert self.held
+        self.has_kv, self.has_weights = False, self.has_weights and not weights
+
+    async def wake(self) -> None:
+        self._fail("wake")
+        self.has_kv = True
 
     def _fail(self, what: str) -> None:
         if (error := self.fails.get(what)) is not None:

@@ -28,6 +28,7 @@ from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
 from motet.api.server_info import server_info_router
 from motet.api.service import Service
+from motet.api.sleep import sleep_router
 
 ROUTERS = (
     chat_router,
@@ -40,6 +41,7 @@ ROUTERS = (
     admin_router,
     membership_router,
     rollout_router,
+    sleep_router,
     server_info_router,
     engine_router,
 )

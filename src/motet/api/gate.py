@@ -35,7 +35,7 @@ OPEN_ROUTES = frozenset({"/health", "/ping", "/liveness", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
 TRAINERS = (
     *("/pause", "/resume", "/is_paused", "/abort_requests", "/update_weights", "/weight_info"),
-    *("/server_info", "/get_world_size"),
+    *("/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/server_info", "/get_world_size"),
 )
 """A client's key never opens them, since they change what every client gets."""
 WORKERS = ("/engine",)

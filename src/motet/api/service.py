@@ -20,7 +20,7 @@ from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights
 from motet.api.failure import above_maximum
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
-from motet.engines.base import ANSWERING, WorkerReport, Workers, WorkerState
+from motet.engines.base import ANSWERING, SleepTag, WorkerReport, Workers, WorkerState
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
@@ -69,6 +69,29 @@ class Weights(Protocol):
         ...
 
 
+class Sleep(Protocol):
+    """The memory of the engines that were started here (`deploy.sleep`)."""
+
+    @property
+    def asleep(self) -> bool:
+        """True while they compute nothing, whatever memory they have given back."""
+        ...
+
+    async def sleep(self, level: int, mode: PauseMode) -> None:
+        """Pauses; gives back the KV cache from level 1 on, and the weights at level 2. Raises RequestError if the
+        engines cannot."""
+        ...
+
+    async def wake(self, tags: Collection[SleepTag]) -> bool:
+        """Takes memory again: all, or only that of these tags. Returns True if all is there and groups go on. Raises
+        EngineError if weights cannot be read again."""
+        ...
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties all prefix caches. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
+
 Opened = TypeVar("Opened")
 
 Connect = Callable[[TransferAddress], Awaitable[None]]
@@ -90,6 +113,8 @@ class Service:
     """How workers join and leave; None: they are fixed."""
     weights: Weights | None = None
     """None if its engines are elsewhere."""
+    sleep: Sleep | None = None
+    """As `weights`."""
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None

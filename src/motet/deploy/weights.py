@@ -11,24 +11,28 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from motet.engines.base import Engine, Worker, WorkerState
+from motet.engines.base import Engine, SleepTag, Worker, WorkerState
 from motet.engines.native.protocol import WeightsPrepared
-from motet.errors import EngineError, NoWorkerError, StartupError
+from motet.errors import EngineError, NoWorkerError, RequestError, StartupError
 from motet.metrics.routing import UPDATE_S
 from motet.routing.router import Router
-from motet.types import FIRST_VERSION, PauseMode
+from motet.types import FIRST_VERSION, EngineInfo, PauseMode
 
 
 @runtime_checkable
 class Renewable(Protocol):
     """An engine that can get new weights while it lives (`NativeEngine`)."""
 
-    async def prepare_weights(self, folder: Path) -> WeightsPrepared:
-        """Reads new weights while the old ones serve. Raises RequestError if they cannot be used."""
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def prepare_weights(self, folder: Path | None) -> WeightsPrepared:
+        """Reads new weights while the old ones serve; None: those of the start. Raises RequestError if they cannot be
+        used."""
         ...
 
     async def apply_weights(self, version: str) -> None:
@@ -43,6 +47,18 @@ class Renewable(Protocol):
         """Stops all groups between two steps, or lets them go on."""
         ...
 
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
+    async def sleep(self, *, weights: bool) -> None:
+        """Gives the memory of the KV cache back, and with `weights` theirs. It must be held."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes the memory of the KV cache again."""
+        ...
+
 
 @dataclass(frozen=True)
 class Update:
@@ -52,6 +68,18 @@ class Update:
     version: str
     digest: str
     """The `model_digest` of the engines that have them."""
+    whole: bool
+    """True if they are all tensors of the model."""
+
+
+@dataclass
+class Asleep:
+    """The memory that the engines of a cell have given back (`deploy.sleep`)."""
+
+    tags: set[SleepTag] = field(default_factory=set)
+    """What has not been woken yet; empty while they are awake."""
+    weights_lost: bool = False
+    """True while their weights must be read again."""
 
 
 class CellWeights:
@@ -60,6 +88,7 @@ class CellWeights:
     def __init__(self, router: Router) -> None:
         self.lock = asyncio.Lock()
         self.paused = False
+        self.asleep = Asleep()
         self._router = router
         self._fleet = router.fleet
         self._count = 0
@@ -74,16 +103,31 @@ class CellWeights:
     async def bring(self, engine: Engine) -> None:
         """Gives a new engine the weights of the cell. Raises StartupError if their folders hold other ones by now, and
         RequestError if they cannot be read."""
-        if self._updates and not isinstance(engine, Renewable):
+        if (self._updates or self.asleep.tags) and not isinstance(engine, Renewable):
             raise StartupError("it cannot get the weights of the others")
+        if not isinstance(engine, Renewable):
+            return
+        await self._bring_updates(engine)
+        if self.paused:
+            await engine.hold(True)
+        if self.asleep.tags:
+            await engine.sleep(weights=self.asleep.weights_lost)
+            if SleepTag.KV_CACHE not in self.asleep.tags:
+                await engine.wake()
+
+    async def bring_again(self, engine: Renewable) -> None:
+        """Gives an engine that has lost its weights those of the cell. Raises what `bring` raises."""
+        if not (self._updates and self._updates[0].whole):
+            await engine.prepare_weights(None)
+            await engine.apply_weights(FIRST_VERSION)
+        await self._bring_updates(engine)
+
+    async def _bring_updates(self, engine: Renewable) -> None:
         for update in self._updates:
-            assert isinstance(engine, Renewable)
             await engine.prepare_weights(update.folder)
             await engine.apply_weights(update.version)
             if engine.info.model_digest != update.digest:
                 raise StartupError(f"{update.folder} does not hold the weights of version {update.version} any more")
-        if self.paused and isinstance(engine, Renewable):
-            await engine.hold(True)
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns once nothing is computed; new groups wait in the queue. May be called twice."""
@@ -93,8 +137,13 @@ class CellWeights:
         elif mode is PauseMode.ABORT:
             await self._router.cut()
         async with self.lock:
-            self.paused = True
-            await self._hold(True)
+            await self.halt()
+
+    async def halt(self) -> None:
+        """Holds all engines and shuts the queue. The caller has `lock`."""
+        self._router.waiting.shut(True)
+        self.paused = True
+        await self._hold(True)
 
     async def _rest(self) -> None:
         """Waits for the groups under way. If the caller leaves meanwhile, there is no pause."""
@@ -109,11 +158,19 @@ class CellWeights:
         return await self._router.cut(traces)
 
     async def resume(self) -> None:
-        """Lets all groups go on. May be called twice."""
+        """Lets all groups go on. May be called twice. Raises RequestError while the engines sleep."""
         async with self.lock:
-            self.paused = False
-            await self._hold(False)
-            self._router.waiting.shut(False)
+            if self.asleep.tags:
+                raise RequestError(
+                    "The engines of this server are asleep: POST /wake_up lets them go on.", code="asleep"
+                )
+            await self.go_on()
+
+    async def go_on(self) -> None:
+        """Undoes `halt`. The caller has `lock`, and the engines are awake."""
+        self.paused = False
+        await self._hold(False)
+        self._router.waiting.shut(False)
 
     async def update(self, folder: Path, version: str | None) -> str:
         """Gives all engines the weights in a folder, and returns the name of that version: by default the number of
@@ -147,8 +204,9 @@ class CellWeights:
             name = str(self._count + 1) if version is None else version
             renewed = await self._apply(engines, name)
             digest = renewed.engine.info.model_digest
-            update = Update(folder, name, digest)
-            self._updates = [update] if prepared[0].whole else [*self._updates, update]
+            update = Update(folder, name, digest, prepared[0].whole)
+            self._updates = [update] if update.whole else [*self._updates, update]
+            self.asleep.weights_lost &= not update.whole
             self._count += 1
             for old in before:
                 self._fleet.renewed(old, digest)
@@ -180,8 +238,11 @@ class CellWeights:
 
     async def _hold(self, held: bool) -> None:
         """Holds all engines that are there, or lets them go on. One that dies meanwhile is held when it is back."""
-        workers = [member.worker for member in self._fleet.members if member.worker is not None]
-        engines = [worker.engine for worker in workers if worker.local and isinstance(worker.engine, Renewable)]
-        for answer in await asyncio.gather(*(engine.hold(held) for engine in engines), return_exceptions=True):
+        for answer in await asyncio.gather(*(engine.hold(held) for engine in self.there()), return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
                 raise answer
+
+    def there(self) -> list[Renewable]:
+        """Returns the engines of this machine that are there now."""
+        workers = [member.worker for member in self._fleet.members if member.worker is not None]
+        return [worker.engine for worker in workers if worker.local and isinstance(worker.engine, Renewable)]

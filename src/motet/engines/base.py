@@ -62,6 +62,15 @@ class Engine(Protocol):
         ...
 
 
+class SleepTag(StrEnum):
+    """What an engine that sleeps has given up, in vLLM's words."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+    SCHEDULING = "scheduling"
+    """It computes nothing; over when all else is awake."""
+
+
 class WorkerState(StrEnum):
     """The state of a worker. Only one that is ready gets new groups."""
 

@@ -55,7 +55,7 @@ class NativeEngine:
         self._connections: Questions[int, None] = Questions()
         self._prepared: Questions[int, protocol.WeightsPrepared] = Questions()
         self._renewed: Questions[int, EngineInfo | None] = Questions()
-        self._held: Questions[int, None] = Questions()
+        self._obeyed: Questions[int, None] = Questions()
         self._numbers = count()
         self._stored = False
         """True once the engine's prefix cache has reported blocks."""
@@ -129,11 +129,11 @@ class NativeEngine:
         number = next(self._numbers)
         return await self._ask(self._stats, number, question=protocol.AskStats(number, check))
 
-    async def prepare_weights(self, folder: Path) -> protocol.WeightsPrepared:
-        """Reads new weights from a folder while the old ones serve. Raises RequestError, which names the tensor or the
-        file, if they cannot be used."""
-        number = next(self._numbers)
-        answer = await self._ask(self._prepared, number, question=protocol.PrepareWeights(number, str(folder)))
+    async def prepare_weights(self, folder: Path | None) -> protocol.WeightsPrepared:
+        """Reads new weights from a folder while the old ones serve; None: those of the start. Raises RequestError,
+        which names the tensor or the file, if they cannot be used."""
+        number, place = next(self._numbers), None if folder is None else str(folder)
+        answer = await self._ask(self._prepared, number, question=protocol.PrepareWeights(number, place))
         if answer.failure is not None:
             raise answer.failure.error()
         return answer
@@ -153,7 +153,23 @@ class NativeEngine:
     async def hold(self, held: bool) -> None:
         """Stops all groups between two steps, or lets them go on. They keep all they have."""
         number = next(self._numbers)
-        await self._ask(self._held, number, question=protocol.Hold(number, held))
+        await self._ask(self._obeyed, number, question=protocol.Hold(number, held))
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
+        number = next(self._numbers)
+        await self._ask(self._obeyed, number, question=protocol.ForgetPrefixes(number, anew))
+
+    async def sleep(self, *, weights: bool) -> None:
+        """Gives the memory of the KV cache back to the system, and with `weights` theirs: then all tensors must be
+        brought before it goes on. The engine must be held."""
+        number = next(self._numbers)
+        await self._ask(self._obeyed, number, question=protocol.Sleep(number, weights))
+
+    async def wake(self) -> None:
+        """Takes the memory of the KV cache again."""
+        number = next(self._numbers)
+        await self._ask(self._obeyed, number, question=protocol.Wake(number))
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
@@ -197,8 +213,8 @@ class NativeEngine:
             case protocol.Renewed(number, info):
                 self._renew(info)
                 self._renewed.answer(number, info)
-            case protocol.Held(number):
-                self._held.answer(number, None)
+            case protocol.Obeyed(number):
+                self._obeyed.answer(number, None)
             case protocol.Connected(number, failure):
                 if failure is None:
                     self._connections.answer(number, None)
@@ -265,7 +281,7 @@ class NativeEngine:
         self._connections.fail_all(error)
         self._prepared.fail_all(error)
         self._renewed.fail_all(error)
-        self._held.fail_all(error)
+        self._obeyed.fail_all(error)
         if self._stored:
             self._tell_of_blocks([Cleared()])
 

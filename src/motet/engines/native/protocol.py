@@ -77,7 +77,8 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     """Read new weights while the old ones serve; answered by WeightsPrepared. Those prepared before are dropped."""
 
     number: int
-    folder: str
+    folder: str | None
+    """None for the weights of the start."""
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
@@ -92,10 +93,32 @@ class DropWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Compute nothing from now on, or go on; answered by Held. Groups keep all they have."""
+    """Compute nothing from now on, or go on; answered by Obeyed. Groups keep all they have."""
 
     number: int
     held: bool
+
+
+class ForgetPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """Empty the prefix cache; answered by Obeyed."""
+
+    number: int
+    anew: bool
+    """True if groups under way must compute their KV anew."""
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give the memory of the KV cache back to the system; answered by Obeyed. The engine is held already."""
+
+    number: int
+    weights: bool
+    """True if the weights' memory is given back too."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Take the memory of the KV cache again; answered by Obeyed."""
+
+    number: int
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +137,9 @@ Command = (
     | ApplyWeights
     | DropWeights
     | Hold
+    | ForgetPrefixes
+    | Sleep
+    | Wake
     | Close
 )
 
@@ -164,7 +190,9 @@ class Renewed(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo | None
 
 
-class Held(msgspec.Struct, frozen=True, tag=True):
+class Obeyed(msgspec.Struct, frozen=True, tag=True):
+    """An order with this number has been carried out."""
+
     number: int
 
 
@@ -175,7 +203,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """Seconds that the present step has taken so far; 0 between two steps."""
 
 
-Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Held | Beat
+Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Obeyed | Beat
 
 
 class Pipes:

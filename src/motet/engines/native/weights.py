@@ -23,9 +23,10 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from motet.engines.native.fingerprint import MODEL_DIGITS
+from motet.engines.native.memory import give_back
 from motet.engines.native.protocol import WeightsPrepared
 from motet.engines.wire import CarriedError
-from motet.errors import EngineError, ModelLoadError, MotetError, RequestError
+from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
 from motet.models.folder import check_safetensors, weight_files
 from motet.models.weights import weights_digest
 from motet.transfer.mailbox import Mailbox
@@ -68,6 +69,10 @@ class LiveWeights(Protocol):
         """Returns new weights that begin as a copy of those that serve."""
         ...
 
+    def forget(self) -> None:
+        """Gives their memory back to the system. Before the next run new ones must be applied, all tensors of them."""
+        ...
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -97,6 +102,10 @@ class TensorWeights:
 
     def begin(self) -> "NewTensors":
         return NewTensors(self._slots, self._dtype)
+
+    def forget(self) -> None:
+        for slot in self._slots.values():
+            give_back(slot.numbers)
 
 
 class NewTensors:
@@ -140,23 +149,38 @@ class Prepared:
     seconds: float
     whole: bool
     """True if they are all tensors of the model."""
+    first: bool = False
+    """True if they are those of the start."""
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """The weights with which the engine was started."""
+
+    folder: Path
+    digest: str
+    load: Callable[[], nn.Module]
+    """Loads the model again. Raises StartupError subclasses."""
 
 
 class Renewal:
     """Brings an engine new weights, in two steps: `prepare` reads them while it serves, `applied` tells what it is with
     them."""
 
-    def __init__(self, live: LiveWeights, *, digest: str, name_of: Callable[[str], str], cache: Path) -> None:
-        """`digest`: that of the weights that serve. `name_of` makes the model's digest of that of its weights. `cache`:
-        the folder that keeps digests of large files."""
+    def __init__(self, live: LiveWeights, first: FirstWeights, *, name_of: Callable[[str], str], cache: Path) -> None:
+        """`first`: the weights that serve. `name_of` makes the model's digest of that of its weights. `cache`: the
+        folder that keeps digests of large files."""
         self._live = live
-        self._digest = digest
+        self._first = first
+        self._digest = first.digest
         self._name_of = name_of
         self._cache = cache
+        self._forgotten = False
+        """True while the memory of the weights is given back."""
 
     def over(self, live: LiveWeights) -> "Renewal":
         """Returns the same for a model with the same weights that has them elsewhere."""
-        return Renewal(live, digest=self._digest, name_of=self._name_of, cache=self._cache)
+        return Renewal(live, self._first, name_of=self._name_of, cache=self._cache)
 
     def prepare(self, folder: Path) -> Prepared:
         """Reads new weights from the safetensors files of a folder, all tensors or some. Raises RequestError, which
@@ -165,6 +189,9 @@ class Renewal:
         try:
             headers = {file: check_safetensors(file)[0] for file in weight_files(folder)}
             names = check_tensors(headers, self._live)
+            missing = missing_names(names, self._live)
+            if missing and self._forgotten:
+                raise wrong(min(missing), "it is not there, and the old weights are asleep: POST /wake_up?tags=weights")
             new = self._live.begin()
             with ExitStack() as stack:
                 for name, tensor in _tensors(stack, headers, tied=self._live.tied):
@@ -172,20 +199,37 @@ class Renewal:
             digest = weights_digest(folder, self._cache)
         except (ModelLoadError, SafetensorError, OSError) as error:
             raise RequestError(f"Invalid '{FIELD}': {error}", param=FIELD, code="invalid_weights") from error
-        whole = not missing_names(names, self._live)
-        if not whole:
+        if missing:
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
-        return Prepared(new, digest, len(names), time.monotonic() - begun_s, whole)
+        return Prepared(new, digest, len(names), time.monotonic() - begun_s, whole=not missing)
+
+    def prepare_first(self) -> Prepared:
+        """Reads the weights of the start again. Raises EngineError if they are not there any more."""
+        begun_s, first = time.monotonic(), self._first
+        try:
+            if weights_digest(first.folder, self._cache) != first.digest:
+                raise EngineError(f"{first.folder} does not hold the weights of the start any more")
+            new, tensors = self._live.begin(), dict(first.load().named_parameters(remove_duplicate=False))
+        except StartupError as error:
+            raise EngineError(f"the weights of the start cannot be read again: {error.message}") from error
+        for name, tensor in tensors.items():
+            new.write(name, tensor)
+        return Prepared(new, first.digest, len(tensors), time.monotonic() - begun_s, whole=True, first=True)
+
+    def forget(self) -> None:
+        """Gives the memory of the weights back. New ones must be applied, all tensors of them, before the next step."""
+        self._live.forget()
+        self._forgotten = True
 
     def applied(self, prepared: Prepared, info: EngineInfo, *, version: str) -> EngineInfo:
         """Returns the facts of an engine that has these weights from now on."""
-        self._digest = prepared.digest
+        self._digest, self._forgotten = prepared.digest, False
         model = self._name_of(prepared.digest)
         return msgspec.structs.replace(
             info,
             model_digest=model,
             weight_version=version,
-            block_weights=model,
+            block_weights="" if prepared.first else model,
             fingerprint=info.fingerprint.replace(info.model_digest[:MODEL_DIGITS], model[:MODEL_DIGITS]),
         )
 
@@ -205,7 +249,8 @@ class Renewing:
         """Returns a descriptor that is readable while `take` has something to return."""
         return self._done.fileno()
 
-    def prepare(self, number: int, folder: Path) -> None:
+    def prepare(self, number: int, folder: Path | None) -> None:
+        """`folder`: None for the weights of the start."""
         self.drop()
         self._number = number
         threading.Thread(target=self._work, args=(number, folder), name="weights", daemon=True).start()
@@ -234,15 +279,15 @@ class Renewing:
         self.drop()
         self._done.close()
 
-    def _work(self, number: int, folder: Path) -> None:
+    def _work(self, number: int, folder: Path | None) -> None:
         done: Prepared | MotetError
         try:
-            done = self._renewal.prepare(folder)
+            done = self._renewal.prepare_first() if folder is None else self._renewal.prepare(folder)
         except MotetError as error:
             done = error
         except Exception as error:  # for instance without memory: the old weights serve on
             logger.exception("new weights could not be read")
-            done = EngineError(f"the new weights in {folder} could not be read: {error!r}")
+            done = EngineError(f"the weights in {folder or 'the folder of the start'} could not be read: {error!r}")
         self._done.put((number, done))
 
 

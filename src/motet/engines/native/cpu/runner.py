@@ -85,6 +85,9 @@ class PackedWeights:
     def begin(self) -> "NewPackedWeights":
         return NewPackedWeights(self._runner)
 
+    def forget(self) -> None:
+        self._runner.model.memory.forget()
+
 
 class NewPackedWeights:
     def __init__(self, runner: CpuRunner) -> None:

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.cpu import library as c
 from motet.engines.native.kv.storage import KVStorage
+from motet.engines.native.memory import give_back
 from motet.engines.native.weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
@@ -215,6 +216,7 @@ class PackedModel:
 
     def _rows(self, weight: torch.Tensor) -> int:
         self._place(weight, partial(write_numbers, kept=len(self.memory.kept)))
+        self.memory.rows.append(len(self.memory.kept))
         return self._keep(weight.detach())
 
     def _place(self, parameter: torch.Tensor, write: "Write") -> None:
@@ -370,6 +372,8 @@ class Memory:
     kept: list[torch.Tensor] = field(default_factory=list)
     products: list[Panels] = field(default_factory=list)
     """Those of `kept` that are weights of products."""
+    rows: list[int] = field(default_factory=list)
+    """Numbers of those of `kept` that are embeddings."""
 
     def copied(self) -> tuple["Memory", dict[int, int]]:
         """Returns a copy, and the address there of each tensor by its address here."""
@@ -377,7 +381,14 @@ class Memory:
         kept = [self.arena.moved(tensor, arena.memory) for tensor in self.kept]
         of = {id(old): new for old, new in zip(self.kept, kept, strict=True)}
         addresses = {old.data_ptr(): new.data_ptr() for old, new in zip(self.kept, kept, strict=True)}
-        return Memory(arena, kept, [panels.moved(of) for panels in self.products]), addresses
+        return Memory(arena, kept, [panels.moved(of) for panels in self.products], self.rows), addresses
+
+    def forget(self) -> None:
+        """Gives all large weights back to the system until they are next written. Angles and norms stay: together they
+        are small, and angles are in no checkpoint."""
+        give_back(self.arena.memory)
+        for number in self.rows:
+            give_back(self.kept[number])
 
 
 def write_columns(
