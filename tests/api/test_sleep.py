@@ -28,6 +28,8 @@ class NotedSleep:
         self.asleep = self.asleep and bool(tags)
         return not self.asleep
 
+    async def let_groups_end(self) -> None: ...
+
     async def forget_prefixes(self, *, anew: bool) -> None:
         self.asked.append(anew)
 

@@ -8,7 +8,7 @@ import pytest
 from motet.deploy.sleep import CellSleep
 from motet.deploy.weights import CellWeights
 from motet.engines.base import SleepTag, Worker
-from motet.errors import EngineError, RequestError
+from motet.errors import EngineError, MotetError, RequestError
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
 from motet.types import PauseMode
@@ -31,7 +31,7 @@ class SleepingCell:
         await self.sleep.sleep(level, PauseMode.KEEP)
 
 
-def on_cpu(**fails: EngineError) -> RenewableEngine:
+def on_cpu(**fails: MotetError) -> RenewableEngine:
     engine = RenewableEngine(fails=dict(fails))
     engine.info = msgspec.structs.replace(engine.info, device="cpu")
     return engine
@@ -152,6 +152,42 @@ async def test_if_weights_cannot_be_read_again_the_cell_sleeps_on_and_an_update_
     await cell.weights.update(NEW, None)
     assert await cell.sleep.wake(())
     assert one.read == [NEW]
+
+
+async def test_a_folder_of_weights_that_is_gone_is_no_fault_of_whoever_wakes_the_cell() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.weights.update(NEW, None)
+    await cell.fall_asleep(2)
+    one.fails["prepare"] = RequestError("Invalid 'weight_dir': new has no weights")
+    with pytest.raises(EngineError, match=r"cannot be read again: .*new has no weights"):
+        await cell.sleep.wake(())
+
+
+async def test_groups_go_on_under_new_weights_though_the_old_ones_could_not_wake() -> None:
+    """The engine has those of the start by then, and groups have begun with those of the update."""
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.weights.update(SOME, None)
+    began_with = one.info.model_digest
+    await cell.fall_asleep(2)
+    one.unreadable = SOME
+    with pytest.raises(EngineError):
+        await cell.sleep.wake(())
+    await cell.weights.update(NEW, None)
+    assert await cell.sleep.wake(())
+    assert cell.router.fleet.present(began_with) == one.info.model_digest == "new"
+
+
+async def test_a_server_that_stops_is_not_held_up_by_weights_that_cannot_wake() -> None:
+    one = on_cpu(prepare=EngineError("gone"))
+    cell = SleepingCell(one)
+    await cell.fall_asleep(2)
+    await cell.sleep.let_groups_end()
+    assert cell.sleep.asleep
+    one.fails.clear()
+    await cell.sleep.let_groups_end()
+    assert not one.held
 
 
 async def test_a_folder_that_holds_other_weights_by_now_wakes_nobody() -> None:

@@ -30,6 +30,7 @@ class RenewableEngine(FakeEngine):
         """The error of each method that fails."""
         self.prepared: Path | None = None
         self.held = False
+        self.unreadable: Path | None = None
         self.read: list[Path] = []
         """The folders that were read; `OLD` for the weights of the start."""
         self.has_kv = self.has_weights = True
@@ -38,6 +39,8 @@ class RenewableEngine(FakeEngine):
 
     async def prepare_weights(self, folder: Path | None) -> WeightsPrepared:
         self._fail("prepare")
+        if folder is not None and folder == self.unreadable:
+            raise RequestError(f"{folder} has no weights")
         self.prepared = folder or OLD
         self.read.append(self.prepared)
         return WeightsPrepared(0, whole=folder != SOME)

@@ -87,6 +87,10 @@ class Sleep(Protocol):
         EngineError if weights cannot be read again."""
         ...
 
+    async def let_groups_end(self) -> None:
+        """Wakes all before the server stops; never raises."""
+        ...
+
     async def forget_prefixes(self, *, anew: bool) -> None:
         """Empties all prefix caches. Groups under way keep their KV, or compute it `anew`."""
         ...

@@ -221,7 +221,7 @@ async def serve(
             service.start_drain()
             limit_s = service.config.drain_timeout_s
             if service.sleep is not None and service.admission.open:  # what is paused would not end
-                await first_of(service.sleep.wake(()), signals.at_once.wait(), timeout_s=limit_s)
+                await first_of(service.sleep.let_groups_end(), signals.at_once.wait(), timeout_s=limit_s)
             logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
             await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
         if workforce.dead:

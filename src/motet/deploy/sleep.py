@@ -9,12 +9,15 @@ An engine that dies meanwhile and is started again sleeps as the others do (`Cel
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from motet.deploy.weights import CellWeights, Renewable
 from motet.engines.base import SleepTag
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, RequestError, StartupError
 from motet.types import PauseMode
+
+logger = logging.getLogger(__name__)
 
 MEMORY = frozenset((SleepTag.WEIGHTS, SleepTag.KV_CACHE))
 
@@ -42,6 +45,13 @@ class CellSleep:
         """Takes all memory again, or only that of these tags. Returns True if all is there, and groups go on. Raises
         EngineError if weights cannot be read again: then they can still be brought by an update."""
         return await asyncio.shield(asyncio.ensure_future(self._wake(MEMORY.intersection(tags) if tags else MEMORY)))
+
+    async def let_groups_end(self) -> None:
+        """Wakes all before the server stops: groups that were kept would not end. If that fails, they are cut."""
+        try:
+            await self.wake(())
+        except EngineError as error:
+            logger.error("the engines do not wake, so answers under way are cut: %s", error.message)
 
     async def forget_prefixes(self, *, anew: bool) -> None:
         """Empties the prefix caches of all engines. Groups under way keep their KV, or compute it `anew`."""
@@ -72,8 +82,8 @@ class CellSleep:
         """Gives all engines an order. One that dies is as the others when it is back."""
         answers = await asyncio.gather(*(order(engine) for engine in self._weights.there()), return_exceptions=True)
         for answer in answers:
-            if isinstance(answer, StartupError):  # a folder of weights holds something else by now
-                raise EngineError(answer.message) from answer
+            if isinstance(answer, StartupError | RequestError):
+                raise EngineError(f"The weights cannot be read again: {answer.message}") from answer
             if isinstance(answer, BaseException) and not isinstance(answer, EngineDiedError | EngineClosedError):
                 raise answer
 

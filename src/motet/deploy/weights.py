@@ -201,6 +201,7 @@ class CellWeights:
                     engine.drop_weights()
                 raise
             before = {worker.engine.info.model_digest for worker, _ in engines}
+            before.update(one.digest for one in self._updates[-1:])  # engines that could not wake may have older ones
             name = str(self._count + 1) if version is None else version
             renewed = await self._apply(engines, name)
             digest = renewed.engine.info.model_digest

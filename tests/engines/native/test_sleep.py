@@ -205,3 +205,26 @@ def test_a_group_whose_pull_is_open_computes_its_prompt_after_the_sleep(pair: Pa
     pair.d_transfers.settle(number)
     pair.finish()
     pair.check_same(request)
+
+
+def test_memory_stays_while_a_worker_that_hangs_may_write_into_it(pair: Pair) -> None:
+    request = group("g", prompt_of(100), n=3, seed=5)
+    pair.hand_over(request)
+    pair.step_d()
+    [number] = pair.d_transfers.orders
+    parts = pair.parts["D"]
+    sleeper, kv = sleeper_of(pair.d, parts), parts.storage.keys.flatten()
+    kv.fill_(1.0)
+    pair.d.held = True
+    sleeper.sleep(weights=False)
+    assert (pair.d_transfers.offered, bool(kv.all())) == (True, True)
+    pair.d_transfers.settle(number)
+    pair.step_d()
+    sleeper.sleep(weights=False)
+    assert (pair.d_transfers.offered, bool(kv[2048:-2048].any())) == (False, False)
+    sleeper.wake()
+    parts.storage.keys.zero_()
+    pair.d.held = False
+    assert pair.d_transfers.offered
+    pair.finish()
+    pair.check_same(request)
