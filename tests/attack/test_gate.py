@@ -29,7 +29,10 @@ pytestmark = pytest.mark.anyio
 
 ENGINE_ROUTES = [("GET", "/engine"), ("GET", "/engine/tokenizer"), *(("POST", path) for path in POSTS)]
 OPERATORS_ROUTES = [("POST", "/drain"), ("GET", "/workers"), ("POST", "/workers"), ("DELETE", "/workers/a")]
-TRAINERS_ROUTES = [("POST", "/pause"), ("POST", "/resume"), ("GET", "/is_paused"), ("POST", "/update_weights")]
+TRAINERS_ROUTES = [
+    *(("POST", path) for path in ("/pause", "/resume", "/update_weights", "/sleep", "/wake_up", "/reset_prefix_cache")),
+    *(("GET", path) for path in ("/is_paused", "/is_sleeping", "/server_info", "/get_world_size")),
+]
 NOT_ALONE: list[dict[str, str]] = [
     {"origin": "https://evil.example"},
     {"origin": "null"},

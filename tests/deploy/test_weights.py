@@ -9,7 +9,7 @@ import pytest
 from motet.deploy.weights import CellWeights
 from motet.engines.base import PreparedWeights, Worker, WorkerState
 from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
-from motet.models.checkpoint import Checkpoint, MemoryFile
+from motet.models.checkpoint import START, Checkpoint, MemoryFile
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
 from motet.testing.engine import FakeEngine, fake_info
@@ -17,7 +17,7 @@ from motet.types import PauseMode
 
 pytestmark = pytest.mark.anyio
 
-OLD, NEW, SOME = (Checkpoint.of_folder(Path(name)) for name in ("old", "new", "some"))
+OLD, NEW, SOME = (Checkpoint.of(Path(name)) for name in ("old", "new", "some"))
 DIED = EngineDiedError("its process is gone")
 
 
@@ -30,10 +30,19 @@ class RenewableEngine(FakeEngine):
         """The error of each method that fails."""
         self.prepared: Checkpoint | None = None
         self.held = False
+        self.unreadable: Checkpoint | None = None
+        self.read: list[Checkpoint] = []
+        """The folders that were read; `OLD` for the weights of the start."""
+        self.has_kv = self.has_weights = True
+        self.emptied: list[bool] = []
+        """For each time that its prefix cache was emptied: True if groups had to compute their KV anew."""
 
     async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
         self._fail("prepare")
-        self.prepared = checkpoint
+        if checkpoint == self.unreadable:
+            raise RequestError(f"{checkpoint.name} has no weights")
+        self.prepared = OLD if checkpoint == START else checkpoint
+        self.read.append(self.prepared)
         return PreparedWeights(1, 0.5, whole=checkpoint != SOME, digest=checkpoint.name)
 
     async def apply_weights(self, version: str) -> None:
@@ -41,7 +50,7 @@ class RenewableEngine(FakeEngine):
         assert self.prepared is not None
         digest = f"{self.info.model_digest}+some" if self.prepared == SOME else self.prepared.name
         self.info = msgspec.structs.replace(self.info, model_digest=digest, weight_version=version)
-        self.prepared = None
+        self.prepared, self.has_weights = None, True
 
     async def name_weights(self, version: str) -> None:
         self.info = msgspec.structs.replace(self.info, weight_version=version)
@@ -55,6 +64,20 @@ class RenewableEngine(FakeEngine):
     async def hold(self, held: bool) -> None:
         self._fail("hold")
         self.held = held
+        assert held or (self.has_kv and self.has_weights)
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        self._fail("forget")
+        self.emptied.append(anew)
+
+    async def sleep(self, *, weights: bool) -> None:
+        self._fail("sleep")
+        assert self.held
+        self.has_kv, self.has_weights = False, self.has_weights and not weights
+
+    async def wake(self) -> None:
+        self._fail("wake")
+        self.has_kv = True
 
     def _fail(self, what: str) -> None:
         if (error := self.fails.get(what)) is not None:
@@ -116,6 +139,21 @@ async def test_if_all_die_the_version_stays_and_the_error_is_told() -> None:
     with pytest.raises(EngineError, match=DIED.message):
         await weights.update(NEW, None)
     assert weights.version == "0"
+
+
+async def test_updates_are_counted_with_their_time() -> None:
+    router = Router(Fleet())
+    one = RenewableEngine()
+    router.fleet.put(Worker("engine-0", one, "-"))
+    weights = CellWeights(router)
+    await weights.update(NEW, None)
+    await weights.update(NEW, None)
+    one.fails["prepare"] = RequestError("tensor a is wrong")
+    with pytest.raises(RequestError):
+        await weights.update(NEW, None)
+    figures = router.figures()
+    assert figures.weight_updates == {"applied": 2, "failed": 1}
+    assert sum(figures.weight_update_seconds) == 2 and figures.weight_update_seconds_sum > 0
 
 
 async def test_an_engine_that_is_started_anew_reads_what_is_still_true() -> None:

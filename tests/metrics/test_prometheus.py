@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,7 +15,7 @@ from motet.metrics import prometheus
 from motet.metrics.declare import PREFIX, MetricKind, declared_in
 from motet.metrics.groups import COUNTED, OBSERVED, STEP_S
 from motet.metrics.prometheus import EngineSample, Metrics, Scrape
-from motet.metrics.routing import QUEUE_S, RoutingFigures
+from motet.metrics.routing import QUEUE_S, UPDATE_S, RoutingFigures
 from motet.testing.engine import fake_info
 from motet.transfer.figures import SECONDS
 from motet.transfer.orders import FailureKind
@@ -24,8 +25,10 @@ from tests.metrics.shown import ShownChoice, TimedGroup
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_ENGINES, OF_ROUTING = ([metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures))
 OF_GROUPS = [*OBSERVED, *COUNTED]
-OTHERS = [prometheus.CACHE_FACTS, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN]
+OTHERS = [prometheus.CACHE_FACTS, prometheus.WEIGHT_VERSION, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN]
 OTHERS += [prometheus.HTTP_REQUESTS, prometheus.LOOP_TASKS]
+FACTS = ("motet:cache_config_info", "motet:weight_version_info")
+"""Metrics of workers that are known without asking them."""
 DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
 
 
@@ -150,11 +153,16 @@ def test_everything_that_routing_counts_is_exposed() -> None:
         restarts={"decode-0": 13},
         pull_fallbacks={"late": 14},
         tickets_unused={"left": 15},
+        weight_updates={"applied": 16},
+        weight_update_seconds=(0, 1, *(0 for _ in UPDATE_S[2:]), 2),
+        weight_update_seconds_sum=300.5,
     )
     samples = exposed(Metrics(), Scrape(routing=figures))
     assert {name: value for name, value in samples.items() if name in EXPECTED} == EXPECTED
     undeclared = {field.name for field in fields(RoutingFigures)} - {name for name, _ in declared_in(RoutingFigures)}
-    assert undeclared == {"queue_seconds_sum"}
+    assert undeclared == {"queue_seconds_sum", "weight_update_seconds_sum"}
+    assert samples["motet:weight_update_seconds_bucket|le=120.0"] == 1
+    assert (samples["motet:weight_update_seconds_sum"], samples["motet:weight_update_seconds_count"]) == (300.5, 3)
     bounds = [samples[f"motet:queue_seconds_bucket|le={bound}"] for bound in (*QUEUE_S, "+Inf")]
     assert bounds == [1, 1, *(3 for _ in QUEUE_S[2:]), 6]
     assert (samples["motet:queue_seconds_sum"], samples["motet:queue_seconds_count"]) == (99.5, 6)
@@ -176,6 +184,7 @@ EXPECTED = {
     "motet:engine_restarts_total|worker=decode-0": 13,
     "motet:pull_fallbacks_total|reason=late": 14,
     "motet:tickets_unused_total|end=left": 15,
+    "motet:weight_updates_total|outcome=applied": 16,
 }
 
 
@@ -201,6 +210,15 @@ def test_each_worker_of_a_cell_has_its_own_figures() -> None:
     assert samples[f"motet:cache_config_info|{facts[1:]}|role=prefill|worker=prefill-0"] == 1
 
 
+def test_a_worker_shows_the_version_that_it_has_and_no_older_one() -> None:
+    metrics = Metrics()
+    for version in ("0", "step 1", "step 2"):
+        info = msgspec.structs.replace(fake_info(), weight_version=version)
+        samples = exposed(metrics, Scrape(engines=[EngineSample("engine-0", info, EngineStats())]))
+        shown = [name for name in samples if name.startswith("motet:weight_version_info")]
+        assert shown == [f"motet:weight_version_info|version={version}"] and samples[shown[0]] == 1
+
+
 def test_programs_read_counters_as_sums_over_the_workers() -> None:
     cell = a_cell(prefill=EngineStats(prefill_tokens=40), decode=EngineStats(prefill_tokens=2))
     text = text_of(Metrics(), cell)
@@ -211,7 +229,7 @@ def test_programs_read_counters_as_sums_over_the_workers() -> None:
 def test_a_worker_that_gave_no_answer_has_no_samples() -> None:
     samples = exposed(Metrics(), a_cell(prefill=None, decode=EngineStats()))
     assert "motet:forks_total|role=decode|worker=decode-0" in samples
-    assert not any("prefill-0" in name for name in samples if not name.startswith("motet:cache_config_info"))
+    assert not any("prefill-0" in name for name in samples if not name.startswith(FACTS))
 
 
 def test_without_an_engine_its_figures_are_absent() -> None:

@@ -170,16 +170,25 @@ class LocalTransport:
 
     def poll(self) -> list[bytes]:
         self._must_be_open()
-        for read in self._reads:
-            read.poll()
-        self._reads = [read for read in self._reads if not read.closed]
+        self._drive_reads()
         return self._network.receive(self._member)
+
+    def withdraw(self) -> bool:
+        self._drive_reads()
+        return not self._reads
+
+    def offer(self) -> None: ...
 
     def close(self) -> None:
         self._network.cut(self._member.name)
         for read in self._reads:
             read.cut()
         self._reads = []
+
+    def _drive_reads(self) -> None:
+        for read in self._reads:
+            read.poll()
+        self._reads = [read for read in self._reads if not read.closed]
 
     def _post(self, read: LocalRead) -> LocalRead:
         self._reads.append(read)

@@ -67,11 +67,14 @@ class ScriptedTransport:
         self.polls = 0
         self.connected: list[str] = []
         self.closed = False
+        self.offers = 1
+        """How often the memory was made known."""
+        self.withdrawn = False
         self._wires = wires
         wires.ends[self.describe()] = self
 
     def describe(self) -> bytes:
-        return self.name.encode()
+        return self.name.encode() if self.offers == 1 else f"{self.name} {self.offers}".encode()
 
     def connect(self, description: bytes, memory: Memory) -> str:
         if description not in self._wires.ends:
@@ -102,6 +105,14 @@ class ScriptedTransport:
         self.polls += 1
         messages, self.inbox = self.inbox, []
         return messages
+
+    def withdraw(self) -> bool:
+        self.withdrawn = all(read.state is not ReadState.RUNNING for read in self.reads)
+        return self.withdrawn
+
+    def offer(self) -> None:
+        self.offers += self.withdrawn
+        self.withdrawn = False
 
     def close(self) -> None:
         self.closed = True

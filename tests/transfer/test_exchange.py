@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -10,11 +11,12 @@ import pytest
 import zmq
 
 from motet.transfer import orders, side_channel
-from motet.transfer.orders import FailureKind
+from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.peer import Peer, Peers, ReaderTerms
-from motet.transfer.thread import ATTEND_FOR_S, BRISK_MS, Exchange
+from motet.transfer.thread import ATTEND_FOR_S, BRISK_MS, WITHDRAW_S, Exchange
 from motet.transfer.ticket import ClusterKey, TransferAddress
-from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wires
+from motet.transfer.transport import ReadState
+from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedRead, ScriptedTransport, Wires
 from tests.transfer.worker import order, ticket_at
 
 PATIENCE_MS = 10_000
@@ -230,3 +232,47 @@ def test_a_worker_whose_answer_raises_is_gone_and_its_pull_fails(desk: Desk, mon
     (failed,) = desk.news
     assert isinstance(failed, orders.PullFailed) and (failed.kind, failed.settled) == (FailureKind.REFUSED, True)
     assert "ZeroDivisionError('a bug')" in failed.message
+
+
+def test_memory_is_withdrawn_when_no_read_runs_any_more(desk: Desk) -> None:
+    running = ScriptedRead(8, 1, ReadState.RUNNING)
+    desk.transport.reads.append(running)
+    withdraw = orders.Withdraw(Future())
+    desk.order(withdraw)
+    assert desk.exchange.round() == BRISK_MS
+    assert not withdraw.done.done()
+    running.state = ReadState.DONE
+    assert desk.exchange.round() is FOR_EVER
+    assert withdraw.done.result(0) and desk.transport.withdrawn
+
+
+def test_memory_stays_known_if_a_read_does_not_end(desk: Desk) -> None:
+    desk.transport.reads.append(ScriptedRead(8, 1, ReadState.RUNNING))
+    withdraw = orders.Withdraw(Future())
+    desk.order(withdraw)
+    desk.exchange.round()
+    desk.clock.now_s += WITHDRAW_S
+    assert desk.exchange.round() is FOR_EVER
+    assert not withdraw.done.result(0)
+
+
+def test_a_reader_that_comes_after_memory_was_offered_again_gets_its_new_description(desk: Desk) -> None:
+    desk.order(orders.Withdraw(Future()))
+    desk.exchange.round()
+    offer = orders.Offer(Future())
+    desk.order(offer)
+    offer.done.result(0)
+    assert desk.exchange.listener.welcome == side_channel.Welcome("p", b"p 2", MEMORY)
+
+
+def test_memory_that_cannot_be_offered_is_told_to_whoever_ordered_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("no memory")
+
+    monkeypatch.setattr(desk.transport, "offer", fail)
+    offer = orders.Offer(Future())
+    desk.order(offer)
+    with pytest.raises(TransferError, match="no memory"):
+        offer.done.result(0)

@@ -136,5 +136,5 @@ def test_another_start_under_an_old_name_is_refused(sides: tuple[Side, Side]) ->
 
 def test_memory_that_cannot_be_registered_is_a_startup_error() -> None:
     nowhere = msgspec.structs.replace(KVMemory().memory, regions=(0, 0, 0))
-    with pytest.raises(StartupError, match="NIXL cannot start"):
+    with pytest.raises(StartupError, match="NIXL cannot register the KV cache"):
         NixlTransport("nowhere", nowhere, ucx=TCP)

@@ -230,6 +230,28 @@ def test_a_restarted_worker_is_met_under_its_new_name(start: Callable[[KVMemory]
     reader.kv.expect(before, again.kv, [(0, 1), (2, 3)])
 
 
+def test_memory_that_is_offered_again_is_read_with_what_it_holds_then(start: Callable[[KVMemory], Side]) -> None:
+    """By a peer that was connected before, by one that meets it again, and by one that is new."""
+    reader, owner, other = start(KVMemory(seed=1)), start(KVMemory(seed=2)), start(KVMemory(seed=3))
+    name, back = reader.meet(owner), owner.meet(reader)
+    assert finish(reader.read(name, [(0, 1)]), reader, owner) is ReadState.DONE
+    for side in (reader, owner):
+        assert side.transport.withdraw() and side.transport.withdraw()
+        side.kv.fill(9)
+        side.transport.offer()
+        side.transport.offer()
+    owner.kv.fill(10)
+    before, theirs, others = reader.kv.copy(), owner.kv.copy(), other.kv.copy()
+    assert finish(reader.read(name, [(2, 3)]), reader, owner) is ReadState.DONE
+    assert reader.meet(owner) == name
+    assert finish(reader.read(name, [(4, 5)]), reader, owner) is ReadState.DONE
+    reader.kv.expect(before, owner.kv, [(2, 3), (4, 5)])
+    assert finish(other.read(other.meet(owner), [(6, 7)]), other, owner) is ReadState.DONE
+    other.kv.expect(others, owner.kv, [(6, 7)])
+    assert finish(owner.read(back, [(3, 8)]), owner, reader) is ReadState.DONE
+    owner.kv.expect(theirs, reader.kv, [(3, 8)])
+
+
 def test_a_closed_transport_does_nothing_more(start: Callable[[KVMemory], Side]) -> None:
     reader, owner = start(KVMemory()), start(KVMemory())
     name = reader.meet(owner)

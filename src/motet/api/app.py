@@ -28,7 +28,9 @@ from motet.api.operators import admin_router, membership_router
 from motet.api.render import render_router
 from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
+from motet.api.server_info import server_info_router
 from motet.api.service import Service
+from motet.api.sleep import sleep_router
 from motet.api.weights import transfer_router, weight_router
 
 ROUTERS = (
@@ -45,6 +47,8 @@ ROUTERS = (
     weight_router,
     transfer_router,
     engine_weight_router,
+    sleep_router,
+    server_info_router,
     engine_router,
 )
 

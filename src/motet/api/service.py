@@ -13,14 +13,14 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.failure import above_maximum
 from motet.api.incoming import IncomingWeights
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
-from motet.engines.base import ANSWERING, PreparedWeights, WeightUpdate, WorkerReport, Workers, WorkerState
+from motet.engines.base import ANSWERING, PreparedWeights, SleepTag, WeightUpdate, WorkerReport, Workers, WorkerState
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
@@ -95,6 +95,35 @@ class Weights(Protocol):
         ...
 
 
+class Sleep(Protocol):
+    """The memory of the engines that were started here (`deploy.sleep`)."""
+
+    @property
+    def asleep(self) -> bool:
+        """True while they compute nothing, whatever memory they have given back."""
+        ...
+
+    async def sleep(self, level: int, mode: PauseMode) -> None:
+        """Pauses; gives back the KV cache from level 1 on, and the weights at level 2. Raises RequestError if the
+        engines cannot."""
+        ...
+
+    async def wake(self, tags: Collection[SleepTag]) -> bool:
+        """Takes memory again: all, or only that of these tags. Returns True if all is there and groups go on. Raises
+        EngineError if weights cannot be read again."""
+        ...
+
+    async def let_groups_end(self) -> None:
+        """Wakes all before the server stops; never raises."""
+        ...
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties all prefix caches. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
+
+Opened = TypeVar("Opened")
+
 Connect = Callable[[TransferAddress], Awaitable[None]]
 """Raises MotetError if the two cannot meet."""
 
@@ -114,6 +143,8 @@ class Service:
     """How workers join and leave; None: they are fixed."""
     weights: Weights | None = None
     """None if its engines are elsewhere."""
+    sleep: Sleep | None = None
+    """As `weights`."""
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None
@@ -198,13 +229,15 @@ class Service:
         reports = self.workers.reports()
         return reports[0].id if len(reports) == 1 else ""
 
-    def trained(self) -> Weights:
-        """Returns the weights, for a trainer. Raises NotFoundError unless the routes for trainers are open here."""
+    def opened(self, part: Opened | None) -> Opened:
+        """Returns what a route of trainers is about. Raises NotFoundError unless these routes are open here."""
         if not self.config.rl:
             raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
-        if self.weights is None:
-            raise NotFoundError("This server has no engines whose weights could change.", code="no_engines_here")
-        return self.weights
+        if part is None:
+            raise NotFoundError(
+                "The engines of this server are elsewhere: ask their own servers.", code="no_engines_here"
+            )
+        return part
 
     def start_drain(self) -> None:
         """Takes no new groups from now on; those that run finish."""

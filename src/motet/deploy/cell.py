@@ -31,6 +31,7 @@ from motet.deploy.discover import Asking, FoundServer
 from motet.deploy.gateway import Gateway, WorkerList
 from motet.deploy.meet import Connecting, meet_fleet
 from motet.deploy.plan import ServerPlan, cores, engine_configs
+from motet.deploy.sleep import CellSleep
 from motet.deploy.weights import CellWeights
 from motet.engines.base import Engine, Worker, WorkerState
 from motet.engines.http import Client
@@ -73,6 +74,7 @@ class Cell:
     def __init__(self, router: Router, keepers: Sequence["LocalKeeper"], *, weights: CellWeights) -> None:
         self.router = router
         self.weights = weights
+        self.sleep = CellSleep(weights)
         self._keepers = keepers
         self._prefill: Gateway | None = None
         """Prefill servers elsewhere; None if it asks none."""

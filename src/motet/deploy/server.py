@@ -103,6 +103,7 @@ async def run_server(
             workers=router.fleet,
             figures=cell.figures,
             weights=cell.weights,
+            sleep=cell.sleep,
             tokenizer_files=partial(read_files, plan.tokenizer_path),
             connect=cell.connect,
             takes_tickets=bool(plan.engine.cluster_key),
@@ -220,8 +221,8 @@ async def serve(
         if not workforce.dead:
             service.start_drain()
             limit_s = service.config.drain_timeout_s
-            if service.weights is not None:  # what is paused would not end
-                await first_of(service.weights.resume(), signals.at_once.wait(), timeout_s=limit_s)
+            if service.sleep is not None and service.admission.open:  # what is paused would not end
+                await first_of(service.sleep.let_groups_end(), signals.at_once.wait(), timeout_s=limit_s)
             logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
             await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
         if workforce.dead:

@@ -11,13 +11,15 @@ their own servers it is what a server is to its engines, so a server has steps 1
 import asyncio
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from motet.engines.base import Engine, PreparedWeights, Renewable, WeightUpdate, Worker, WorkerState
+from motet.engines.base import Engine, PreparedWeights, Renewable, Sleeper, SleepTag, WeightUpdate, Worker, WorkerState
 from motet.engines.far import FarEngine
-from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, StartupError
-from motet.models.checkpoint import Checkpoint
+from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
+from motet.metrics.routing import UPDATE_S
+from motet.models.checkpoint import START, Checkpoint
 from motet.routing.router import Router
 from motet.types import FIRST_VERSION, PauseMode
 
@@ -35,6 +37,18 @@ class Update:
     version: str
     digest: str
     """The `model_digest` of the engines that have them."""
+    whole: bool
+    """True if they are all tensors of the model."""
+
+
+@dataclass
+class Asleep:
+    """The memory that the engines of a cell have given back (`deploy.sleep`)."""
+
+    tags: set[SleepTag] = field(default_factory=set)
+    """What has not been woken yet; empty while they are awake."""
+    weights_lost: bool = False
+    """True while their weights must be read again."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class Ready:
     """The id of the worker that was the last to have read them."""
     seconds: float
     """How long that one took."""
+    begun_s: float
 
 
 class CellWeights:
@@ -58,10 +73,12 @@ class CellWeights:
         self.lock = asyncio.Lock()
         self.paused = False
         self.version: str = FIRST_VERSION
+        self.asleep = Asleep()
         self._router = router
         self._fleet = router.fleet
         self._everywhere = everywhere
         self._count = 0
+        router.counts.weight_update_seconds = self._update_seconds = [0] * (len(UPDATE_S) + 1)
         self._updates: list[Update] = []
         """What an engine must read that is started anew, in order."""
         self._ready: Ready | None = None
@@ -69,17 +86,30 @@ class CellWeights:
         self._expiry: asyncio.TimerHandle | None = None
 
     async def bring(self, engine: Engine) -> None:
-        """Gives a new engine the weights of the others. Raises StartupError if their folders hold other ones by now,
-        and RequestError if they cannot be read."""
-        if self._updates and not isinstance(engine, Renewable):
-            raise StartupError("it cannot get the weights of the others")
+        """Gives a new engine the weights of the others, and lets it sleep as they do. Raises StartupError if their
+        folders hold other ones by now, and RequestError if they cannot be read."""
+        sleeper = engine if isinstance(engine, Sleeper) else None
+        if not isinstance(engine, Renewable):
+            if self._updates or self.asleep.tags:
+                raise StartupError("it cannot get the weights of the others")
+            return
         if self._updates and engine.info.model_digest != self._updates[-1].digest:
-            assert isinstance(engine, Renewable)
             await self._bring_updates(engine)
-        if isinstance(engine, Renewable) and engine.info.weight_version != self.version:
+        if engine.info.weight_version != self.version:
             await engine.name_weights(self.version)
-        if self.paused and isinstance(engine, Renewable):
+        if self.paused:
             await engine.hold(True)
+        if self.asleep.tags and sleeper is not None:
+            await sleeper.sleep(weights=self.asleep.weights_lost)
+            if SleepTag.KV_CACHE not in self.asleep.tags:
+                await sleeper.wake()
+
+    async def bring_again(self, engine: Renewable) -> None:
+        """Gives an engine that has lost its weights those of the cell. Raises what `bring` raises."""
+        if not (self._updates and self._updates[0].whole):
+            await engine.prepare_weights(START)
+            await engine.apply_weights(self.version)
+        await self._bring_updates(engine)
 
     async def _bring_updates(self, engine: Renewable) -> None:
         for update in self._updates:
@@ -98,8 +128,13 @@ class CellWeights:
         elif mode is PauseMode.ABORT:
             await self._router.cut()
         async with self.lock:
-            self.paused = True
-            await self._hold(True)
+            await self.halt()
+
+    async def halt(self) -> None:
+        """Holds all engines and shuts the queue. The caller has `lock`."""
+        self._router.waiting.shut(True)
+        self.paused = True
+        await self._hold(True)
 
     async def _rest(self) -> None:
         """Waits for the groups under way. If the caller leaves meanwhile, there is no pause."""
@@ -131,11 +166,19 @@ class CellWeights:
         return await self._router.cut(traces)
 
     async def resume(self) -> None:
-        """Lets all groups go on. May be called twice."""
+        """Lets all groups go on. May be called twice. Raises RequestError while the engines sleep."""
         async with self.lock:
-            self.paused = False
-            await self._hold(False)
-            self._router.waiting.shut(False)
+            if self.asleep.tags:
+                raise RequestError(
+                    "The engines of this server are asleep: POST /wake_up lets them go on.", code="asleep"
+                )
+            await self.go_on()
+
+    async def go_on(self) -> None:
+        """Undoes `halt`. The caller has `lock`, and the engines are awake."""
+        self.paused = False
+        await self._hold(False)
+        self._router.waiting.shut(False)
 
     async def update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
         """Gives all engines new weights, and owns the checkpoint from now on. `version`: by default the number of
@@ -212,10 +255,14 @@ class CellWeights:
                     first = engines[0][0].id
                     raise EngineError(f"{worker.id} has read other weights in {checkpoint.name} than {first}")
         except BaseException:
-            self._forget(checkpoint, engines)
+            self._failed(checkpoint, engines)
             raise
         slowest = max(ended_s, key=ended_s.__getitem__)
-        return Ready(checkpoint, engines, facts[0], slowest, ended_s[slowest] - begun_s)
+        return Ready(checkpoint, engines, facts[0], slowest, ended_s[slowest] - begun_s, begun_s)
+
+    def _failed(self, checkpoint: Checkpoint, engines: Sequence[tuple[Worker, Renewable]]) -> None:
+        self._router.counts.weight_updates["failed"] += 1
+        self._forget(checkpoint, engines)
 
     def _forget(self, checkpoint: Checkpoint, engines: Sequence[tuple[Worker, Renewable]]) -> None:
         for _, engine in engines:
@@ -225,25 +272,34 @@ class CellWeights:
     async def _apply(self, ready: Ready, version: str | None) -> WeightUpdate:
         """Raises EngineError if no engine has got the weights."""
         before = {worker.engine.info.model_digest for worker, _ in ready.engines}
+        before.update(one.digest for one in self._updates[-1:])  # engines that could not wake may have older ones
         name = str(self._count + 1) if version is None else version
         try:
             renewed = await self._apply_each(ready.engines, name)
         except BaseException:
-            self._forget(ready.checkpoint, ready.engines)
+            self._failed(ready.checkpoint, ready.engines)
             raise
-        update = Update(ready.checkpoint, name, renewed.engine.info.model_digest)
-        if ready.facts.whole:
+        update = Update(ready.checkpoint, name, renewed.engine.info.model_digest, ready.facts.whole)
+        if update.whole:
             for old in self._updates:
                 old.checkpoint.close()
             self._updates.clear()
+            self.asleep.weights_lost = False
         self._updates.append(update)
         self.version = name
         self._count += 1
         for digest in before:
             self._fleet.renewed(digest, update.digest)
         self._give_up_old(ready.engines, update.digest)
+        self._count_time(time.monotonic() - ready.begun_s)
         logger.info("new weights, version %s: %s read them last, in %.2f s", name, ready.slowest, ready.seconds)
         return WeightUpdate(name, ready.slowest, ready.seconds)
+
+    def _count_time(self, seconds: float) -> None:
+        figures = self._router.counts
+        figures.weight_updates["applied"] += 1
+        figures.weight_update_seconds_sum += seconds
+        self._update_seconds[bisect_left(UPDATE_S, seconds)] += 1
 
     async def _apply_each(self, engines: Sequence[tuple[Worker, Renewable]], version: str) -> Worker:
         """Applies what all have prepared, and returns a worker that has it. Those that died meanwhile get it when they
@@ -293,3 +349,8 @@ class CellWeights:
         for answer in await asyncio.gather(*(engine.hold(held) for engine in engines), return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, MotetError):
                 raise answer
+
+    def there(self) -> list[Sleeper]:
+        """Returns the engines of this machine that are there now."""
+        workers = [member.worker for member in self._fleet.members if member.worker is not None]
+        return [worker.engine for worker in workers if worker.local and isinstance(worker.engine, Sleeper)]

@@ -122,6 +122,32 @@ class Renewable(Protocol):
         ...
 
 
+@runtime_checkable
+class Sleeper(Renewable, Protocol):
+    """An engine on this machine, whose memory others may want for a while."""
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
+    async def sleep(self, *, weights: bool) -> None:
+        """Gives the memory of the KV cache back, and with `weights` theirs. It must be held."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes the memory of the KV cache again."""
+        ...
+
+
+class SleepTag(StrEnum):
+    """What an engine that sleeps has given up, in vLLM's words."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+    SCHEDULING = "scheduling"
+    """It computes nothing; over when all else is awake."""
+
+
 class WorkerState(StrEnum):
     """The state of a worker. Only one that is ready gets new groups."""
 

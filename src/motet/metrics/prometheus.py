@@ -27,6 +27,12 @@ CACHE_FACTS = gauge(
     "Facts of the KV cache, in labels; there while the worker has an engine.",
     labels=("block_size", "num_blocks", "bytes_per_block"),
 )
+WEIGHT_VERSION = gauge(
+    "weight_version_info",
+    "1",
+    "The version of the weights that the worker has now, in a label.",
+    labels=("version",),
+)
 WORKER_STATE = gauge(
     "worker_state",
     "0 or 1",
@@ -130,6 +136,10 @@ class Metrics(Collector):
         for labels, one in workers:
             facts.add_metric([*labels, *(str(getattr(one.info, name)) for name in CACHE_FACTS.labels)], 1)
         yield facts
+        versions = family(WEIGHT_VERSION, WORKER_LABELS)
+        for labels, one in workers:
+            versions.add_metric([*labels, one.info.weight_version], 1)
+        yield versions
         states = family(WORKER_STATE, (MODEL,))
         for (worker, state), is_so in scrape.states.items():
             states.add_metric((model, worker, state), int(is_so))

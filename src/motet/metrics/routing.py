@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from motet.metrics.declare import counter_field, gauge_field, histogram_field
 from motet.transfer.ticket import Ticket
 
+UPDATE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 QUEUE_S = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 ByLabel = dict[str, int]
@@ -27,6 +28,17 @@ class RoutingFigures:
     restarts: ByLabel = counter_field(
         "engine_restarts", "starts", "Starts of an engine process after it had ended.", labels=("worker",)
     )
+    weight_updates: ByLabel = counter_field(
+        "weight_updates", "updates", "Orders to give all engines new weights.", labels=("outcome",)
+    )
+    weight_update_seconds: Sequence[int] = histogram_field(
+        "weight_update_seconds",
+        "seconds",
+        "Time from such an order to its end, if all got them.",
+        bounds=UPDATE_S,
+        sum_in="weight_update_seconds_sum",
+    )
+    weight_update_seconds_sum: float = 0.0
     decisions: ByLabel = counter_field(
         "routing_decisions", "decisions", "Decisions which worker gets a group, by what decided.", labels=("reason",)
     )

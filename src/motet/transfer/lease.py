@@ -72,6 +72,10 @@ class LeaseTable:
         lease = self._leases.get(lease_id)
         return None if lease is None else self._remove(lease)
 
+    def end_all(self) -> list[Lease]:
+        """Ends every lease at once."""
+        return [self._remove(lease) for lease in list(self._leases.values())]
+
     def end_of_request(self, request_id: str) -> Lease | None:
         """Ends the latest lease that was granted for a request."""
         lease_id = self._of_request.get(request_id)

@@ -157,12 +157,12 @@ class NixlTransport:
         try:
             self._agent = nixl.nixl_agent(name, config)
             self._agent.create_backend("UCX", settings)
-            blocks = register(self._agent, block_spans(memory, [(0, memory.num_blocks)]), device=memory.device)
-            proof = register(self._agent, proof_spans(memory, [(0, memory.proof_entries)]), device=-1)
-            self._description: bytes = self._agent.get_agent_metadata()
+            self._proof = register(self._agent, proof_spans(memory, [(0, memory.proof_entries)]), device=-1)
         except NIXL_ERRORS as error:
             raise StartupError(f"NIXL cannot start: {error!r}") from error
-        self._registered = [blocks, proof]
+        self._blocks: nixl.nixlRegDList | None = None
+        self._description = b""
+        self.offer()
 
     def describe(self) -> bytes:
         return self._description
@@ -223,6 +223,25 @@ class NixlTransport:
         self._sweep()
         return [message for of_one in messages.values() for message in of_one]
 
+    def withdraw(self) -> bool:
+        self._sweep()
+        if any(peer.running for peer in self._peers.values()):
+            return False
+        if self._blocks is not None:
+            self._open().deregister_memory(self._blocks)
+            self._blocks = None
+        return True
+
+    def offer(self) -> None:
+        if self._blocks is not None:
+            return
+        memory, agent = self._memory, self._open()
+        try:
+            self._blocks = register(agent, block_spans(memory, [(0, memory.num_blocks)]), device=memory.device)
+            self._description = agent.get_agent_metadata()
+        except NIXL_ERRORS as error:
+            raise StartupError(f"NIXL cannot register the KV cache: {error!r}") from error
+
     def close(self) -> None:
         if self._agent is None:
             return
@@ -234,8 +253,9 @@ class NixlTransport:
             read.cut()
         for peer in list(self._peers.values()):
             self._forget(peer)
-        for registered in self._registered:
-            self._agent.deregister_memory(registered)
+        for registered in (self._blocks, self._proof):
+            if registered is not None:
+                self._agent.deregister_memory(registered)
         self._agent = None  # the last reference: NIXL ends its connections
 
     def _open(self) -> nixl.nixl_agent:

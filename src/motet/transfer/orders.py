@@ -7,6 +7,7 @@ collects news between two steps.
 This module imports nothing heavy.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -95,7 +96,22 @@ class LeasesHeld:
     num_leases: int
 
 
-Order = KeepAlive | PullOrder | AbandonPull | ReleaseTicket | MeetWorker | LeasesHeld
+@dataclass(frozen=True)
+class Withdraw:
+    """Order: make the KV memory unknown to the network, so that it can be given back to the system. `done` is True
+    then, and False if reads that may write into it do not end."""
+
+    done: Future[bool]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Order: make the KV memory known again."""
+
+    done: Future[None]
+
+
+Order = KeepAlive | PullOrder | AbandonPull | ReleaseTicket | MeetWorker | LeasesHeld | Withdraw | Offer
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def read(decoder: "msgspec.msgpack.Decoder[Decoded]", body: bytes) -> Decoded:
         raise Unreadable(str(error)) from error
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SideChannelListener:
     """The listening end. Owns its socket."""
 
@@ -141,6 +141,7 @@ class SideChannelListener:
     key: ClusterKey
     facts: KVFacts
     welcome: Welcome
+    """The answer to readers that want to connect; its description changes when memory is offered anew."""
 
     def receive(self, tell: Callable[[News], None]) -> bool:
         """Reads all messages, passes them on as news, and answers them; never blocks. Drops a message that it cannot

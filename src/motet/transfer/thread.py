@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import msgspec
 import zmq
 
 from motet.errors import ConfigError, EngineError
@@ -39,6 +40,8 @@ ATTEND_FOR_S = 2.0
 LINGER_S = 0.02
 """Seconds for which the transport is polled after a pull, so that the last messages leave."""
 BRISK_MS = 1
+WITHDRAW_S = 2.0
+"""Seconds for which reads may go on before the memory that they write into is not withdrawn."""
 ANSWER_S = 5.0
 """A worker whose side channel is silent for this many seconds counts as unreachable."""
 CLOSE_S = 5.0
@@ -66,6 +69,8 @@ class Exchange:
     """For each `MeetWorker` its peer, and the time until which it waits."""
     _broken: list[int] = field(init=False, default_factory=list)
     """Pulls that ended with an unexpected error: their reads may write until the transport is closed."""
+    _withdrawing: list[tuple[orders.Withdraw, float]] = field(init=False, default_factory=list)
+    """Each with the time until which it waits for reads."""
     _num_leases: int = field(init=False, default=0)
     _attend_until_s: float = field(init=False, default=-math.inf)
     _num_released: int = field(init=False, default=0)
@@ -93,6 +98,7 @@ class Exchange:
         for pull in list(self._pulls.values()):
             self._advance(pull)
         self._look_at_meetings()
+        self._look_at_withdrawing()
         if self._brisk:
             self._attend()
             return BRISK_MS
@@ -106,6 +112,8 @@ class Exchange:
         for ticket in self._heartbeats.end_all():
             with contextlib.suppress(TransferError):
                 self._release(ticket)
+        for withdraw, _ in self._withdrawing:
+            withdraw.done.set_result(False)
         for number in self._meetings:
             self.tell(orders.Met(number, TransferError("this worker stops", FailureKind.CLOSED)))
         self.peers.close()
@@ -141,6 +149,17 @@ class Exchange:
                 self._meetings[number] = peer, self.clock() + self.answer_s + ATTEND_FOR_S
             case orders.LeasesHeld(num_leases):
                 self._num_leases = num_leases
+            case orders.Withdraw() | orders.Offer():
+                self._obey_about_memory(order)
+
+    def _obey_about_memory(self, order: orders.Withdraw | orders.Offer) -> None:
+        if isinstance(order, orders.Withdraw):
+            self._withdrawing.append((order, self.clock() + WITHDRAW_S))
+            return
+        self.transport.offer()
+        description = self.transport.describe()
+        self.listener.welcome = msgspec.structs.replace(self.listener.welcome, description=description)
+        order.done.set_result(None)
 
     def _refuse(self, order: orders.Order, error: TransferError) -> None:
         """Ends an order that cannot be followed. No read was posted for it."""
@@ -148,11 +167,13 @@ class Exchange:
             self.tell(orders.PullFailed(order.number, error.kind, error.message, settled=True))
         elif isinstance(order, orders.MeetWorker):
             self.tell(orders.Met(order.number, error))
+        elif isinstance(order, orders.Offer):
+            order.done.set_exception(error)
 
     @property
     def _brisk(self) -> bool:
         """True if reads of ours or of others may be open: without polling they do not go on."""
-        under_way = self._num_leases or self._pulls or self._meetings or self.peers.busy
+        under_way = self._num_leases or self._pulls or self._meetings or self._withdrawing or self.peers.busy
         return bool(under_way) or self.clock() < self._attend_until_s
 
     def _attend(self) -> None:
@@ -207,6 +228,14 @@ class Exchange:
             del self._meetings[number]
             self.tell(orders.Met(number, error))
 
+    def _look_at_withdrawing(self) -> None:
+        waiting, self._withdrawing = self._withdrawing, []
+        for withdraw, due_s in waiting:
+            if (done := self.transport.withdraw()) or self.clock() >= due_s:
+                withdraw.done.set_result(done)
+            else:
+                self._withdrawing.append((withdraw, due_s))
+
 
 @dataclass(frozen=True)
 class TransferSettings:
@@ -220,7 +249,7 @@ class TransferSettings:
 
 
 class TransferThread:
-    """The engine's interface to transfers. Every method except `close` returns at once."""
+    """The engine's interface to transfers. Every method returns at once, except `withdraw`, `offer` and `close`."""
 
     def __init__(
         self, settings: TransferSettings, facts: KVFacts, *, memory: Memory, make_transport: Callable[[], Transport]
@@ -264,6 +293,19 @@ class TransferThread:
     def fileno(self) -> int:
         """Returns a file descriptor that is readable while there is news."""
         return self._news.fileno()
+
+    def withdraw(self) -> bool:
+        """Makes the memory unknown to the network, so that its pages can be given back. Returns False if a read may
+        still write into it after a while. No pull may be ordered until `offer`."""
+        withdraw = orders.Withdraw(Future())
+        self.order(withdraw)
+        return withdraw.done.result(WITHDRAW_S + CLOSE_S)
+
+    def offer(self) -> None:
+        """Makes the memory known again. Raises TransferError if it cannot."""
+        offer = orders.Offer(Future())
+        self.order(offer)
+        offer.done.result(CLOSE_S)
 
     def close(self) -> None:
         """Ends the thread. Then nothing writes into the memory, and open pulls are in `news`. May be called twice."""

@@ -134,6 +134,16 @@ class Transport(Protocol):
         """Drives the reads of both sides, and returns notifications that have come."""
         ...
 
+    def withdraw(self) -> bool:
+        """Makes this side's blocks unknown to the network, whose cards keep their pages; nobody must read them then.
+        Does nothing and returns False while a read of ours runs."""
+        ...
+
+    def offer(self) -> None:
+        """Makes blocks that were withdrawn known again; `describe` returns something new. Peers that were connected
+        read them as before, or lose the connection at their next read. Raises StartupError."""
+        ...
+
     def close(self) -> None:
         """Ends everything: afterwards nothing writes into this side's memory. May wait half a second for that. May be
         called twice."""

@@ -47,6 +47,8 @@ class ScriptedTransfers(TransferThread):
         self.expected: list[Ticket] = []
         self.released: list[Ticket] = []
         self.leases_told = 0
+        self.offered = True
+        """False while the memory is withdrawn."""
         self.key = ClusterKey("")
         self.later: list[orders.News] = []
         self._never: int | None = None
@@ -78,6 +80,13 @@ class ScriptedTransfers(TransferThread):
     def news(self) -> list[orders.News]:
         news, self.later = self.later, []
         return news
+
+    def withdraw(self) -> bool:
+        self.offered = bool(self.orders)
+        return not self.offered
+
+    def offer(self) -> None:
+        self.offered = True
 
     def close(self) -> None: ...
 

@@ -25,6 +25,7 @@ from motet.engines.native.protocol import (
     Stepped,
     Submit,
 )
+from motet.engines.native.sleep import Sleeper
 from motet.errors import EngineError
 from motet.transfer.ticket import Ticket, TransferAddress
 from tests.engines.native.drive import group, prompt_of
@@ -85,10 +86,13 @@ class Wired:
         with self._context.socket(zmq.PULL) as commands, self._context.socket(zmq.PUSH) as events:
             commands.connect("inproc://commands")
             events.connect("inproc://events")
-            renewal = self.pair.parts["D"].renewal
+            parts = self.pair.parts["D"]
+            sleeper = Sleeper(self.pair.d, storage=parts.storage, renewal=parts.renewal)
             heart = Heart(self._context, "inproc://events", every_s=60.0)  # not entered: it does not beat
             try:
-                EngineLoop(self.pair.d, heart, renewal=renewal, commands=commands, events=events).run()
+                EngineLoop(
+                    self.pair.d, heart, renewal=parts.renewal, sleeper=sleeper, commands=commands, events=events
+                ).run()
             except Exception as error:
                 self.crash = error
 

@@ -21,7 +21,7 @@ from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.step.sequence import blocks_for
-from motet.engines.native.weights import Renewal, TensorWeights
+from motet.engines.native.weights import FirstWeights, Renewal, TensorWeights
 from motet.errors import ConfigError, KVMemoryError
 from motet.grammar.compiled import Grammars
 from motet.ids import ModelName, new_engine_id
@@ -110,7 +110,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         blocks_in(config.kv_cache_gb)
     cache = cache_folder(environment())
     weights = begin_weights_digest([folder], cache)
-    model = load_model(folder, hf_config, dtype=dtype, device=device)
+    load = partial(load_model, folder, hf_config, dtype=dtype, device=device)
+    model = load()
     model_id = model_digest(hf_config, weights.result())
     num_blocks = blocks_in(_kv_cache_gb(config, device))
     facts = layout.facts(model_id, config.quantization)
@@ -146,7 +147,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, config.lease_s, grammars
     )
     name_of = partial(model_digest, hf_config)
-    renewal = Renewal(backend.weights, digest=weights.result(), name_of=name_of, cache=cache)
+    first = FirstWeights(folder, weights.result(), load)
+    renewal = Renewal(backend.weights, first, name_of=name_of, cache=cache)
     return Parts(info, backend.runner, storage, options, renewal, facts)
 
 

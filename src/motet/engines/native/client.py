@@ -57,7 +57,7 @@ class NativeEngine:
         self._prepared: Questions[int, protocol.WeightsPrepared] = Questions()
         self._renewed: Questions[int, EngineInfo | None] = Questions()
         self._sums: Questions[int, dict[str, str]] = Questions()
-        self._held: Questions[int, None] = Questions()
+        self._obeyed: Questions[int, None] = Questions()
         self._numbers = count()
         self._stored = False
         """True once the engine's prefix cache has reported blocks."""
@@ -135,9 +135,8 @@ class NativeEngine:
         """Reads new weights while the old ones serve. Raises RequestError, which names the tensor or the file, if they
         cannot be used."""
         number = next(self._numbers)
-        paths, in_memory = tuple(map(str, checkpoint.paths)), bool(checkpoint.memory)
-        question = protocol.PrepareWeights(number, paths, in_memory)
-        answer = await self._ask(self._prepared, number, question=question)
+        order = protocol.PrepareWeights(number, checkpoint.kind, tuple(map(str, checkpoint.paths)))
+        answer = await self._ask(self._prepared, number, question=order)
         if answer.facts is None:
             raise answer.failure.error() if answer.failure is not None else EngineError("no weights were prepared")
         return answer.facts
@@ -168,7 +167,23 @@ class NativeEngine:
     async def hold(self, held: bool) -> None:
         """Stops all groups between two steps, or lets them go on. They keep all they have."""
         number = next(self._numbers)
-        await self._ask(self._held, number, question=protocol.Hold(number, held))
+        await self._ask(self._obeyed, number, question=protocol.Hold(number, held))
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
+        number = next(self._numbers)
+        await self._ask(self._obeyed, number, question=protocol.ForgetPrefixes(number, anew))
+
+    async def sleep(self, *, weights: bool) -> None:
+        """Gives the memory of the KV cache back to the system, and with `weights` theirs: then all tensors must be
+        brought before it goes on. The engine must be held."""
+        number = next(self._numbers)
+        await self._ask(self._obeyed, number, question=protocol.Sleep(number, weights))
+
+    async def wake(self) -> None:
+        """Takes the memory of the KV cache again."""
+        number = next(self._numbers)
+        await self._ask(self._obeyed, number, question=protocol.Wake(number))
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
@@ -214,8 +229,8 @@ class NativeEngine:
                 self._renewed.answer(number, info)
             case protocol.Checksums(number, sums):
                 self._sums.answer(number, sums)
-            case protocol.Held(number):
-                self._held.answer(number, None)
+            case protocol.Obeyed(number):
+                self._obeyed.answer(number, None)
             case protocol.Connected(number, failure):
                 if failure is None:
                     self._connections.answer(number, None)
@@ -283,7 +298,7 @@ class NativeEngine:
         self._prepared.fail_all(error)
         self._renewed.fail_all(error)
         self._sums.fail_all(error)
-        self._held.fail_all(error)
+        self._obeyed.fail_all(error)
         if self._stored:
             self._tell_of_blocks([Cleared()])
 

@@ -151,6 +151,19 @@ class EngineCore:
         for group in self._groups.values():
             self._maker.rename(group)
 
+    def forget_prefixes(self, *, anew: bool) -> None:
+        """Lets no group find what the prefix cache has now. Groups under way keep their KV, or compute it `anew`."""
+        if anew:
+            self._runner.settle()
+            self._scheduler.suspend_all()
+        self._scheduler.forget_prefixes()
+
+    def forget_kv(self) -> None:
+        """Takes all KV from groups, readers and the prefix cache: what the memory holds means nothing any more. Groups
+        go on by computing it anew, and readers find their leases ended."""
+        self.forget_prefixes(anew=True)
+        self._handover.end_leases()
+
     def abort(self, request_id: RequestId) -> None:
         """Frees a group at once, or its lease if it was prefilled. Unknown ids are ignored: it may just have ended."""
         if group := self._groups.pop(request_id, None):

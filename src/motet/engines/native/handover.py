@@ -192,6 +192,11 @@ class Handover:
         """Ends the lease that was granted for a request, if it is still held."""
         self._free(self.leases.end_of_request(request_id))
 
+    def end_leases(self) -> None:
+        """Ends all leases, whoever may still read."""
+        for lease in self.leases.end_all():
+            self._free(lease)
+
     def take_news(self) -> Arrivals:
         """Books what has happened since the last step, and ends leases whose time is up."""
         arrivals = Arrivals()

@@ -36,6 +36,7 @@ from motet.engines.native.compiling import Compiling, at_once
 from motet.engines.native.core import EngineCore
 from motet.engines.native.handover import KEEPS_KV
 from motet.engines.native.protocol import Command, Launch
+from motet.engines.native.sleep import Sleeper
 from motet.engines.native.spawn import beat_every_s
 from motet.engines.native.weights import Renewal, Renewing
 from motet.engines.wire import CarriedError
@@ -58,12 +59,14 @@ class EngineLoop:
         heart: "Heart",
         *,
         renewal: Renewal,
+        sleeper: Sleeper,
         commands: "zmq.Socket[bytes]",
         events: "zmq.Socket[bytes]",
     ) -> None:
         self._core = core
         self._renewal = renewal
         self._renewing = Renewing(renewal)
+        self._sleeper = sleeper
         self._heart = heart
         self._commands = commands
         self._events = events
@@ -153,6 +156,29 @@ class EngineLoop:
     def _obey_operator(self, command: Command) -> None:
         """Obeys commands that are for all groups."""
         match command:
+            case protocol.Hold(number, held):
+                self._core.held, self._idle = held, False
+                self._send(protocol.Obeyed(number))
+            case protocol.ForgetPrefixes(number, anew):
+                self._core.forget_prefixes(anew=anew)
+                self._idle = False  # the next step tells which blocks are gone
+                self._send(protocol.Obeyed(number))
+            case protocol.Sleep(number, weights):
+                self._renewing.drop()
+                self._sleeper.sleep(weights=weights)
+                self._idle = False
+                self._send(protocol.Obeyed(number))
+            case protocol.Wake(number):
+                self._sleeper.wake()
+                self._send(protocol.Obeyed(number))
+            case protocol.Close():
+                self._closing = True
+            case _:
+                self._obey_trainer(command)
+
+    def _obey_trainer(self, command: Command) -> None:
+        """Obeys commands about weights."""
+        match command:
             case protocol.PrepareWeights():
                 self._renewing.prepare(command)
             case protocol.ApplyWeights(number, version):
@@ -164,11 +190,6 @@ class EngineLoop:
                 self._renewing.sum(number)
             case protocol.DropWeights():
                 self._renewing.drop()
-            case protocol.Hold(number, held):
-                self._core.held, self._idle = held, False
-                self._send(protocol.Held(number))
-            case protocol.Close():
-                self._closing = True
 
     def _try(self, request_id: RequestId, submit: Callable[[], None]) -> None:
         """Takes a group in, or refuses it. Nothing has begun yet, so an unexpected error ends only this group."""
@@ -300,7 +321,8 @@ def main() -> int:
         every_s = beat_every_s(launch.config.heartbeat_timeout_s)
         try:
             with Heart(context, launch.address("events"), every_s=every_s) as heart:
-                EngineLoop(core, heart, renewal=parts.renewal, commands=commands, events=events).run()
+                sleeper = Sleeper(core, storage=parts.storage, renewal=parts.renewal)
+                EngineLoop(core, heart, renewal=parts.renewal, sleeper=sleeper, commands=commands, events=events).run()
         finally:
             if core.transfers is not None:
                 core.transfers.close()

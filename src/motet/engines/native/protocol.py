@@ -21,6 +21,7 @@ from motet.engines.wire import CarriedError
 from motet.errors import StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
+from motet.models.checkpoint import CheckpointKind
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
@@ -78,10 +79,8 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     """Read new weights while the old ones serve; answered by WeightsPrepared. Those prepared before are dropped."""
 
     number: int
+    kind: CheckpointKind
     paths: tuple[str, ...]
-    """Safetensors files, or folders with some."""
-    in_memory: bool
-    """True if they are in memory, so that nobody reads them again."""
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
@@ -109,10 +108,32 @@ class DropWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Compute nothing from now on, or go on; answered by Held. Groups keep all they have."""
+    """Compute nothing from now on, or go on; answered by Obeyed. Groups keep all they have."""
 
     number: int
     held: bool
+
+
+class ForgetPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """Empty the prefix cache; answered by Obeyed."""
+
+    number: int
+    anew: bool
+    """True if groups under way must compute their KV anew."""
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give the memory of the KV cache back to the system; answered by Obeyed. The engine is held already."""
+
+    number: int
+    weights: bool
+    """True if the weights' memory is given back too."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Take the memory of the KV cache again; answered by Obeyed."""
+
+    number: int
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -133,6 +154,9 @@ Command = (
     | SumWeights
     | DropWeights
     | Hold
+    | ForgetPrefixes
+    | Sleep
+    | Wake
     | Close
 )
 
@@ -187,7 +211,9 @@ class Checksums(msgspec.Struct, frozen=True, tag=True):
     """By the names of the tensors in a checkpoint."""
 
 
-class Held(msgspec.Struct, frozen=True, tag=True):
+class Obeyed(msgspec.Struct, frozen=True, tag=True):
+    """An order with this number has been carried out."""
+
     number: int
 
 
@@ -198,7 +224,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """Seconds that the present step has taken so far; 0 between two steps."""
 
 
-Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Checksums | Held | Beat
+Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Checksums | Obeyed | Beat
 
 
 class Pipes:

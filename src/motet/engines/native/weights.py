@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,12 +25,13 @@ from torch import nn
 
 from motet.engines.base import PreparedWeights
 from motet.engines.native.fingerprint import MODEL_DIGITS
+from motet.engines.native.memory import give_back
 from motet.engines.native.protocol import Checksums, PrepareWeights, WeightsPrepared
 from motet.engines.wire import INVALID_WEIGHTS, CarriedError
-from motet.errors import EngineError, ModelLoadError, MotetError, RequestError
-from motet.models.checkpoint import checkpoint_files
+from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
+from motet.models.checkpoint import CheckpointKind, checkpoint_files
 from motet.models.folder import check_safetensors
-from motet.models.weights import begin_weights_digest
+from motet.models.weights import begin_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
 from motet.types import EngineInfo
 
@@ -78,6 +79,10 @@ class LiveWeights(Protocol):
         computes with (int8 and scales; the factors of a norm)."""
         ...
 
+    def forget(self) -> None:
+        """Gives their memory back to the system. Before the next run new ones must be applied, all tensors of them."""
+        ...
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -110,6 +115,10 @@ class TensorWeights:
 
     def numbers(self, name: str) -> list[torch.Tensor]:
         return [self._slots[name].numbers]
+
+    def forget(self) -> None:
+        for slot in self._slots.values():
+            give_back(slot.numbers)
 
 
 class NewTensors:
@@ -147,34 +156,54 @@ class Prepared:
 
     weights: NewWeights
     facts: PreparedWeights
+    first: bool = False
+    """True if they are those of the start."""
+
+
+def _prepared(new: NewWeights, *, tensors: int, begun_s: float, whole: bool, digest: str) -> Prepared:
+    return Prepared(new, PreparedWeights(tensors, time.monotonic() - begun_s, whole, digest))
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """The weights with which the engine was started."""
+
+    folder: Path
+    digest: str
+    load: Callable[[], nn.Module]
+    """Loads the model again. Raises StartupError subclasses."""
 
 
 class Renewal:
     """Brings an engine new weights, in two steps: `prepare` reads them while it serves, `applied` tells what it is with
     them."""
 
-    def __init__(self, live: LiveWeights, *, digest: str, name_of: Callable[[str], str], cache: Path) -> None:
-        """`digest`: that of the weights that serve. `name_of` makes the model's digest of that of its weights. `cache`:
-        the folder that keeps digests of large files."""
+    def __init__(self, live: LiveWeights, first: FirstWeights, *, name_of: Callable[[str], str], cache: Path) -> None:
+        """`first`: the weights that serve. `name_of` makes the model's digest of that of its weights. `cache`: the
+        folder that keeps digests of large files."""
         self._live = live
-        self._digest = digest
+        self._first = first
+        self._digest = first.digest
         self._name_of = name_of
         self._cache = cache
+        self._forgotten = False
+        """True while the memory of the weights is given back."""
 
     def over(self, live: LiveWeights) -> "Renewal":
         """Returns the same for a model with the same weights that has them elsewhere."""
-        return Renewal(live, digest=self._digest, name_of=self._name_of, cache=self._cache)
+        return Renewal(live, self._first, name_of=self._name_of, cache=self._cache)
 
     def prepare(self, paths: Sequence[Path], *, keep_digest: bool = True) -> Prepared:
         """Reads new weights from safetensors files, or folders with some: all tensors of the model, or only new ones.
-        No paths: all tensors become zeros. `keep_digest`: their digest goes into the cache. Raises RequestError, which
-        names the tensor or the file, if they cannot be used."""
+        `keep_digest`: their digest goes into the cache. Raises RequestError, which names the tensor or the file, if
+        they cannot be used."""
         begun_s = time.monotonic()
-        if not paths:
-            return self._zeros(begun_s)
         try:
             headers = {file: check_safetensors(file)[0] for file in checkpoint_files(paths)}
             names = check_tensors(headers, self._live)
+            missing = missing_names(names, self._live)
+            if missing and self._forgotten:
+                raise wrong(min(missing), "it is not there, and the old weights are asleep: POST /wake_up?tags=weights")
             digesting = begin_weights_digest(paths, self._cache if keep_digest else None)
             new = self._live.begin()
             with ExitStack() as stack:
@@ -183,18 +212,30 @@ class Renewal:
             digest = digesting.result()
         except (ModelLoadError, SafetensorError, OSError) as error:
             raise RequestError(str(error), code=INVALID_WEIGHTS) from error
-        whole = not missing_names(names, self._live)
-        if not whole:  # one of them all alone is the same wherever they are read; this one names the old ones too
+        if missing:  # then they are those of this digest only over the old ones
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
-        seconds = time.monotonic() - begun_s
-        return Prepared(new, PreparedWeights(len(names), seconds, whole, digest))
+        return _prepared(new, tensors=len(names), begun_s=begun_s, whole=not missing, digest=digest)
 
-    def _zeros(self, begun_s: float) -> Prepared:
-        new = self._live.begin()
+    def prepare_zeros(self) -> Prepared:
+        """Makes weights that are all zeros."""
+        begun_s, new = time.monotonic(), self._live.begin()
         for name, shape in self._live.shapes.items():
             new.write(name, torch.zeros(shape))
-        tensors = len(self._live.shapes)
-        return Prepared(new, PreparedWeights(tensors, time.monotonic() - begun_s, whole=True, digest=ZEROS))
+        return _prepared(new, tensors=len(self._live.shapes), begun_s=begun_s, whole=True, digest=ZEROS)
+
+    def prepare_first(self) -> Prepared:
+        """Reads the weights of the start again. Raises EngineError if they are not there any more."""
+        begun_s, first = time.monotonic(), self._first
+        try:
+            if weights_digest([first.folder], self._cache) != first.digest:
+                raise EngineError(f"{first.folder} does not hold the weights of the start any more")
+            new, tensors = self._live.begin(), dict(first.load().named_parameters(remove_duplicate=False))
+        except StartupError as error:
+            raise EngineError(f"the weights of the start cannot be read again: {error.message}") from error
+        for name, tensor in tensors.items():
+            new.write(name, tensor)
+        prepared = _prepared(new, tensors=len(tensors), begun_s=begun_s, whole=True, digest=first.digest)
+        return replace(prepared, first=True)
 
     def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of what the engine has in place of each tensor of the checkpoint."""
@@ -206,15 +247,20 @@ class Renewal:
             sums[name] = digest.hexdigest()
         return sums
 
+    def forget(self) -> None:
+        """Gives the memory of the weights back. New ones must be applied, all tensors of them, before the next step."""
+        self._live.forget()
+        self._forgotten = True
+
     def applied(self, prepared: Prepared, info: EngineInfo, *, version: str) -> EngineInfo:
         """Returns the facts of an engine that has these weights from now on."""
-        self._digest = prepared.facts.digest
+        self._digest, self._forgotten = prepared.facts.digest, False
         model = self._name_of(self._digest)
         return msgspec.structs.replace(
             info,
             model_digest=model,
             weight_version=version,
-            block_weights=model,
+            block_weights="" if prepared.first else model,
             fingerprint=info.fingerprint.replace(info.model_digest[:MODEL_DIGITS], model[:MODEL_DIGITS]),
         )
 
@@ -276,13 +322,21 @@ class Renewing:
     def _work(self, order: PrepareWeights) -> None:
         done: Prepared | MotetError
         try:
-            done = self._renewal.prepare([*map(Path, order.paths)], keep_digest=not order.in_memory)
+            done = self._prepare(order.kind, [*map(Path, order.paths)])
         except MotetError as error:
             done = error
         except Exception as error:  # for instance without memory: the old weights serve on
             logger.exception("new weights could not be read")
             done = EngineError(f"the new weights could not be read: {error!r}")
         self._done.put((order.number, done))
+
+    def _prepare(self, kind: CheckpointKind, paths: Sequence[Path]) -> Prepared:
+        match kind:
+            case CheckpointKind.START:
+                return self._renewal.prepare_first()
+            case CheckpointKind.ZEROS:
+                return self._renewal.prepare_zeros()
+        return self._renewal.prepare(paths, keep_digest=kind is CheckpointKind.FILES)
 
 
 def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: LiveWeights) -> set[str]:

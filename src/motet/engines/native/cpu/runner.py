@@ -88,6 +88,9 @@ class PackedWeights:
     def numbers(self, name: str) -> list[torch.Tensor]:
         return self._runner.model.numbers(name)
 
+    def forget(self) -> None:
+        self._runner.model.memory.forget()
+
 
 class NewPackedWeights:
     def __init__(self, runner: CpuRunner) -> None:

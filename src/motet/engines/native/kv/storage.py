@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from motet.engines.native.memory import give_back
 from motet.transfer.proof import Proof
 from motet.transfer.transport import KVFacts, Memory
 
@@ -79,6 +80,11 @@ class KVStorage:
             proof=proof.address,
             proof_entries=proof.num_entries,
         )
+
+    def give_back(self) -> None:
+        """Gives the memory back to the system until it is next touched; what was in it is gone. Only on the CPU."""
+        give_back(self.keys)
+        give_back(self.values)
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores key, value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] int64."""

@@ -103,6 +103,12 @@ class Scheduler:
         for group in self.waiting:
             self.handover.give_up(group)
 
+    def forget_prefixes(self) -> None:
+        """Takes the names of all blocks. Groups that run give none to theirs from now on, as they began before."""
+        for group in self.running:
+            group.published = len(group.names)
+        self.pool.forget()
+
     def hand_over(self, group: Group) -> list[int]:
         """Ends a group without freeing its trunk: the caller holds the blocks that are returned."""
         self._leave(group)

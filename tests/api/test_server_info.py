@@ -1,0 +1,42 @@
+"""What a trainer reads of the server's configuration, under vLLM's names."""
+
+import msgspec
+import pytest
+
+from tests.api.noted_weights import NotedWeights
+from tests.api.serving import Serving, WatchedEngine, coded, hello, named
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_trainer_reads_the_configuration_as_of_vllm(serve: Serving) -> None:
+    engine = WatchedEngine(hello)
+    engine.info = msgspec.structs.replace(engine.info, dtype="bfloat16")
+    served = await serve(rl=True, engine=engine, logprobs_mode="processed_logprobs")
+    served.service.weights = NotedWeights()
+    info = (await served.http.get("/server_info", params={"config_format": "json"})).json()
+    config = info["vllm_config"]
+    assert config["model_config"]["dtype"] == "torch.bfloat16"
+    assert config["model_config"]["logprobs_mode"] == "processed_logprobs"
+    assert config["model_config"]["max_model_len"] == engine.info.max_model_len
+    assert config["weight_transfer_config"] == {"backend": "http"}
+    assert (config["lora_config"], config["parallel_config"]["data_parallel_size"]) == (None, 1)
+    assert {"vllm_env", "system_env"} < set(info)
+    text = (await served.http.get("/server_info")).json()["vllm_config"]
+    assert "dtype='torch.bfloat16'" in text and "lora_config=None" in text
+
+
+async def test_a_server_is_one_receiver_of_weights(serve: Serving) -> None:
+    served = await serve(rl=True)
+    served.service.weights = NotedWeights()
+    for query in ("", "?include_dp=true", "?include_dp=false"):
+        assert (await served.http.get(f"/get_world_size{query}")).json() == {"world_size": 1}
+    assert named(await served.http.get("/get_world_size?include_dp=perhaps")) == (400, "include_dp")
+    assert named(await served.http.get("/server_info?config_format=yaml")) == (400, "config_format")
+
+
+async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
+    for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
+        closed = await serve(rl=rl)
+        for path in ("/server_info", "/get_world_size"):
+            assert coded(await closed.http.get(path)) == (404, code)

@@ -1,0 +1,109 @@
+"""The routes that put engines to sleep and empty prefix caches: what they pass on, and what they refuse by name."""
+
+from collections.abc import Collection
+
+import pytest
+
+from motet.engines.base import SleepTag
+from motet.errors import RequestError
+from motet.types import PauseMode
+from tests.api.serving import Served, Serving, coded, named
+
+pytestmark = pytest.mark.anyio
+
+
+class NotedSleep:
+    """Keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asleep = False
+        self.asked: list[object] = []
+
+    async def sleep(self, level: int, mode: PauseMode) -> None:
+        self.asleep = True
+        self.asked.append((level, mode))
+
+    async def wake(self, tags: Collection[SleepTag]) -> bool:
+        self.asked.append(tuple(tags))
+        self.asleep = self.asleep and bool(tags)
+        return not self.asleep
+
+    async def let_groups_end(self) -> None: ...
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        self.asked.append(anew)
+
+
+@pytest.fixture
+def sleep() -> NotedSleep:
+    return NotedSleep()
+
+
+@pytest.fixture
+async def served(serve: Serving, sleep: NotedSleep) -> Served:
+    served = await serve(rl=True)
+    served.service.sleep = sleep
+    return served
+
+
+@pytest.mark.parametrize(
+    ("query", "level", "mode"),
+    [("", 1, "abort"), ("?level=0", 0, "abort"), ("?level=2&mode=keep", 2, "keep"), ("?mode=wait", 1, "wait")],
+)
+async def test_a_sleep_has_the_level_and_mode_that_are_asked_for(
+    served: Served, sleep: NotedSleep, query: str, level: int, mode: str
+) -> None:
+    assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": False}
+    assert (await served.http.post(f"/sleep{query}")).json() == {"status": "sleeping", "level": level}
+    assert sleep.asked == [(level, PauseMode(mode))]
+    assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": True}
+
+
+async def test_all_wakes_or_what_the_tags_name(served: Served, sleep: NotedSleep) -> None:
+    await served.http.post("/sleep")
+    some = await served.http.post("/wake_up?tags=weights&tags=scheduling")
+    assert some.json() == {"status": "sleeping", "tags": ["weights", "scheduling"]}
+    assert (await served.http.post("/wake_up")).json() == {"status": "awake", "tags": None}
+    assert sleep.asked[1:] == [(SleepTag.WEIGHTS, SleepTag.SCHEDULING), ()]
+
+
+async def test_prefix_caches_are_emptied_with_or_without_groups_under_way(served: Served, sleep: NotedSleep) -> None:
+    for query in ("", "?reset_running_requests=true", "?reset_external=true"):
+        assert (await served.http.post(f"/reset_prefix_cache{query}")).json() == {"success": True}
+    assert sleep.asked == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/sleep?level=3", "level"),
+        ("/sleep?level=-1", "level"),
+        ("/sleep?level=deep", "level"),
+        ("/sleep?mode=stop", "mode"),
+        ("/wake_up?tags=weights&tags=all", "tags[1]"),
+        ("/reset_prefix_cache?reset_running_requests=perhaps", "reset_running_requests"),
+    ],
+)
+async def test_values_that_are_not_known_are_refused_by_name(
+    served: Served, sleep: NotedSleep, path: str, param: str
+) -> None:
+    assert named(await served.http.post(path)) == (400, param)
+    assert sleep.asked == []
+
+
+async def test_engines_that_cannot_sleep_refuse_the_level(
+    served: Served, sleep: NotedSleep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(level: int, mode: PauseMode) -> None:
+        raise RequestError("Invalid 'level': /sleep ...", param="level", code="unsupported_value")
+
+    monkeypatch.setattr(sleep, "sleep", refuse)
+    assert named(await served.http.post("/sleep")) == (400, "level")
+
+
+async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
+    for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
+        closed = await serve(rl=rl)
+        for path in ("/sleep", "/wake_up", "/reset_prefix_cache"):
+            assert coded(await closed.http.post(path)) == (404, code)
+        assert coded(await closed.http.get("/is_sleeping")) == (404, code)

@@ -1,0 +1,255 @@
+"""A cell that sleeps: what its engines give back and take again, in what order, whatever happens meanwhile."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.deploy.sleep import CellSleep
+from motet.deploy.weights import CellWeights
+from motet.engines.base import SleepTag, Worker
+from motet.errors import EngineError, MotetError, RequestError
+from motet.routing.fleet import Fleet
+from motet.routing.router import Router
+from motet.types import PauseMode
+from tests.deploy.test_weights import DIED, NEW, OLD, SOME, RenewableEngine
+
+pytestmark = pytest.mark.anyio
+
+WEIGHTS, KV_CACHE, SCHEDULING = SleepTag
+
+
+class SleepingCell:
+    def __init__(self, *engines: RenewableEngine) -> None:
+        self.router = Router(Fleet())
+        for number, engine in enumerate(engines):
+            self.router.fleet.put(Worker(f"decode-{number}", engine, "-"))
+        self.weights = CellWeights(self.router)
+        self.sleep = CellSleep(self.weights)
+
+    async def fall_asleep(self, level: int) -> None:
+        await self.sleep.sleep(level, PauseMode.KEEP)
+
+
+def on_cpu(**fails: MotetError) -> RenewableEngine:
+    engine = RenewableEngine(fails=dict(fails))
+    engine.info = msgspec.structs.replace(engine.info, device="cpu")
+    return engine
+
+
+class ChangedFolder(RenewableEngine):
+    """Its `model_digest` is what the folders hold at that moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = msgspec.structs.replace(self.info, device="cpu")
+        self.holds = "some"
+
+    async def apply_weights(self, version: str) -> None:
+        await super().apply_weights(version)
+        self.info = msgspec.structs.replace(self.info, model_digest=self.holds)
+
+
+async def test_at_level_0_a_cell_is_paused_and_keeps_its_memory() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.fall_asleep(0)
+    assert (cell.sleep.asleep, cell.weights.paused, one.held, one.has_kv) == (True, True, True, True)
+    assert await cell.sleep.wake([SCHEDULING])
+    assert (cell.sleep.asleep, one.held) == (False, False)
+
+
+async def test_at_level_1_all_engines_give_back_kv_and_keep_their_weights() -> None:
+    engines = on_cpu(), on_cpu()
+    cell = SleepingCell(*engines)
+    await cell.fall_asleep(1)
+    assert [(one.held, one.has_kv, one.has_weights) for one in engines] == [(True, False, True)] * 2
+    assert (cell.router.waiting.is_shut, cell.sleep.asleep) == (True, True)
+    assert await cell.sleep.wake(())
+    assert [(one.held, one.has_kv, one.read) for one in engines] == [(False, True, [])] * 2
+    assert (cell.router.waiting.is_shut, cell.sleep.asleep) == (False, False)
+
+
+@pytest.mark.parametrize("order", [(WEIGHTS, KV_CACHE), (KV_CACHE, WEIGHTS)])
+async def test_groups_go_on_when_everything_is_awake(order: tuple[SleepTag, SleepTag]) -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.fall_asleep(2)
+    assert (one.has_kv, one.has_weights) == (False, False)
+    assert not await cell.sleep.wake([SCHEDULING])
+    assert not await cell.sleep.wake([order[0]])
+    assert (one.has_kv, one.has_weights) == (order[0] is KV_CACHE, order[0] is WEIGHTS)
+    assert (one.held, cell.sleep.asleep) == (True, True)
+    assert await cell.sleep.wake([SCHEDULING, order[1]])
+    assert (one.held, cell.sleep.asleep, one.read) == (False, False, [OLD])
+
+
+async def test_at_level_2_weights_come_back_from_where_they_came() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    for folder in (SOME, SOME):
+        await cell.weights.update(folder, None)
+    one.read.clear()
+    before = one.info
+    await cell.fall_asleep(2)
+    await cell.sleep.wake(())
+    assert (one.read, one.info) == ([OLD, SOME, SOME], before)
+    await cell.weights.update(NEW, "whole")
+    one.read.clear()
+    await cell.fall_asleep(2)
+    await cell.sleep.wake(())
+    assert (one.read, one.info.weight_version) == ([NEW], "whole")
+
+
+async def test_weights_that_a_trainer_brings_meanwhile_are_not_read_again() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.fall_asleep(2)
+    await cell.weights.update(NEW, None)
+    assert (one.has_weights, one.has_kv, one.held) == (True, False, True)
+    assert await cell.sleep.wake(())
+    assert (one.read, one.info.weight_version) == ([NEW], "1")
+
+
+@pytest.mark.parametrize(
+    ("level", "woken", "has_kv", "has_weights"),
+    [(1, None, False, True), (2, None, False, False), (2, KV_CACHE, True, False), (2, WEIGHTS, False, True)],
+)
+async def test_an_engine_that_is_started_anew_sleeps_as_the_others_do(
+    level: int, woken: SleepTag | None, has_kv: bool, has_weights: bool
+) -> None:
+    cell = SleepingCell(on_cpu())
+    await cell.weights.update(NEW, None)
+    await cell.fall_asleep(level)
+    if woken:
+        await cell.sleep.wake([woken])
+    again = on_cpu()
+    await cell.weights.bring(again)
+    assert (again.held, again.has_kv, again.has_weights) == (True, has_kv, has_weights)
+    cell.router.fleet.put(Worker("decode-0", again, "-"))
+    assert await cell.sleep.wake(())
+    assert (again.held, again.has_kv, again.has_weights, again.info.weight_version) == (False, True, True, "1")
+
+
+async def test_engines_that_die_on_the_way_hold_up_nobody() -> None:
+    one, two = on_cpu(), on_cpu(sleep=DIED, wake=DIED, prepare=DIED, hold=DIED, forget=DIED)
+    cell = SleepingCell(one, two)
+    await cell.sleep.forget_prefixes(anew=True)
+    await cell.fall_asleep(2)
+    assert not one.has_kv
+    assert await cell.sleep.wake(())
+    assert (one.has_kv, one.has_weights, one.emptied) == (True, True, [True])
+
+
+async def test_if_weights_cannot_be_read_again_the_cell_sleeps_on_and_an_update_helps() -> None:
+    one = on_cpu(prepare=EngineError("the weights of the start are gone"))
+    cell = SleepingCell(one)
+    await cell.fall_asleep(2)
+    with pytest.raises(EngineError, match="the weights of the start are gone"):
+        await cell.sleep.wake(())
+    assert cell.sleep.asleep and one.held
+    one.fails.clear()
+    await cell.weights.update(NEW, None)
+    assert await cell.sleep.wake(())
+    assert one.read == [NEW]
+
+
+async def test_a_folder_of_weights_that_is_gone_is_no_fault_of_whoever_wakes_the_cell() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.weights.update(NEW, None)
+    await cell.fall_asleep(2)
+    one.fails["prepare"] = RequestError("Invalid 'weight_dir': new has no weights")
+    with pytest.raises(EngineError, match=r"cannot be read again: .*new has no weights"):
+        await cell.sleep.wake(())
+
+
+async def test_groups_go_on_under_new_weights_though_the_old_ones_could_not_wake() -> None:
+    """The engine has those of the start by then, and groups have begun with those of the update."""
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.weights.update(SOME, None)
+    began_with = one.info.model_digest
+    await cell.fall_asleep(2)
+    one.unreadable = SOME
+    with pytest.raises(EngineError):
+        await cell.sleep.wake(())
+    await cell.weights.update(NEW, None)
+    assert await cell.sleep.wake(())
+    assert cell.router.fleet.present(began_with) == one.info.model_digest == "new"
+
+
+async def test_a_server_that_stops_is_not_held_up_by_weights_that_cannot_wake() -> None:
+    one = on_cpu(prepare=EngineError("gone"))
+    cell = SleepingCell(one)
+    await cell.fall_asleep(2)
+    await cell.sleep.let_groups_end()
+    assert cell.sleep.asleep
+    one.fails.clear()
+    await cell.sleep.let_groups_end()
+    assert not one.held
+
+
+async def test_a_folder_that_holds_other_weights_by_now_wakes_nobody() -> None:
+    one = ChangedFolder()
+    cell = SleepingCell(one)
+    await cell.weights.update(SOME, None)
+    await cell.fall_asleep(2)
+    one.holds = "others"
+    with pytest.raises(EngineError, match="some does not hold the weights of version 1 any more"):
+        await cell.sleep.wake(())
+    assert cell.sleep.asleep and one.held
+
+
+async def test_a_sleeping_cell_does_not_resume_and_says_what_to_do() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.fall_asleep(1)
+    with pytest.raises(RequestError, match="POST /wake_up") as refused:
+        await cell.weights.resume()
+    assert (refused.value.code, one.held) == ("asleep", True)
+
+
+async def test_what_is_resumed_between_the_pause_and_the_sleep_is_held_again() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    async with cell.weights.lock:
+        sleeping = asyncio.create_task(cell.fall_asleep(1))
+        await asyncio.sleep(0)
+        resuming = asyncio.create_task(cell.weights.resume())
+        await asyncio.sleep(0)
+    await asyncio.gather(sleeping, resuming)
+    assert (one.held, one.has_kv, cell.weights.paused, cell.router.waiting.is_shut) == (True, False, True, True)
+
+
+async def test_an_order_is_carried_out_whole_if_its_caller_leaves() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.fall_asleep(2)
+    async with cell.weights.lock:
+        leaving = asyncio.create_task(cell.sleep.wake(()))
+        await asyncio.sleep(0)
+        leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    async with cell.weights.lock:  # comes after it
+        assert (one.held, cell.sleep.asleep) == (False, False)
+
+
+async def test_engines_on_a_gpu_are_only_paused() -> None:
+    one = on_cpu()
+    one.info = msgspec.structs.replace(one.info, device="cuda:0")
+    cell = SleepingCell(one)
+    with pytest.raises(RequestError, match="/sleep gives back memory of engines on the CPU only") as refused:
+        await cell.fall_asleep(1)
+    assert (refused.value.param, one.held, cell.sleep.asleep) == ("level", False, False)
+    await cell.fall_asleep(0)
+    assert one.held and one.has_kv
+
+
+async def test_all_prefix_caches_are_emptied_at_once() -> None:
+    engines = on_cpu(), on_cpu()
+    cell = SleepingCell(*engines)
+    await cell.sleep.forget_prefixes(anew=False)
+    await cell.sleep.forget_prefixes(anew=True)
+    assert [one.emptied for one in engines] == [[False, True]] * 2

@@ -1,0 +1,47 @@
+"""The default model falls asleep: how much memory its server and engine give back, and that its answers stay."""
+
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from motet.deploy.child import ChildServer
+from motet.models.smollm2 import DEFAULT_MODEL
+from tests.forked import ForkingProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]
+
+KV_GB = 0.5
+MB = 2**20
+KV_BYTES, WEIGHT_BYTES = KV_GB * 2**30, 256 * MB
+
+
+@pytest.fixture
+def server(default_weights: None, forking: ForkingProcess) -> Iterator[ChildServer]:
+    with forking.server([DEFAULT_MODEL, "--rl", "--kv-cache-gb", str(KV_GB)]) as running:
+        yield running
+
+
+def resident(server: ChildServer, client: httpx.Client) -> int:
+    """Returns the bytes of memory that the server and its engines have."""
+    workers = client.get("/status").json()["workers"]
+    pids = [server.pid, *(worker["pid"] for worker in workers)]
+    return sum(int(psutil.Process(pid).memory_info().rss) for pid in pids)
+
+
+def test_memory_of_the_default_model_is_given_back_and_its_answers_stay(server: ChildServer) -> None:
+    body = {"messages": [{"role": "user", "content": "Name a boat."}], "n": 4, "max_tokens": 20, "seed": 1}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+
+        def answer() -> object:
+            choices = client.post("/v1/chat/completions", json=body).json()["choices"]
+            return [choice["message"]["content"] for choice in choices]
+
+        expected, awake = answer(), resident(server, client)
+        for level, least in ((1, 0.9 * KV_BYTES), (2, 0.9 * (KV_BYTES + WEIGHT_BYTES))):
+            client.post("/sleep", params={"level": level}).raise_for_status()
+            assert awake - resident(server, client) > least
+            client.post("/wake_up").raise_for_status()
+            assert awake - resident(server, client) > 0.8 * KV_BYTES, "the KV cache grows back as it is used"
+            assert answer() == expected

@@ -1,0 +1,180 @@
+"""A cell sleeps and wakes, with streams under way and engines killed meanwhile: its memory is given back, and every
+answer is bit for bit what it was."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from motet.config import RoutingConfig
+from tests.fault.answers import Answer, Reader, ask, read
+from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.running_cell import OFTEN, SECONDS, RunningCell
+from tests.fault.striking import kill
+from tests.forked import ForkingProcess
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+BODIES = [(CHAT, chat("a chat", n=3)), (COMPLETIONS, completion("texts", n=2, prompts=2))]
+LONG = chat("under way", STREAMED, n=4, max_tokens=380)
+RL: dict[str, object] = {"rl": True}
+KV_GB = 0.1
+WORKERS = ("prefill-0", "decode-0", "decode-1")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with other weights."""
+    return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("other"), seed=4))
+
+
+async def answers_of(cell: RunningCell) -> list[Answer]:
+    return list(await asyncio.gather(*(ask(cell.http, route, body) for route, body in BODIES)))
+
+
+async def order(cell: RunningCell, path: str, **query: str | int | bool) -> Any:
+    return (await cell.http.post(path, params=query)).raise_for_status().json()
+
+
+@asynccontextmanager
+async def begun(cell: RunningCell) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
+    """Asks for a long stream, and reads until it is well under way."""
+    async with cell.http.stream("POST", CHAT, json=LONG) as response:
+        lines, reader = response.aiter_lines(), Reader()
+        yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
+
+
+def resident(cell: RunningCell, worker: str) -> int:
+    """Returns the bytes of an engine's memory that are its own."""
+    pid = cell.engine(worker).info.pid
+    assert pid is not None
+    memory = psutil.Process(pid).memory_info()
+    return int(memory.rss - memory.shared)
+
+
+async def fetched(cell: RunningCell) -> int:
+    """Returns the number of prompts whose KV has come from the prefill engine."""
+    return sum([(await cell.stats(worker)).transfers for worker in ("decode-0", "decode-1")])
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_kept_streams_go_on_and_kv_moves_between_engines_after_the_sleep(
+    level: int, folder: Path, forking: ForkingProcess
+) -> None:
+    async with RunningCell(folder, spawn=forking.spawn, server=RL, kv_cache_gb=KV_GB) as cell:
+        before = {worker: resident(cell, worker) for worker in WORKERS}
+        whole, expected = await ask(cell.http, CHAT, LONG), await answers_of(cell)
+        for _ in range(2):
+            async with begun(cell) as (lines, reader):
+                assert await order(cell, "/sleep", level=level, mode="keep") == {"status": "sleeping", "level": level}
+                for worker in WORKERS:
+                    assert before[worker] - resident(cell, worker) > 0.6 * KV_GB * 2**30
+                assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": True}
+                queued = asyncio.create_task(answers_of(cell))
+                await cell.until_given(1, queued=3)
+                assert await order(cell, "/wake_up", tags="weights") == {"status": "sleeping", "tags": ["weights"]}
+                assert not all(choice.finish_reason for choice in reader.answer.choices.values())
+                came = await fetched(cell)
+                assert await order(cell, "/wake_up", tags="kv_cache") == {"status": "awake", "tags": ["kv_cache"]}
+                assert (await read(lines, reader)).complete() == whole
+                assert await queued == expected
+                assert await fetched(cell) > came
+        assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": False}
+        assert sum((await cell.stats("decode-0")).transfer_failures.values()) == 0
+        await cell.check_nothing_left()
+
+
+async def test_weights_of_an_update_come_back_and_those_that_a_trainer_brings_meanwhile(
+    folder: Path, other: Path, forking: ForkingProcess
+) -> None:
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        old = await answers_of(cell)
+        await order(cell, "/sleep", level=2)
+        update = {"weight_dir": str(other)}
+        assert (await cell.http.post("/update_weights", json=update)).json()["weight_version"] == "1"
+        await order(cell, "/wake_up")
+        new = await answers_of(cell)
+        assert new != old
+        await order(cell, "/sleep", level=2)
+        await order(cell, "/wake_up")
+        assert await answers_of(cell) == new
+        back = {"weight_dir": str(folder)}
+        await order(cell, "/sleep", level=1)
+        assert (await cell.http.post("/update_weights", json=back)).json()["weight_version"] == "2"
+        await order(cell, "/wake_up")
+        assert await answers_of(cell) == old
+        text = (await cell.http.get("/metrics")).text
+        assert 'motet:weight_version_info{model_name="tiny",role="decode",version="2",worker="decode-1"} 1.0' in text
+        assert 'motet:weight_updates_total{model_name="tiny",outcome="applied"} 2.0' in text
+        await cell.check_nothing_left()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_whole(
+    level: int, folder: Path, other: Path, forking: ForkingProcess
+) -> None:
+    async with RunningCell(folder, spawn=forking.spawn, server=RL, kv_cache_gb=KV_GB) as cell:
+        await cell.http.post("/update_weights", json={"weight_dir": str(other)})
+        expected = await answers_of(cell)
+        awake = resident(cell, "decode-0")
+        await order(cell, "/sleep", level=level)
+        for worker in ("prefill-0", "decode-0"):
+            struck = cell.engine(worker)
+            kill(struck)
+            await struck.died.wait()
+            await cell.whole()
+            assert awake - resident(cell, worker) > 0.6 * KV_GB * 2**30
+        assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": True}
+        assert await order(cell, "/wake_up") == {"status": "awake", "tags": None}
+        assert await answers_of(cell) == expected
+        await cell.check_nothing_left()
+
+
+async def test_requests_wait_while_engines_sleep_and_then_find_no_room(folder: Path, forking: ForkingProcess) -> None:
+    routing = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS, queue_timeout_s=0.3)
+    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=routing) as cell:
+        async with begun(cell) as (lines, reader):
+            await order(cell, "/sleep", level=1)
+            cut = (await read(lines, reader)).complete()
+        assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
+        route, body = BODIES[0]
+        refused = await cell.http.post(route, json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        resumed = await cell.http.post("/resume")
+        assert (resumed.status_code, resumed.json()["error"]["code"]) == (400, "asleep")
+        await order(cell, "/wake_up")
+        assert (await cell.http.post(route, json=body)).status_code == 200
+        await cell.check_nothing_left()
+
+
+async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path, forking: ForkingProcess) -> None:
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        whole = await ask(cell.http, CHAT, LONG)
+        async with begun(cell) as (lines, reader):
+            await order(cell, "/sleep", level=2, mode="keep")
+            cell.signals.ask()
+            assert (await read(lines, reader)).complete() == whole
+
+
+async def test_an_emptied_prefix_cache_is_computed_anew_on_all_engines_and_the_router_knows(
+    folder: Path, forking: ForkingProcess
+) -> None:
+    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=OFTEN) as cell:
+        whole, expected = await ask(cell.http, CHAT, LONG), await answers_of(cell)
+        async with begun(cell) as (lines, reader):
+            assert await order(cell, "/reset_prefix_cache") == {"success": True}
+            assert await order(cell, "/reset_prefix_cache", reset_running_requests=True) == {"success": True}
+            assert (await read(lines, reader)).complete() == whole
+        await order(cell, "/reset_prefix_cache")
+        assert [(await cell.stats(worker)).blocks_cached for worker in WORKERS] == [0, 0, 0]
+        assert [cell.fleet.index.blocks(worker) for worker in WORKERS] == [0, 0, 0]
+        before = (await cell.stats("prefill-0")).prefill_tokens
+        assert await answers_of(cell) == expected
+        assert (await cell.stats("prefill-0")).prefill_tokens > before
+        await cell.check_nothing_left()
