@@ -14,6 +14,7 @@ import pytest
 
 from tests.api.noted_weights import NotedWeights
 from tests.api.serving import Serving
+from tests.api.test_sleep import NotedSleep
 
 pytestmark = pytest.mark.anyio
 
@@ -53,6 +54,10 @@ READ: dict[str, Callable[[Any], bool]] = {
     "/detokenize": lambda answer: isinstance(answer["prompt"], str),
     "/pause": lambda answer: answer["status"] == "paused",
     "/update_weights": lambda answer: bool(answer["weight_version"]),
+    "/reset_prefix_cache": lambda answer: answer["success"] is True,
+    "/get_world_size": lambda answer: answer["world_size"] == 1,
+    "/sleep": lambda answer: answer["status"] == "sleeping",
+    "/wake_up": lambda answer: bool(answer["status"]),
     "/resume": lambda answer: answer["status"] == "resumed",
 }
 """True if the answer has what trainers read in it, by path."""
@@ -61,7 +66,7 @@ READ: dict[str, Callable[[Any], bool]] = {
 @pytest.mark.parametrize("name", RECORDED)
 async def test_every_request_of_a_trainer_is_answered_with_what_it_reads(serve: Serving, name: str) -> None:
     served = await serve(rl=True)
-    served.service.weights = NotedWeights()
+    served.service.weights, served.service.sleep = NotedWeights(), NotedSleep()
     recorded = RECORDED[name]
     assert recorded["repository"] and recorded["commit"] and recorded["files"]
     for request in recorded["requests"]:

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
 @pytest.fixture
 def trained() -> Iterator[Recorder]:
-    arguments = [DEFAULT_MODEL, "--rl", "--max-logprobs", "100", "--kv-cache-gb", "0.5"]
-    with ChildServer(arguments) as server, Recorder(server.url) as recorder:
+    arguments = [DEFAULT_MODEL, "--rl", "--max-logprobs", "100", "--logprobs-mode", "processed_logprobs"]
+    with ChildServer([*arguments, "--kv-cache-gb", "0.5"]) as server, Recorder(server.url) as recorder:
         yield recorder
 
 

@@ -27,10 +27,20 @@ def main() -> None:
     vllm_client._HAS_STATEFUL_TRAINER_ENGINE = True  # noqa: SLF001 as with the vLLM that it wants
     vllm_client.packed_nccl_broadcast_producer = send
     client = VLLMClient(base_url=SERVER, connection_timeout=60)
+    configuration(client)
     generate(client)
     chat(client)
     score(client)
     update(client)
+
+
+def configuration(client: VLLMClient) -> None:
+    """TRL's trainers read these before they start; the server must draw from the distribution that it tells of."""
+    info = client.get_server_info()
+    assert info["weight_transfer_config"] is not None and info["lora_config"] is None
+    assert info["model_config"]["logprobs_mode"] == "processed_logprobs"
+    assert info["model_config"]["dtype"] == "torch.bfloat16"
+    assert client.get_world_size() == 1
 
 
 def generate(client: VLLMClient) -> None:
@@ -100,6 +110,8 @@ def update(client: VLLMClient) -> None:
     with client.weight_update():
         client.update_named_param(name, -weight)
     answers.append(client.generate(PROMPTS, **same)["completion_ids"])
+    client.reset_prefix_cache()
+    assert client.generate(PROMPTS, **same)["completion_ids"] == answers[4]
     assert answers[1] == answers[3] and answers[2] == answers[4] and answers[1] != answers[2]
 
 
