@@ -1,5 +1,7 @@
 """`POST /v1/chat/completions`: one prompt, n choices."""
 
+from collections.abc import Sequence
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -69,8 +71,8 @@ class ChatBody(WholeWriter):
         self._tokenizer = plan.served.tokenizer
         self._body = body
 
-    def close(self, usage: Usage) -> bytes:
-        choices = [self._choice(choice) for choice in self._groups[0].choices]
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        choices = map(self._choice, self._groups[0].choices)
         prompt: dict[str, object] = (
             {"prompt_token_ids": self._plan.groups[0].prompt} if self._body.return_token_ids else {}
         )
@@ -86,7 +88,7 @@ class ChatBody(WholeWriter):
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         body = self._body
-        logprobs = None if choice.logprobs is None else {**choice.logprobs.fields(), "refusal": None}
+        logprobs = None if choice.logprobs is None else {**choice.logprob_fields(), "refusal": None}
         thought = choice.reasoning if body.include_reasoning else ""
         calls = []
         for call, arguments in choice.calls:

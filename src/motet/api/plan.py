@@ -54,6 +54,8 @@ LONG_TEXT = 8192
 costs more."""
 TURN_CHARS = 64
 """A message takes as long as so many characters more."""
+GROUP_CHARS = 64
+"""To plan a group takes as long as so many characters, and to make ready for the answers of four choices too."""
 TOOL_CHARS = 1024
 """The grammar of a tool takes as long as so many characters of a schema; it may take a hundred times as long."""
 
@@ -133,7 +135,7 @@ def make_plan(
     around: GeneratingFields,
     options: RouteOptions,
 ) -> Plan:
-    """Raises `RequestError` for what only the model's limits and the prompts can refuse."""
+    """Raises `RequestError` for what only the model's limits and the prompts can refuse. May run in a thread."""
     context, served = options.context, options.context.served
     context.check(prompts)
     rights = service.rights(context.caller.client)
