@@ -341,5 +341,11 @@ def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:
     return closing if ticket is None else b',"kv_transfer_params":' + json_bytes(ticket) + closing
 
 
+def spans_before(closing: bytes, event: ChoiceEvent) -> bytes:
+    """Returns the end of a chunk's choice, with the versions of the weights that have written it if that is told."""
+    spans = event.weight_versions
+    return b',"weight_versions":' + json_bytes(spans) + closing if spans else closing
+
+
 def json_response(body: object, status: int = 200) -> Response:
     return Response(json_bytes(body), status, media_type="application/json")

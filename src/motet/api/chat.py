@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import TokenChunks, answer_plan
+from motet.api.answer import TokenChunks, answer_plan, spans_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -108,7 +108,7 @@ class ChatBody(WholeWriter):
             "logprobs": logprobs,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
-            **({"token_ids": choice.token_ids} if body.return_token_ids else {}),
+            **({"token_ids": choice.token_ids} | choice.span_fields() if body.return_token_ids else {}),
         }
 
 
@@ -199,10 +199,11 @@ class ChatChunks(TokenChunks):
     def _beside(self, event: ChoiceEvent, *, tokens: bool, end: bool) -> bytes:
         """Returns the fields beside the delta: about tokens, and about the end of the choice, if it has come."""
         finish = event.finish if end else None
-        return b',"logprobs":%b,"finish_reason":%b%b}]' % (
+        return b',"logprobs":%b,"finish_reason":%b%b%b' % (
             self._logprobs(event) if tokens else b"null",
             b'"%b","stop_reason":%b' % (finish.encode(), msgspec.json.encode(event.stop_reason)) if finish else b"null",
             b',"token_ids":' + msgspec.json.encode(event.token_ids) if tokens and self._token_ids else b"",
+            spans_before(b"}]", event) if end and self._token_ids else b"}]",
         )
 
     def _logprobs(self, event: ChoiceEvent) -> bytes:

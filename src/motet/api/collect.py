@@ -139,6 +139,10 @@ class WholeChoice(msgspec.Struct, gc=False):
         """The mean log-probability of the answer's tokens, by which `best_of` ranks."""
         return self.logprob_sum / self.num_logprobs if self.num_logprobs else 0.0
 
+    def span_fields(self) -> dict[str, object]:
+        """Returns the field that tells who has written the choice, if it is told."""
+        return {"weight_versions": self.weight_versions} if self.weight_versions else {}
+
     def logprob_fields(self, *, before: LogprobFields | None = None) -> dict[str, msgspec.Raw]:
         """`before`: entries that come first."""
         first = WholeLogprobs()

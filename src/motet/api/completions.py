@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import TokenChunks, answer_plan
+from motet.api.answer import TokenChunks, answer_plan, spans_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -148,7 +148,7 @@ class CompletionBody(WholeWriter):
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(before=prompt),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
-            **(ids if self._token_ids else {}),
+            **(ids | choice.span_fields() if self._token_ids else {}),
             **self.prompt_logprobs(group, self._num_prompt_top),
         }
 
@@ -190,12 +190,17 @@ class CompletionChunks(TokenChunks):
         finish = b"null"
         if event.finish:
             finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
-        chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
+        chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b%b' % (
             self._before_text[group * self._size + event.index],
             msgspec.json.encode(event.text),
             msgspec.json.encode(self._texts.logprobs(group, event)),
             finish,
-            b',"token_ids":' + msgspec.json.encode(event.token_ids) if self._token_ids else b"",
+            self._ids_before(b"}]", event),
             closing,
         )
         return [chunk]
+
+    def _ids_before(self, closing: bytes, event: ChoiceEvent) -> bytes:
+        if not self._token_ids:
+            return closing
+        return b',"token_ids":' + msgspec.json.encode(event.token_ids) + spans_before(closing, event)

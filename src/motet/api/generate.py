@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import END, CountingWriter, answer_plan, ticket_before
+from motet.api.answer import END, CountingWriter, answer_plan, spans_before, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, in_pieces, usage_json, usage_shape
 from motet.api.failure import invalid_value
@@ -128,7 +128,7 @@ class TokensBody(WholeWriter):
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
-            **({"weight_versions": choice.weight_versions} if choice.weight_versions else {}),
+            **choice.span_fields(),
         }
 
 
@@ -157,14 +157,13 @@ class TokensChunks(CountingWriter):
         finish = b"null"
         if event.finish:
             finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
-            if event.weight_versions:
-                finish += b',"weight_versions":' + msgspec.json.encode(event.weight_versions)
-        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b%b' % (
+        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b%b%b%b' % (
             self._opening,
             event.index,
             msgspec.json.encode(token_logprobs(event.logprobs or (), self._sampling)),
             finish,
             msgspec.json.encode(event.token_ids),
+            spans_before(b"}]", event),
             prompt,
             closing,
         )
