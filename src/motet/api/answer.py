@@ -49,6 +49,7 @@ from motet.types import Usage
 log = logging.getLogger("motet.api")
 
 WORKER_HEADER = "x-motet-worker"
+EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 END = b"}\n\n"
 
@@ -56,7 +57,7 @@ END = b"}\n\n"
 class AnswerWriter(ABC, Generic[StepT, UsedT]):
     """Turns the steps of one request into bytes. Pure: one writer an answer, fed in order."""
 
-    content_type = "text/event-stream; charset=utf-8"
+    content_type = EVENTS
     streams = True
     """True if there are bytes before the end; if not, an error at any time still has its HTTP status."""
     starts_at_once = False
@@ -104,7 +105,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self.background = None
         self.init_headers(
             {"content-type": writer.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
-            if writer.content_type == AnswerWriter.content_type
+            if writer.content_type == EVENTS
             else {"content-type": writer.content_type}
         )
         self._service = service

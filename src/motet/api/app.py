@@ -27,6 +27,7 @@ from motet.api.render import render_router
 from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
 from motet.api.service import Service
+from motet.api.sglang import sglang_router
 
 ROUTERS = (
     chat_router,
@@ -39,6 +40,7 @@ ROUTERS = (
     admin_router,
     membership_router,
     rollout_router,
+    sglang_router,
     engine_router,
 )
 

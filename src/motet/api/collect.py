@@ -61,23 +61,27 @@ class WholeWriter(GroupsWriter):
     ) -> Sequence[bytes]:
         """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""
         rest = {"usage": usage, "kv_transfer_params": self._groups[0].ticket, **more}
-        return in_pieces(head_json(self._plan.head, kind), choices, rest=rest)
+        opening, closing = around_choices(head_json(self._plan.head, kind), rest)
+        return in_pieces(opening, choices, closing=closing)
 
 
-def in_pieces(head: bytes, choices: Iterable[object], *, rest: Mapping[str, object]) -> Sequence[bytes]:
-    """Returns the JSON of an answer: its head without the closing brace, `choices`, and the rest. Each choice becomes
-    JSON alone: while msgspec works, no other thread runs Python."""
-    pieces, piece, before = list[bytes](), bytearray(head), b',"choices":['
-    for choice in choices:
+def in_pieces(opening: bytes, items: Iterable[object], *, closing: bytes) -> Sequence[bytes]:
+    """Returns the JSON of an answer with an array of `items` between `opening` and `closing`. Each item becomes JSON
+    alone: while msgspec works, no other thread runs Python."""
+    pieces, piece, before = list[bytes](), bytearray(opening), b""
+    for item in items:
         piece += before
-        piece += msgspec.json.encode(choice)
+        piece += msgspec.json.encode(item)
         before = b","
         if len(piece) >= PIECE_BYTES:
             pieces.append(bytes(piece))
             piece.clear()
-    piece += b"],"
-    piece += msgspec.json.encode(rest)[1:]
-    return [*pieces, bytes(piece)]
+    return [*pieces, bytes(piece + closing)]
+
+
+def around_choices(head: bytes, rest: Mapping[str, object]) -> tuple[bytes, bytes]:
+    """Returns what stands before and behind the choices of an answer. `head`: its first fields, less the brace."""
+    return head + b',"choices":[', b"]," + msgspec.json.encode(rest)[1:]
 
 
 class WholeLogprobs:
@@ -126,7 +130,9 @@ class WholeChoice(msgspec.Struct, gc=False):
     """Field -> its array as JSON, without brackets; None: they were not asked for."""
     calls: tuple[tuple[ToolCallBegin, list[str]], ...] = ()
     """Calls of tools, each with the pieces of its arguments."""
-    finish: FinishReason = FinishReason.STOP
+    last_token: int | None = None
+    finish: FinishReason | None = None
+    """None until it has ended."""
     stop_reason: str | int | None = None
     weight_versions: tuple[WeightSpan, ...] = ()
     logprob_sum: float = 0.0
@@ -159,6 +165,8 @@ class WholeChoice(msgspec.Struct, gc=False):
         pieces.texts.append(event.text)
         pieces.token_ids.extend(event.token_ids)
         self.num_tokens += len(event.token_ids)
+        if event.token_ids:
+            self.last_token = event.token_ids[-1]
         if event.logprobs is not None:
             self.logprob_sum += sum(entry.logprob for entry in event.logprobs)
             self.num_logprobs += len(event.logprobs)
@@ -175,16 +183,25 @@ class WholeChoice(msgspec.Struct, gc=False):
                 case ToolCallArguments():
                     self.calls[part.number][1].append(part.text)
         if event.finish is not None:
-            self._end(event, pieces)
+            self.finish, self.stop_reason = event.finish, event.stop_reason
+            self.weight_versions = event.weight_versions
+            self.join(pieces)
+            self.pieces = None
 
-    def _end(self, event: ChoiceEvent, pieces: Pieces) -> None:
-        self.finish, self.stop_reason = event.finish or self.finish, event.stop_reason
-        self.weight_versions = event.weight_versions
+    def so_far(self) -> "WholeChoice":
+        """Returns the choice with all that has come, if it has not ended."""
+        if self.pieces is None:
+            return self
+        joined = msgspec.structs.replace(self, pieces=None)
+        joined.join(self.pieces)
+        return joined
+
+    def join(self, pieces: Pieces) -> None:
+        """Sets what `pieces` add up to."""
         self.text, self.content = "".join(pieces.texts), "".join(pieces.content)
         self.reasoning = "".join(pieces.reasoning)
         self.token_ids = msgspec.Raw(msgspec.json.encode(pieces.token_ids))
         self.logprobs = pieces.logprobs.joined() or None
-        self.pieces = None
 
 
 class WholeGroup:
@@ -200,6 +217,9 @@ class WholeGroup:
     @property
     def choices(self) -> list[WholeChoice]:
         return [*self._by_index.values()]
+
+    def choice(self, index: int) -> WholeChoice:
+        return self._by_index[index]
 
     def feed(self, step: GroupStep) -> None:
         self.prompt = step.prompt or self.prompt

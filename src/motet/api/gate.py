@@ -31,9 +31,14 @@ from motet.engines.wire import WORKER_KEY_CODE
 from motet.errors import ForbiddenError, RequestError, UnauthorizedError
 from motet.transfer.ticket import is_loopback
 
-OPEN_ROUTES = frozenset({"/health", "/ping", "/liveness", "/ready", "/version"})
+OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
-TRAINERS = ("/pause", "/resume", "/is_paused", "/abort_requests", "/update_weights", "/weight_info")
+TRAINERS = (
+    *("/pause", "/resume", "/is_paused", "/abort_requests", "/update_weights", "/weight_info"),
+    # as SGLang names them
+    *("/pause_generation", "/continue_generation", "/abort_request", "/update_weights_from_disk"),
+    *("/get_weight_version", "/get_model_info", "/model_info", "/v1/loads"),
+)
 """A client's key never opens them, since they change what every client gets."""
 WORKERS = ("/engine",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

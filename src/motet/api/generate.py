@@ -9,7 +9,15 @@ from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import END, CountingWriter, answer_plan, spans_before, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, in_pieces, usage_json, usage_shape
+from motet.api.collect import (
+    LogprobFields,
+    WholeChoice,
+    WholeWriter,
+    around_choices,
+    in_pieces,
+    usage_json,
+    usage_shape,
+)
 from motet.api.failure import invalid_value
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, held_to, make_plan
@@ -116,7 +124,8 @@ class TokensBody(WholeWriter):
             "usage": usage_shape(usage),
         }
         head = msgspec.json.encode({"request_id": self._request_id})[:-1]
-        return in_pieces(head, map(self._choice, group.choices), rest=rest)
+        opening, closing = around_choices(head, rest)
+        return in_pieces(opening, map(self._choice, group.choices), closing=closing)
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return token_logprobs(event.logprobs or (), self._sampling)

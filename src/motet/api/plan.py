@@ -299,15 +299,16 @@ async def text_prompt(preparer: Preparer, text: str, *, add_special_tokens: bool
 
 
 async def completion_prompts(
-    preparer: Preparer, prompts: Sequence[Prompt], *, add_special_tokens: bool
+    preparer: Preparer, prompts: Sequence[Prompt], *, add_special_tokens: bool, param: str = "prompt"
 ) -> list[Sequence[int]]:
+    """`param`: the field that they came in."""
     checked: list[Sequence[int]] = []
     for number, prompt in enumerate(prompts):
-        param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+        place = param if len(prompts) == 1 else f"{param}[{number}]"
         ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
         if isinstance(prompt, str):
-            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=param)
-        await beside_the_loop(partial(preparer.check_prompt, ids, param=param), len(ids))
+            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=place)
+        await beside_the_loop(partial(preparer.check_prompt, ids, param=place), len(ids))
         checked.append(ids)
         await asyncio.sleep(0)  # others' turn: there may be hundreds of prompts with thousands of tokens each
     return checked

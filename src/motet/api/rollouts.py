@@ -15,12 +15,10 @@ from pydantic import Field
 
 from motet.api.answer import json_response
 from motet.api.caller import new_router
-from motet.api.schemas.shared import Schema
+from motet.api.schemas.shared import MAX_VERSION_CHARS, Schema
 from motet.api.service import Service, Weights
 from motet.errors import NotFoundError
 from motet.types import PauseMode
-
-MAX_VERSION_CHARS = 200
 
 
 class NewWeights(Schema):
@@ -46,37 +44,37 @@ def rollout_router(service: Service) -> APIRouter:
     async def pause(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Response:
         """Returns once no engine computes anything. `clear_cache` is vLLM's, and means nothing here: KV of old weights
         is never found, and that of the present ones stays right."""
-        await _weights(service).pause(mode)
+        await weights_of(service).pause(mode)
         return json_response({"status": "paused"})
 
     @router.post("/abort_requests")
     async def abort_requests(body: Aborted | None = None) -> Response:
         ids = body.request_ids if body is not None else None
-        return json_response({"status": "aborted", "aborted": await _weights(service).abort(ids or None)})
+        return json_response({"status": "aborted", "aborted": await weights_of(service).abort(ids or None)})
 
     @router.post("/resume")
     async def resume() -> Response:
-        await _weights(service).resume()
+        await weights_of(service).resume()
         return json_response({"status": "resumed"})
 
     @router.get("/is_paused")
     async def is_paused() -> Response:
-        return json_response({"is_paused": _weights(service).paused})
+        return json_response({"is_paused": weights_of(service).paused})
 
     @router.post("/update_weights")
     async def update_weights(body: NewWeights) -> Response:
         """Groups under way go on with the new weights, and their KV is computed anew."""
-        version = await _weights(service).update(Path(body.weight_dir), body.weight_version)
+        version = await weights_of(service).update(Path(body.weight_dir), body.weight_version)
         return json_response({"message": "Weights updated", "weight_version": version})
 
     @router.get("/weight_info")
     async def weight_info() -> Response:
-        return json_response({"weight_version": _weights(service).version})
+        return json_response({"weight_version": weights_of(service).version})
 
     return router
 
 
-def _weights(service: Service) -> Weights:
+def weights_of(service: Service) -> Weights:
     """Raises NotFoundError unless these routes are open here."""
     if not service.config.rl:
         raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
