@@ -1,6 +1,7 @@
 """SGLang's routes: what slime sends, in the shapes that it reads, and answers equal to those of our own routes."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -162,7 +163,7 @@ async def test_each_event_of_a_stream_has_all_that_has_come(served: Served) -> N
     for index, told in seen.items():
         assert told[-1] == whole[index]
         assert told[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
-        for before, after in zip(told, told[1:], strict=False):
+        for before, after in pairwise(told):
             assert before["meta_info"]["finish_reason"] is None
             assert after["text"].startswith(before["text"])
             assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
