@@ -196,6 +196,15 @@ async def test_a_prompt_alone_is_scored_as_slime_s_teachers_do(served: Served) -
     assert (meta["output_token_logprobs"], meta["finish_reason"]) == ([], {"type": "length", "length": 0})
 
 
+async def test_each_prompt_of_a_batch_is_scored(served: Served) -> None:
+    fields = {"input_ids": [[5, 6], [7, 8, 9]], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+    told = (await generate(served, **fields, logprob_start_len=0)).json()
+    assert [one["meta_info"]["input_token_logprobs"] for one in told] == [
+        [[None, 5, None], [-1.0, 6, None]],
+        [[None, 7, None], [-1.0, 8, None], [-2.0, 9, None]],
+    ]
+
+
 async def test_stop_strings_are_kept_or_cut(served: Served) -> None:
     for trim, text in ((False, "he"), (True, "hell")):
         sampling = {"stop": ["ll"], "no_stop_trim": trim}

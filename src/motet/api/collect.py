@@ -22,7 +22,7 @@ LogprobFields = Mapping[str, Sequence[object]]
 
 
 class WholeWriter(GroupsWriter):
-    """A writer whose answer goes out in one piece; `close` makes it from the groups."""
+    """A writer whose answer goes out at the end; `close` makes it from the groups."""
 
     content_type = "application/json"
     streams = False

@@ -37,7 +37,7 @@ from motet.errors import NoWorkerError, RequestError
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.text.logprobs import LOWEST
-from motet.types import FinishReason, PauseMode, TokenLogprob, Usage
+from motet.types import FIRST_VERSION, FinishReason, PauseMode, TokenLogprob, Usage
 
 PAUSES = {"abort": PauseMode.ABORT, "in_place": PauseMode.KEEP, "retract": PauseMode.KEEP}
 NAMES = {
@@ -60,7 +60,9 @@ def sglang_router(service: Service) -> APIRouter:
         caller = caller_of(request, named=named, session=body.session_id)
         async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
             plan = await _plan(service, body, context=context)
-            return answer_plan(service, plan, writer=(SglangEvents if body.stream else SglangBody)(plan, body))
+            make = partial(SglangEvents if body.stream else SglangBody, plan, body)
+            writer = await beside_the_loop(make, GROUP_CHARS // 4 * plan.num_choices)
+            return answer_plan(service, plan, writer=writer)
 
     handle = with_body(SglangRequest, generate)
     router.routes.append(PostRoute("/generate", handle, body=SglangRequest, summary="SGLang's way to ask"))
@@ -172,20 +174,22 @@ class SglangBody(WholeWriter):
                 yield self._answer(number, group, choice=choice)
 
     def _answer(self, number: int, group: WholeGroup, *, choice: WholeChoice) -> dict[str, object]:
-        version = choice.weight_versions[-1].version if choice.weight_versions else self._version()
         meta: dict[str, object] = {
             "id": self._id_of(number, choice.index),
             "finish_reason": _finish(choice),
             "prompt_tokens": len(self._plan.groups[number].prompt),
-            "weight_version": version,
-            **self._logprobs(group, choice),
+            "weight_version": self._version_of(choice),
+            **self._logprobs(number, group, choice=choice),
             "completion_tokens": choice.num_tokens,
             "cached_tokens": 0 if group.prompt is None else group.prompt.cached_tokens,
             **choice.span_fields(),
         }
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
-    def _version(self) -> str | None:
+    def _version_of(self, choice: WholeChoice) -> str | None:
+        """Returns the version of the weights that wrote last; while the choice is written, of those that write."""
+        if choice.finish is not None:
+            return choice.weight_versions[-1].version if choice.weight_versions else FIRST_VERSION
         try:
             return self._plan.served.info.weight_version
         except NoWorkerError:
@@ -198,22 +202,21 @@ class SglangBody(WholeWriter):
             return f"{rid[number]}_{index}" if self._plan.group_size > 1 else rid[number]
         return f"{rid}_{number * self._plan.group_size + index}" if self._body.in_list else rid
 
-    def _logprobs(self, group: WholeGroup, choice: WholeChoice) -> dict[str, object]:
+    def _logprobs(self, number: int, group: WholeGroup, *, choice: WholeChoice) -> dict[str, object]:
         if not self._body.return_logprob:
             return {}
         told: dict[str, object] = {"input_token_logprobs": []}
         scored = group.prompt.logprobs if group.prompt is not None else None
         if self._body.scores_prompt and scored is not None:
-            told = self._of_prompt(scored)
+            told = self._of_prompt(scored, first=self._plan.groups[number].prompt[0])
         answered = self._fields(())
         return {**told, **answered, **choice.logprob_fields(), "output_token_logprobs_length": choice.num_logprobs}
 
-    def _of_prompt(self, scored: Sequence[TokenLogprob | None]) -> dict[str, object]:
-        """The first token of a prompt has no log-probability."""
-        ids = self._plan.groups[0].prompt
+    def _of_prompt(self, scored: Sequence[TokenLogprob | None], *, first: int) -> dict[str, object]:
+        """`first`: the first token of the prompt, which has no log-probability."""
         told: dict[str, object] = {
             "input_token_logprobs": [
-                [None, ids[0], None] if one is None else self._scored(one.token_id, one.logprob) for one in scored
+                [None, first, None] if one is None else self._scored(one.token_id, one.logprob) for one in scored
             ]
         }
         if self._body.top_logprobs_num:
