@@ -257,6 +257,7 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"return_logprob": True, "token_ids_logprob": [5], "top_logprobs_num": 1}, "token_ids_logprob"),
         ({"top_logprobs_num": 1}, "top_logprobs_num"),
         ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"stream": True, "sampling_params": {"n": 64, "max_new_tokens": 1025}}, "stream"),
         ({"image_data": ["x"]}, "image_data"),
         ({"lora_path": "x"}, "lora_path"),
         ({"priority": 1}, "priority"),

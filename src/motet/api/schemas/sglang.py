@@ -29,6 +29,9 @@ ANY_JSON = "$$ANY$$"
 WHOLE_PROMPT, NO_PROMPT = 0, -1
 """The values of `logprob_start_len` that are taken."""
 
+MAX_STREAMED = 65_536
+"""Tokens of all choices of a stream, and alternatives: each event has all of its choice so far, so one step of all of
+them takes a time that grows with their length, 10 ms with so many."""
 OTHER_DATA = (
     *("return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_hidden_states", "return_indexer_topk"),
     *("return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
@@ -193,6 +196,16 @@ class SglangRequest(GeneratingFields):
             why = "it cannot be used with 'top_logprobs_num', nor for the tokens of the prompt ('logprob_start_len')"
             raise Misfit(invalid_value, "token_ids_logprob", why)
         self.refuse_if_streamed("logprob_start_len", True if self.scores_prompt else None)
+        return self
+
+    @model_validator(mode="after")
+    def check_streamed(self) -> Self:
+        if self.stream:
+            told = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
+            tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0) * told
+            if tokens > MAX_STREAMED:
+                why = f"prompts x n x 'max_new_tokens', with alternatives, may be {MAX_STREAMED} here, and are {tokens}"
+                raise Misfit(invalid_value, "stream", f"{why}; /v1/completions streams more")
         return self
 
 
