@@ -34,6 +34,8 @@ from bench.report import Floor, machine, table, tell
 
 LIMITS = Limits(max_choices=2**16, max_waiting_groups=2**13, queue_timeout_s=3600.0, max_num_seqs=256)
 READ_BYTES = 1 << 20
+SETTLE_S = 0.5
+"""The kernel holds a process up for 100 ms when its peak is forgotten."""
 MIB = 2**20
 
 
@@ -100,6 +102,7 @@ def forget_peak(pid: int) -> None:
 def measure(url: str, pid: int, lags: list[tuple[float, float]], *, body: bytes) -> Cost:
     """`lags` are added by another thread."""
     forget_peak(pid)
+    time.sleep(SETTLE_S)
     before, began = memory_mib(pid, "VmRSS"), time.monotonic()
     connection = http.client.HTTPConnection(urlsplit(url).netloc)
     with contextlib.closing(connection):
