@@ -4,6 +4,7 @@
 texts cut. `tests/clients` runs the clients themselves.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import save
 
 from motet.testing.engine import fake_info
 from tests.api.calling import CallingServing, called
+from tests.api.noted_weights import NotedWeights
 from tests.api.responding import final, streamed, whole
-from tests.api.serving import MODEL, Served, WatchedEngine, chunks
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +28,10 @@ FILES = sorted((Path(__file__).parent / "recorded_clients").glob("*.json"))
 RECORDED: dict[str, list[dict[str, Any]]] = {file.stem: json.loads(file.read_text())["requests"] for file in FILES}
 LONG = 200_000
 """Enough for Codex's prompt, in bytes."""
+MAX_LOGPROBS = 100
+"""TRL asks for so many alternatives to the tokens of a prompt."""
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+UPDATE = "/update_weights"
 
 
 class Answering:
@@ -41,7 +48,7 @@ async def replaying(serve_tools: CallingServing) -> "Replaying":
     script = Answering()
     engine = WatchedEngine(script)
     engine.info = fake_info(max_model_len=LONG)
-    return Replaying(await serve_tools(script, engine=engine), script)
+    return Replaying(await serve_tools(script, engine=engine, max_logprobs=MAX_LOGPROBS), script)
 
 
 class Replaying:
@@ -89,6 +96,8 @@ async def test_every_request_of_a_client_is_answered(replaying: Replaying, name:
     assert RECORDED[name]
     for request in RECORDED[name]:
         path, body = request["path"], request["body"]
+        if path == UPDATE:
+            continue  # its tensors are in another request: a test of its own sends both
         response = await replaying.send(path, body)
         if path in (CHAT, COMPLETIONS):
             check_choices(path, body, response)
@@ -166,3 +175,18 @@ async def test_a_schema_that_leaves_its_objects_open_is_closed(replaying: Replay
             await replaying.send(CHAT, body | {"response_format": form})
         given, strict = (request.sampling.grammar for request in replaying.served.engine.requests[-2:])
         assert given is not None and given == strict
+
+
+async def test_trl_announces_tensors_that_come_in_another_request(serve: Serving) -> None:
+    served = await serve(rl=True)
+    noted = served.service.weights = NotedWeights()
+    (body,) = requests("trl_client", UPDATE)
+    info = body["update_info"]
+    assert info["dtype_names"] == ["float32"]
+    tensors = save({name: torch.ones(shape) for name, shape in zip(info["names"], info["shapes"], strict=True)})
+    assert (await served.http.post("/start_weight_update", json={})).status_code == 200
+    announced = asyncio.create_task(served.http.post(UPDATE, json=body))
+    sent = await served.http.post(UPDATE, content=tensors, headers={"content-type": "application/octet-stream"})
+    assert sent.status_code == (await announced).status_code == 200
+    assert (await served.http.post("/finish_weight_update", json={})).status_code == 200
+    assert noted.tensors == info["names"]

@@ -82,6 +82,8 @@ LITELLM = Client("LiteLLM", "litellm_turns.py", ("litellm==1.110.2",))
 CODEX = Client("Codex CLI", "codex.mjs", ("@openai/codex@0.169.0",))
 AIDER = Client("aider", "aider.py", ("aider-chat==0.86.2",))
 """As Codex it is a program that needs no script of ours, and a better model, so that its model is scripted."""
+TRL = Client("TRL", "trl_client.py", ("trl==1.16.0", "torch==2.13.0", "requests", "httpx"))
+"""The client of its trainers, which needs a server for trainers."""
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", (OPENAI,)),
     Client("openai (JavaScript)", "openai_npm.mjs", ("openai@7.57.0",)),

@@ -25,7 +25,7 @@ class Recorder:
 
     def __init__(self, target: str) -> None:
         self.exchanges: list[dict[str, Any]] = []
-        """What was sent since `begin`, in order: `method`, `path`, `body` and the `status` of the answer."""
+        """What was sent since `begin`, in order: `method`, `path`, `body` if it is JSON, and the answer's `status`."""
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, urlsplit(target).netloc))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -110,7 +110,7 @@ def _handler(recorder: Recorder, address: str) -> type[BaseHTTPRequestHandler]:
             upstream = HTTPConnection(address, timeout=TIMEOUT_S)
             upstream.request(self.command, self.path, body=sent, headers=headers | {"Connection": "close"})
             answer = upstream.getresponse()
-            body = json.loads(sent) if sent else None
+            body = json.loads(sent) if sent and self.headers.get_content_type() == "application/json" else None
             recorder.add({"method": self.command, "path": self.path, "body": body, "status": answer.status})
             self.send_response(answer.status)
             for name, value in answer.getheaders():

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.installed import AIDER, CLIENTS, CODEX, SCRIPTS, Client
+from tests.clients.installed import AIDER, CLIENTS, CODEX, SCRIPTS, TRL, Client
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "tests" / "api" / "recorded_clients"
-ALL = (*CLIENTS, CODEX, AIDER)
+ALL = (*CLIENTS, CODEX, AIDER, TRL)
 ROWS = [line.split(" | ") for line in (ROOT / "docs" / "clients.md").read_text().splitlines() if line.startswith("| ")]
 
 
@@ -25,7 +25,7 @@ def test_each_client_has_a_recording_of_its_version(client: Client) -> None:
 
 
 def test_each_script_is_run() -> None:
-    used = {client.script for client in CLIENTS} | {"scene.py", "litellm_thoughts.py"}
+    used = {client.script for client in CLIENTS} | {"scene.py", "litellm_thoughts.py", TRL.script}
     assert {path.name for path in SCRIPTS.iterdir() if path.is_file()} == used
 
 

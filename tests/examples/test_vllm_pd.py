@@ -27,6 +27,7 @@ until [ -e {folder}/vllm.5601 ] && [ -e {folder}/vllm.5602 ]; do sleep 0.05; don
 
 
 def player(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(exist_ok=True)
     program = folder / name
     program.write_text(script.format(folder=folder))
     program.chmod(0o755)

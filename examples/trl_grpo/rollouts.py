@@ -1,0 +1,56 @@
+"""Rollouts from a running Motet, as TRL's `rollout_func` returns them. They need no TRL: any trainer can use them."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+TIMEOUT_S = 600.0
+Chat = Sequence[Mapping[str, str]]
+"""The messages of one prompt."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Where answers come from, and how they are drawn."""
+
+    server: str
+    """The URL of a server, such as http://127.0.0.1:8000."""
+    n: int
+    """Number of answers to a prompt."""
+    max_tokens: int
+    temperature: float = 1.0
+
+    def rollouts(self, prompts: Sequence[Chat], *, seed: int) -> dict[str, list[list[int]] | list[list[float]]]:
+        """Returns n answers for each prompt, those of the first prompt first.
+
+        The keys are TRL's: `prompt_ids`, `completion_ids`, and `logprobs`, the log-probability of each drawn token
+        under the weights that drew it. Equal seeds draw equal answers: prompt i has the seeds from seed + i x n on.
+        """
+        with httpx.Client(base_url=self.server, timeout=TIMEOUT_S) as http, ThreadPoolExecutor(len(prompts)) as threads:
+            seeds = range(seed, seed + len(prompts) * self.n, self.n)
+            answers = list(threads.map(lambda one: self._ask(http, *one), zip(prompts, seeds, strict=True)))
+        choices = [choice for answer in answers for choice in answer["choices"]]
+        return {
+            "prompt_ids": [answer["prompt_token_ids"] for answer in answers for _ in range(self.n)],
+            "completion_ids": [choice["token_ids"] for choice in choices],
+            "logprobs": [[token["logprob"] for token in choice["logprobs"]["content"]] for choice in choices],
+        }
+
+    def _ask(self, http: httpx.Client, prompt: Chat, seed: int) -> dict[str, Any]:
+        """Asks for the n answers of one prompt in one request: the prompt is computed once, and its KV stored once."""
+        body = {
+            "messages": prompt,
+            "n": self.n,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": seed,
+            "logprobs": True,
+            "return_token_ids": True,
+        }
+        response = http.post("/v1/chat/completions", json=body)
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer

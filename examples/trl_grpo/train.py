@@ -1,0 +1,153 @@
+"""Trains a model with TRL's GRPOTrainer; its answers come from a running Motet, which gets the weights of each step.
+
+    motet serve smollm2 --rl --dtype float32 --port 8000
+    python -m examples.trl_grpo.train --model ~/.cache/motet/smollm2-v1 --server http://127.0.0.1:8000 --out seed1.jsonl
+
+`run.sh` does both for three seeds. Writes one line of JSON for each step.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+from examples.trl_grpo.reward import THINGS, prompt_about, reward
+from examples.trl_grpo.rollouts import Chat, Sampler
+from motet import weights
+
+N = 8
+"""Answers to a prompt: a group, whose mean is the baseline of each of its answers."""
+PROMPTS = 2
+"""Prompts of a step."""
+MAX_TOKENS = 24
+
+
+class PushAfterEachStep(TrainerCallback):
+    """Gives the server the weights of the start, and then those of each step as soon as they are there."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self.seconds = 0.0
+        """Time that the last push took."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._push(kwargs["model"], state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._push(kwargs["model"], state.global_step)
+
+    def _push(self, model: PreTrainedModel, step: int) -> None:
+        begin = time.perf_counter()
+        weights.push(self.server, model.named_parameters(), version=f"step {step}")
+        self.seconds = time.perf_counter() - begin
+
+
+class Log(TrainerCallback):
+    """Writes the figures of each step, and how long its parts took."""
+
+    def __init__(self, path: Path, pushes: PushAfterEachStep) -> None:
+        self.path = path
+        self.pushes = pushes
+        self.rollout_s = 0.0
+        self._begin = 0.0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._begin = time.perf_counter()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
+        if "reward" not in logs:
+            return
+        line = {
+            "step": state.global_step,
+            "seed": args.seed,
+            "reward": logs["reward"],
+            "tokens": logs["completions/mean_length"],
+            "rollout_s": round(self.rollout_s, 3),
+            "push_s": round(self.pushes.seconds, 3),
+            "step_s": round(time.perf_counter() - self._begin, 3),
+        }
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(line, flush=True)
+
+
+def rewards(completions: list[list[dict[str, str]]], thing: list[str], ended: list[bool], **_: Any) -> list[float]:
+    """The reward function of TRL: `thing` is a column of the data set, and `ended` comes from the rollouts."""
+    answers = zip(completions, thing, ended, strict=True)
+    return [reward(turn[0]["content"], thing=asked, ended=done) for turn, asked, done in answers]
+
+
+def train(arguments: argparse.Namespace) -> None:
+    sampler = Sampler(arguments.server, n=N, max_tokens=MAX_TOKENS)
+    pushes = PushAfterEachStep(arguments.server)
+    log = Log(arguments.out, pushes)
+
+    def rollout(prompts: list[Chat], trainer: GRPOTrainer) -> dict[str, list[Any]]:
+        """TRL names each prompt n times, one after the other; the server is asked once for its n answers."""
+        begin = time.perf_counter()
+        seed = arguments.seed * 1_000_000 + trainer.state.global_step * len(prompts)
+        answers = sampler.rollouts(prompts[::N], seed=seed)
+        end = trainer.processing_class.eos_token_id
+        log.rollout_s = time.perf_counter() - begin
+        return {**answers, "ended": [tokens[-1] == end for tokens in answers["completion_ids"]]}
+
+    config = GRPOConfig(
+        output_dir=str(arguments.out.with_suffix("")),
+        seed=arguments.seed,
+        max_steps=arguments.steps,
+        per_device_train_batch_size=PROMPTS * N,
+        num_generations=N,
+        max_completion_length=MAX_TOKENS,
+        learning_rate=arguments.learning_rate,
+        lr_scheduler_type="constant",
+        beta=0.0,
+        use_cpu=True,
+        bf16=True,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt_about(thing), "thing": thing} for thing in THINGS]),
+        rollout_func=rollout,
+        callbacks=[pushes, log],
+    )
+    trainer.train()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder of the model that the server serves")
+    parser.add_argument("--server", default="http://127.0.0.1:8000", help="URL of a server that runs with --rl")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the prompts' order and of all answers")
+    parser.add_argument("--steps", type=int, default=32, help="number of steps")
+    parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate")
+    parser.add_argument("--out", type=Path, default=Path("rewards.jsonl"), help="file for a line of JSON a step")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

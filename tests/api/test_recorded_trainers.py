@@ -1,0 +1,77 @@
+"""The requests of trainers are answered, with what each trainer reads in the answer.
+
+`recorded_trainers` has them, written down from the public source that each file names: their values are examples, their
+fields and routes are the trainer's. Trainers that speak of something that is not served here are in docs/rollouts.md.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.noted_weights import NotedWeights
+from tests.api.serving import Serving
+from tests.api.test_sleep import NotedSleep
+
+pytestmark = pytest.mark.anyio
+
+FILES = sorted((Path(__file__).parent / "recorded_trainers").glob("*.json"))
+RECORDED: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text()) for file in FILES}
+
+
+def has_tokens_of_a_chat(answer: Any) -> bool:
+    (choice,) = answer["choices"]
+    told = [token["logprob"] for token in choice["logprobs"]["content"]]
+    return bool(answer["prompt_token_ids"]) and len(choice["token_ids"]) == len(told) > 0
+
+
+def has_tokens(answer: Any) -> bool:
+    """As SkyRL reads them, which asks for log-probabilities, and as prime-rl does, which scores a prompt."""
+    if answer["prompt_logprobs"]:
+        return answer["prompt_logprobs"][0] is None and all(answer["prompt_logprobs"][1:])
+    return all(
+        choice["finish_reason"] and len(choice["token_ids"]) == len(choice["logprobs"]["content"]) > 0
+        for choice in answer["choices"]
+    )
+
+
+def has_tokens_of_a_completion(answer: Any) -> bool:
+    (choice,) = answer["choices"]
+    return len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
+
+
+READ: dict[str, Callable[[Any], bool]] = {
+    "/health": lambda answer: True,
+    "/liveness": lambda answer: True,
+    "/v1/models": lambda answer: answer["data"][0]["id"] == "tiny",
+    "/v1/chat/completions": has_tokens_of_a_chat,
+    "/v1/completions": has_tokens_of_a_completion,
+    "/inference/v1/generate": has_tokens,
+    "/tokenize": lambda answer: len(answer["tokens"]) > 0,
+    "/detokenize": lambda answer: isinstance(answer["prompt"], str),
+    "/pause": lambda answer: answer["status"] == "paused",
+    "/update_weights": lambda answer: bool(answer["weight_version"]),
+    "/reset_prefix_cache": lambda answer: answer["success"] is True,
+    "/get_world_size": lambda answer: answer["world_size"] == 1,
+    "/sleep": lambda answer: answer["status"] == "sleeping",
+    "/wake_up": lambda answer: bool(answer["status"]),
+    "/resume": lambda answer: answer["status"] == "resumed",
+}
+"""True if the answer has what trainers read in it, by path."""
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_every_request_of_a_trainer_is_answered_with_what_it_reads(serve: Serving, name: str) -> None:
+    served = await serve(rl=True)
+    served.service.weights, served.service.sleep = NotedWeights(), NotedSleep()
+    recorded = RECORDED[name]
+    assert recorded["repository"] and recorded["commit"] and recorded["files"]
+    for request in recorded["requests"]:
+        response: httpx.Response = await served.http.request(
+            request["method"], request["path"], json=request.get("body")
+        )
+        assert response.status_code == 200, (request, response.text)
+        assert READ[request["path"].partition("?")[0]](response.json()), (request, response.text)

@@ -1,0 +1,86 @@
+"""Hundreds of updates leave nothing behind: no memory, threads, files or blocks, in no process of the cell."""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from motet.weights import Way, push
+from tests.fault.answers import Answer, ask
+from tests.fault.asked import CHAT, chat
+from tests.fault.running_cell import TOGETHER, RunningCell
+from tests.forked import ForkingProcess
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+UPDATES = 200
+FIRST = 20
+"""Updates before the first look: pools of threads and buffers of connections are filled by then."""
+ANSWERED_EVERY = 20
+WORKERS = ("decode-0", "decode-1")
+MOST_GROWTH_BYTES = 12 * 2**20
+"""An eighth of what one set of weights for each update would take."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process of the cell has."""
+
+    threads: int
+    files: int
+    blocks: int
+    memory_bytes: int
+
+
+@pytest.fixture(scope="module")
+def folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("other"), seed=4))
+    return folder, other
+
+
+async def held(cell: RunningCell) -> dict[str, Held]:
+    found = {}
+    for name in WORKERS:
+        process = psutil.Process(cell.engine(name).info.pid)
+        blocks = (await cell.stats(name)).blocks_used
+        found[name] = Held(process.num_threads(), process.num_fds(), blocks, process.memory_full_info().uss)
+    return found
+
+
+async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) -> list[Answer]:
+    """Gives the cell both sets of weights in turn, by each way in turn, and returns the answers in between."""
+    answers = []
+    sets: list[dict[str, torch.Tensor]] = [load_file(folder / "model.safetensors") for folder in folders]
+    for i in range(number):
+        which, way = (i + 1) % 2, (None, Way.MEMORY, Way.HTTP)[i % 3]
+        if way is None:
+            body = {"weight_dir": str(folders[which])}
+            (await cell.http.post("/update_weights", json=body)).raise_for_status()
+        else:
+            await asyncio.to_thread(partial(push, cell.url, sets[which], way=way))
+        if i % ANSWERED_EVERY in (0, 1):
+            answers.append(await ask(cell.http, CHAT, chat("a chat", n=3)))
+    return answers
+
+
+async def test_two_hundred_updates_leave_nothing_behind(folders: tuple[Path, Path], forking: ForkingProcess) -> None:
+    async with RunningCell(folders[0], cell=TOGETHER, spawn=forking.spawn, server={"rl": True}) as cell:
+        first = await updated(cell, folders, FIRST)
+        assert first[0] != first[1]
+        before = await held(cell)
+        answers = await updated(cell, folders, UPDATES)
+        assert answers == first * (UPDATES // FIRST)
+        assert (await cell.http.get("/weight_info")).json() == {"weight_version": str(FIRST + UPDATES)}
+        after = await held(cell)
+        for name in WORKERS:
+            was, now = before[name], after[name]
+            assert (now.threads, now.files, now.blocks) == (was.threads, was.files, was.blocks), name
+            assert now.memory_bytes - was.memory_bytes < MOST_GROWTH_BYTES, name
+        await cell.check_nothing_left()
