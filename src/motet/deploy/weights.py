@@ -50,6 +50,11 @@ class Asleep:
     weights_lost: bool = False
     """True while their weights must be read again."""
 
+    def check_awake(self) -> None:
+        """Raises RequestError while anything sleeps."""
+        if self.tags:
+            raise RequestError("The engines of this server are asleep: POST /wake_up lets them go on.", code="asleep")
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -154,6 +159,8 @@ class CellWeights:
         """Returns the SHA-256 of what the engines have in place of each tensor of a checkpoint. Raises EngineError
         unless all are there, and have the same."""
         async with self.lock:
+            if self.asleep.weights_lost:
+                self.asleep.check_awake()
             engines = self._all()
             sums = await asyncio.gather(*(engine.checksums() for _, engine in engines))
             for (worker, _), one in zip(engines, sums, strict=True):
@@ -168,10 +175,7 @@ class CellWeights:
     async def resume(self) -> None:
         """Lets all groups go on. May be called twice. Raises RequestError while the engines sleep."""
         async with self.lock:
-            if self.asleep.tags:
-                raise RequestError(
-                    "The engines of this server are asleep: POST /wake_up lets them go on.", code="asleep"
-                )
+            self.asleep.check_awake()
             await self.go_on()
 
     async def go_on(self) -> None:
@@ -221,6 +225,8 @@ class CellWeights:
     async def hold(self, held: bool) -> None:
         """Does for a gateway what a pause does to the engines."""
         async with self.lock:
+            if not held:
+                self.asleep.check_awake()
             self.paused = held
             await self._hold(held)
 
