@@ -39,8 +39,17 @@ def has_tokens(answer: Any) -> bool:
 
 
 def has_tokens_of_a_completion(answer: Any) -> bool:
+    """AReaL takes the tokens from their names, and TRL from a field of their own."""
     (choice,) = answer["choices"]
-    return len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
+    told = choice["logprobs"]
+    named = [int(token.removeprefix("token_id:")) for token in told["tokens"] if token.startswith("token_id:")]
+    tokens = choice["token_ids"] if choice.get("token_ids") else named
+    return len(tokens) == len(told["token_logprobs"]) > 0
+
+
+def has_tokens_in_sglang_s_words(answer: Any) -> bool:
+    told = answer["meta_info"]["output_token_logprobs"]
+    return answer["meta_info"]["finish_reason"]["type"] == "stop" and [token for _, token, _ in told] != []
 
 
 READ: dict[str, Callable[[Any], bool]] = {
@@ -50,6 +59,10 @@ READ: dict[str, Callable[[Any], bool]] = {
     "/v1/chat/completions": has_tokens_of_a_chat,
     "/v1/completions": has_tokens_of_a_completion,
     "/inference/v1/generate": has_tokens,
+    "/generate": has_tokens_in_sglang_s_words,
+    "/pause_generation": lambda answer: True,
+    "/update_weights_from_disk": lambda answer: answer["success"] is True,
+    "/continue_generation": lambda answer: True,
     "/tokenize": lambda answer: len(answer["tokens"]) > 0,
     "/detokenize": lambda answer: isinstance(answer["prompt"], str),
     "/pause": lambda answer: answer["status"] == "paused",

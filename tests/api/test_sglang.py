@@ -237,6 +237,7 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"sampling_params": {"regex": "a", "json_schema": "{}"}}, "sampling_params.json_schema"),
         ({"sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
         ({"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}, "sampling_params.custom_params"),
+        ({"image_data": ["data:image/png;base64,AA=="]}, "image_data"),
         ({"sampling_params": [{}]}, "sampling_params"),
         ({"return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
         ({"return_logprob": True, "logprob_start_len": 0, "stream": True}, "logprob_start_len"),

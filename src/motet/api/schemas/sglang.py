@@ -37,6 +37,8 @@ OTHER_DATA = (
     *("return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
 )
 """Fields that ask for data that no answer of ours has."""
+MEDIA = ("audio_data", "image_data", "video_data")
+"""Fields for what is no text. AReaL sends `image_data` with every prompt, empty if it has no images."""
 
 _RID = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -135,7 +137,9 @@ class SglangRequest(GeneratingFields):
     )
     refused = frozenset({"kv_transfer_params", "priority", "stream_options"})
     advice: ClassVar[Mapping[str, str]] = {"priority": "its numbers mean the opposite on the other routes"}
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(OTHER_DATA, (False,))
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(OTHER_DATA, (False,)) | dict.fromkeys(
+        MEDIA, ([],)
+    )
 
     text: Annotated[Prompts | None, PlainValidator(_texts, json_schema_input_type=str | list[str])] = None
     input_ids: Annotated[
