@@ -6,23 +6,17 @@ using namespace motet;
 
 namespace {
 
-// Packs weight [columns][depth] into panels. With `other`: 16 columns of `weight`, the same 16 of `other`, and so on.
+// Packs weight [columns][depth] into panels: its first 16 columns as half number `first` (two halves make a panel), the
+// next 16 `every` halves further on, and so on.
 template <class Number>
-void pack_weights(void* panels, const void* weight, const void* other, int columns, int depth) {
+void pack_weight(void* panels, const void* weight, int first, int every, int columns, int depth) {
   for (int half = 0; half * kLanes < columns; ++half) {
-    const auto pack = [&](const void* from, int place) {
-      Number* to = static_cast<Number*>(panels) + place / 2 * panel_size(depth) + place % 2 * kRegister<Number>;
-      pack_columns(to, depth, [&](int i) {
-        const int column = half * kLanes + i;
-        return column < columns ? static_cast<const Number*>(from) + std::size_t(column) * depth : nullptr;
-      });
-    };
-    if (other) {
-      pack(weight, 2 * half);
-      pack(other, 2 * half + 1);
-    } else {
-      pack(weight, half);
-    }
+    const int place = first + half * every;
+    Number* to = static_cast<Number*>(panels) + place / 2 * panel_size(depth) + place % 2 * kRegister<Number>;
+    pack_columns(to, depth, [&](int i) {
+      const int column = half * kLanes + i;
+      return column < columns ? static_cast<const Number*>(weight) + std::size_t(column) * depth : nullptr;
+    });
   }
 }
 
@@ -45,13 +39,13 @@ MOTET_EXPORT void motet_sizes(std::int32_t sizes[6]) {
   sizes[5] = sizeof(Span);
 }
 
-// Packs a weight, and `other` in turns with it, if that is not null. All are of one type of `Numbers`.
-MOTET_EXPORT void motet_pack(std::int32_t numbers, void* panels, const void* weight, const void* other,
-                             std::int32_t columns, std::int32_t depth) {
+// Packs a weight whose numbers are of one type of `Numbers`, as panels are.
+MOTET_EXPORT void motet_pack(std::int32_t numbers, void* panels, const void* weight, std::int32_t first,
+                             std::int32_t every, std::int32_t columns, std::int32_t depth) {
   if (numbers == kFloat32)
-    pack_weights<float>(panels, weight, other, columns, depth);
+    pack_weight<float>(panels, weight, first, every, columns, depth);
   else
-    pack_weights<bf16>(panels, weight, other, columns, depth);
+    pack_weight<bf16>(panels, weight, first, every, columns, depth);
 }
 
 MOTET_EXPORT void* motet_open(const Model* model, std::int32_t num_threads) {

@@ -16,6 +16,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     address: str
     pid: int | None = None
+    weight_version: str | None = None
     groups_running: int = 1
     choices_waiting: int = 1
     blocks_used: int = 1

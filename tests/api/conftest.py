@@ -8,6 +8,7 @@ import pytest
 
 from motet.text.tokenizer import Tokenizer
 from tests.api.calling import TEMPLATE, CallingServing
+from tests.api.noted_weights import NotedWeights
 from tests.api.serving import Served, Serving
 from tests.api.two_models import Tokenizers, TwoModels, turned_tokenizer
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -75,3 +76,16 @@ def tokenizers(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def models(tokenizers: Tokenizers) -> TwoModels:
     return TwoModels(tokenizers)
+
+
+@pytest.fixture
+def weights() -> NotedWeights:
+    return NotedWeights()
+
+
+@pytest.fixture
+async def trained(serve: Serving, weights: NotedWeights) -> Served:
+    """A server with the routes for trainers."""
+    served = await serve(rl=True)
+    served.service.weights = weights
+    return served

@@ -1,117 +1,40 @@
-"""The routes for trainers: what they pass on, and what they refuse by name."""
-
-from collections.abc import Collection
-from pathlib import Path
+"""The routes that pause: what they pass on, and what they refuse by name."""
 
 import pytest
 
-from motet.errors import NoWorkerError, RequestError
 from motet.types import PauseMode
+from tests.api.noted_weights import NotedWeights
 from tests.api.serving import Served, Serving, coded
 
 pytestmark = pytest.mark.anyio
-
-BAD = Path("/bad")
-GONE = Path("/gone")
-
-
-class NotedWeights:
-    """Keeps what it is asked for."""
-
-    def __init__(self) -> None:
-        self.version = "0"
-        self.paused = False
-        self.asked: list[object] = []
-
-    async def pause(self, mode: PauseMode) -> None:
-        self.paused = True
-        self.asked.append(mode)
-
-    async def resume(self) -> None:
-        self.paused = False
-
-    async def abort(self, traces: Collection[str] | None) -> int:
-        self.asked.append(traces)
-        return 2
-
-    async def update(self, folder: Path, version: str | None) -> str:
-        if folder == BAD:
-            raise RequestError(
-                "Invalid 'weight_dir': tensor a: it is wrong.", param="weight_dir", code="invalid_weights"
-            )
-        if folder == GONE:
-            raise NoWorkerError("the worker decode-0 is dead: no weights are updated now")
-        self.asked.append((folder, version))
-        self.version = version or "1"
-        return self.version
-
-
-@pytest.fixture
-def weights() -> NotedWeights:
-    return NotedWeights()
-
-
-@pytest.fixture
-async def served(serve: Serving, weights: NotedWeights) -> Served:
-    served = await serve(rl=True)
-    served.service.weights = weights
-    return served
 
 
 @pytest.mark.parametrize(
     ("query", "mode"), [("", "abort"), ("?mode=wait", "wait"), ("?mode=keep&clear_cache=false", "keep")]
 )
 async def test_a_pause_has_the_mode_that_is_asked_for(
-    served: Served, weights: NotedWeights, query: str, mode: str
+    trained: Served, weights: NotedWeights, query: str, mode: str
 ) -> None:
-    assert (await served.http.post(f"/pause{query}")).json() == {"status": "paused"}
+    assert (await trained.http.post(f"/pause{query}")).json() == {"status": "paused"}
     assert weights.asked == [PauseMode(mode)]
-    assert (await served.http.get("/is_paused")).json() == {"is_paused": True}
-    assert (await served.http.post("/resume")).json() == {"status": "resumed"}
-    assert (await served.http.get("/is_paused")).json() == {"is_paused": False}
-
-
-async def test_an_update_passes_the_folder_and_the_version_on(served: Served, weights: NotedWeights) -> None:
-    answer = await served.http.post("/update_weights", json={"weight_dir": "/new", "weight_version": "step 7"})
-    assert answer.json() == {"message": "Weights updated", "weight_version": "step 7"}
-    assert weights.asked == [(Path("/new"), "step 7")]
-    assert (await served.http.get("/weight_info")).json() == {"weight_version": "step 7"}
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "param"),
-    [
-        ({}, 400, "weight_dir"),
-        ({"weight_dir": ""}, 400, "weight_dir"),
-        ({"weight_dir": 5}, 400, "weight_dir"),
-        ({"weight_dir": "/new", "weight_version": ""}, 400, "weight_version"),
-        ({"weight_dir": "/new", "weight_version": "x" * 201}, 400, "weight_version"),
-        ({"weight_dir": "/new", "update_info": {}}, 400, "update_info"),
-        ({"weight_dir": str(BAD)}, 400, "weight_dir"),
-        ({"weight_dir": str(GONE)}, 503, None),
-    ],
-)
-async def test_an_update_that_cannot_be_is_refused_by_its_field(
-    served: Served, weights: NotedWeights, body: dict[str, object], status: int, param: str | None
-) -> None:
-    refused = await served.http.post("/update_weights", json=body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
-    assert weights.asked == []
+    assert (await trained.http.get("/is_paused")).json() == {"is_paused": True}
+    assert (await trained.http.post("/resume")).json() == {"status": "resumed"}
+    assert (await trained.http.get("/is_paused")).json() == {"is_paused": False}
 
 
 @pytest.mark.parametrize(
     ("body", "traces"), [(None, None), ({}, None), ({"request_ids": []}, None), ({"request_ids": ["a"]}, ["a"])]
 )
 async def test_requests_are_aborted_by_name_or_all(
-    served: Served, weights: NotedWeights, body: dict[str, object] | None, traces: list[str] | None
+    trained: Served, weights: NotedWeights, body: dict[str, object] | None, traces: list[str] | None
 ) -> None:
-    answer = await served.http.post("/abort_requests", json=body)
+    answer = await trained.http.post("/abort_requests", json=body)
     assert answer.json() == {"status": "aborted", "aborted": 2}
     assert weights.asked == [traces]
 
 
-async def test_an_unknown_mode_is_refused(served: Served, weights: NotedWeights) -> None:
-    refused = await served.http.post("/pause?mode=stop")
+async def test_an_unknown_mode_is_refused(trained: Served, weights: NotedWeights) -> None:
+    refused = await trained.http.post("/pause?mode=stop")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
     assert not weights.paused
 

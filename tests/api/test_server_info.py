@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from tests.api.noted_weights import NotedWeights
 from tests.api.serving import Serving, WatchedEngine, coded, hello, named
-from tests.api.test_rollouts import NotedWeights
 
 pytestmark = pytest.mark.anyio
 

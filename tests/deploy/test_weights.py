@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from motet.deploy.weights import CellWeights
-from motet.engines.base import Worker, WorkerState
-from motet.engines.native.protocol import WeightsPrepared
+from motet.engines.base import PreparedWeights, Worker, WorkerState
 from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
+from motet.models.checkpoint import Checkpoint, MemoryFile
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
 from motet.testing.engine import FakeEngine, fake_info
@@ -17,7 +17,7 @@ from motet.types import PauseMode
 
 pytestmark = pytest.mark.anyio
 
-OLD, NEW, SOME = Path("old"), Path("new"), Path("some")
+OLD, NEW, SOME = (Checkpoint.of_folder(Path(name)) for name in ("old", "new", "some"))
 DIED = EngineDiedError("its process is gone")
 
 
@@ -28,29 +28,35 @@ class RenewableEngine(FakeEngine):
         super().__init__(lambda _, start: [], info=msgspec.structs.replace(fake_info(), model_digest="old"))
         self.fails = fails or {}
         """The error of each method that fails."""
-        self.prepared: Path | None = None
-        self.held = False
-        self.unreadable: Path | None = None
-        self.read: list[Path] = []
-        """The folders that were read; `OLD` for the weights of the start."""
+        self.prepared: Checkpoint | None = None
+        self.unreadable: Checkpoint | None = None
+        self.read: list[Checkpoint] = []
+        """What was read; `OLD` for the weights of the start."""
         self.has_kv = self.has_weights = True
         self.emptied: list[bool] = []
         """For each time that its prefix cache was emptied: True if groups had to compute their KV anew."""
+        self.held = False
 
-    async def prepare_weights(self, folder: Path | None) -> WeightsPrepared:
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
         self._fail("prepare")
-        if folder is not None and folder == self.unreadable:
-            raise RequestError(f"{folder} has no weights")
-        self.prepared = folder or OLD
-        self.read.append(self.prepared)
-        return WeightsPrepared(0, whole=folder != SOME)
+        if checkpoint == self.unreadable:
+            raise RequestError(f"{checkpoint.name} has no weights")
+        self.prepared = checkpoint
+        self.read.append(checkpoint)
+        return PreparedWeights(1, 0.5, whole=checkpoint != SOME, digest=checkpoint.name)
 
     async def apply_weights(self, version: str) -> None:
         self._fail("apply")
         assert self.prepared is not None
-        digest = f"{self.info.model_digest}+{SOME}" if self.prepared == SOME else str(self.prepared)
+        digest = f"{self.info.model_digest}+some" if self.prepared == SOME else self.prepared.name
         self.info = msgspec.structs.replace(self.info, model_digest=digest, weight_version=version)
         self.prepared, self.has_weights = None, True
+
+    async def name_weights(self, version: str) -> None:
+        self.info = msgspec.structs.replace(self.info, weight_version=version)
+
+    async def checksums(self) -> dict[str, str]:
+        return {"a": self.info.model_digest}
 
     def drop_weights(self) -> None:
         self.prepared = None
@@ -59,6 +65,9 @@ class RenewableEngine(FakeEngine):
         self._fail("hold")
         self.held = held
         assert held or (self.has_kv and self.has_weights)
+
+    async def prepare_first(self) -> PreparedWeights:
+        return await self.prepare_weights(OLD)
 
     async def forget_prefixes(self, *, anew: bool) -> None:
         self._fail("forget")
@@ -93,9 +102,9 @@ def versions(*engines: RenewableEngine) -> list[str]:
 async def test_all_engines_get_the_new_weights_and_their_version() -> None:
     one, two = RenewableEngine(), RenewableEngine()
     weights, fleet = cell(one, two)
-    assert await weights.update(NEW, None) == "1"
-    assert await weights.update(NEW, "step 2") == weights.version == "step 2"
-    assert await weights.update(NEW, None) == "3"
+    assert (await weights.update(NEW, None)).version == "1"
+    assert (await weights.update(NEW, "step 2")).version == weights.version == "step 2"
+    assert (await weights.update(NEW, None)).version == "3"
     assert versions(one, two) == ["3", "3"] and not one.held and not two.held
     assert fleet.present("old") == "new"
 
@@ -122,7 +131,7 @@ async def test_while_an_engine_is_not_there_nothing_is_updated() -> None:
 async def test_an_engine_that_dies_as_it_gets_them_has_them_when_it_is_back() -> None:
     one, two = RenewableEngine(), RenewableEngine(fails={"apply": DIED, "hold": DIED})
     weights, _ = cell(one, two)
-    assert await weights.update(NEW, None) == "1"
+    assert (await weights.update(NEW, None)).version == "1"
     again = RenewableEngine()
     await weights.bring(again)
     assert versions(one, again) == ["1", "1"] and again.info.model_digest == one.info.model_digest
@@ -141,12 +150,14 @@ async def test_updates_are_counted_with_their_time() -> None:
     router.fleet.put(Worker("engine-0", one, "-"))
     weights = CellWeights(router)
     await weights.update(NEW, None)
-    await weights.update(NEW, None)
-    one.fails["prepare"] = RequestError("tensor a is wrong")
-    with pytest.raises(RequestError):
-        await weights.update(NEW, None)
+    await weights.prepare_weights(NEW)
+    await weights.apply_weights("2")
+    for what in ("prepare", "apply"):
+        one.fails = {what: RequestError("tensor a is wrong")}
+        with pytest.raises(RequestError):
+            await weights.update(NEW, None)
     figures = router.figures()
-    assert figures.weight_updates == {"applied": 2, "failed": 1}
+    assert figures.weight_updates == {"applied": 2, "failed": 2}
     assert sum(figures.weight_update_seconds) == 2 and figures.weight_update_seconds_sum > 0
 
 
@@ -196,3 +207,73 @@ async def test_an_update_ends_as_a_whole_if_its_caller_leaves() -> None:
         await leaving
     await weights.pause(PauseMode.KEEP)  # comes after it
     assert versions(one) == ["1"]
+
+
+async def test_an_engine_that_reads_other_weights_than_the_others_ends_the_update() -> None:
+    class Elsewhere(RenewableEngine):
+        async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+            return msgspec.structs.replace(await super().prepare_weights(checkpoint), digest="another folder")
+
+    one, two = RenewableEngine(), Elsewhere()
+    weights, _ = cell(one, two)
+    with pytest.raises(EngineError, match="decode-1 has read other weights in new than decode-0"):
+        await weights.update(NEW, None)
+    assert versions(one, two) == ["0", "0"] and one.prepared is two.prepared is None
+
+
+async def test_a_gateway_does_the_two_steps_one_by_one_and_may_change_its_mind() -> None:
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    assert (await weights.prepare_weights(NEW)).digest == "new"
+    assert (await weights.prepare_weights(OLD)).digest == "old", "the first were not dropped"
+    weights.drop_weights()
+    assert one.prepared is None
+    with pytest.raises(EngineError, match="no new weights are prepared"):
+        await weights.apply_weights("1")
+    await weights.prepare_weights(NEW)
+    await weights.apply_weights("7")
+    assert (weights.version, versions(one), one.held) == ("7", ["7"], False)
+
+
+async def test_what_a_gateway_has_prepared_is_forgotten_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motet.deploy.weights.PREPARED_S", 0.0)
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    await weights.prepare_weights(NEW)
+    assert (await weights.update(OLD, None)).version == "1"  # waits for the lock that they hold
+    assert one.info.model_digest == "old"
+
+
+async def test_weights_in_memory_are_kept_as_long_as_an_engine_may_need_them() -> None:
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    first, second, refused = (Checkpoint.of_memory([MemoryFile.create(8)]) for _ in range(3))
+    await weights.update(first, None)
+    assert first.paths[0].exists()
+    one.fails = {"prepare": RequestError("tensor a is wrong")}
+    with pytest.raises(RequestError):
+        await weights.update(refused, None)
+    assert not refused.paths[0].exists() and first.paths[0].exists()
+    one.fails = {}
+    await weights.update(second, None)
+    assert not first.paths[0].exists() and second.paths[0].exists()
+    weights.close()
+    assert not second.paths[0].exists()
+
+
+async def test_a_version_can_get_another_name_which_engines_that_come_have_too() -> None:
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    await weights.rename("base")
+    again = RenewableEngine()
+    await weights.bring(again)
+    assert (weights.version, versions(one, again)) == ("base", ["base", "base"])
+
+
+async def test_engines_whose_weights_differ_have_no_checksums() -> None:
+    one, two = RenewableEngine(), RenewableEngine()
+    weights, _ = cell(one, two)
+    assert await weights.checksums() == {"a": "old"}
+    two.info = msgspec.structs.replace(two.info, model_digest="damaged")
+    with pytest.raises(EngineError, match="decode-1 has other weights than decode-0"):
+        await weights.checksums()

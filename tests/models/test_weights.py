@@ -31,7 +31,7 @@ def saved(folder: Path, *shards: dict[str, torch.Tensor], metadata: dict[str, st
 
 
 def digest(folder: Path, *shards: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> str:
-    return weights_digest(saved(folder, *shards, metadata=metadata), folder / "cache")
+    return weights_digest([saved(folder, *shards, metadata=metadata)], folder / "cache")
 
 
 @pytest.mark.parametrize(
@@ -73,35 +73,35 @@ def test_the_digest_of_large_weights_is_kept_until_a_file_changes(
 ) -> None:
     monkeypatch.setattr(weights, "MIN_KEPT_BYTES", 1)
     folder, cache = saved(tmp_path / "model", WEIGHTS), tmp_path / "cache"
-    real = weights_digest(folder, cache)
+    real = weights_digest([folder], cache)
     (kept,) = (cache / "weights").iterdir()
     assert kept.read_text() == real
     kept.write_text("0" * 64)
-    assert weights_digest(folder, cache) == "0" * 64, "the kept digest was not used"
+    assert weights_digest([folder], cache) == "0" * 64, "the kept digest was not used"
     file = folder / "model-0.safetensors"
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
-    assert weights_digest(folder, cache) == real
+    assert weights_digest([folder], cache) == real
     for kept in (cache / "weights").iterdir():
         kept.write_text("broken")
-    assert weights_digest(folder, cache) == real
+    assert weights_digest([folder], cache) == real
 
 
 def test_small_weights_leave_nothing_and_a_cache_that_cannot_be_written_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, no_folder = saved(tmp_path / "model", WEIGHTS), tmp_path / "file"
-    real = weights_digest(folder, tmp_path / "cache")
+    real = weights_digest([folder], tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
     monkeypatch.setattr(weights, "MIN_KEPT_BYTES", 1)
     no_folder.write_text("")
-    assert weights_digest(folder, no_folder) == real
+    assert weights_digest([folder], no_folder) == real
 
 
 def test_the_thread_that_computes_the_digest_reports_broken_files(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", WEIGHTS)
     (folder / "model-0.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelLoadError, match="download it again"):
-        begin_weights_digest(folder, tmp_path).result(PATIENCE_S)
+        begin_weights_digest([folder], tmp_path).result(PATIENCE_S)
 
 
 def test_a_file_of_the_hubs_cache_that_was_damaged_is_noticed(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_a_file_of_the_hubs_cache_that_was_damaged_is_noticed(tmp_path: Path) ->
     blob = blobs / sha256(content).hexdigest()
     file.rename(blob)
     file.symlink_to(blob)
-    assert len(weights_digest(folder, tmp_path / "cache")) == 64
+    assert len(weights_digest([folder], tmp_path / "cache")) == 64
     content[-1] ^= 1
     blob.write_bytes(content)
     with pytest.raises(ModelLoadError, match=f"is damaged: its SHA-256 is not {blob.name}. Delete {blob}"):
-        weights_digest(folder, tmp_path / "cache")
+        weights_digest([folder], tmp_path / "cache")

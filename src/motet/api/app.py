@@ -17,9 +17,11 @@ from motet.api.caller import HEADER, RequestIds, new_router
 from motet.api.chat import chat_router
 from motet.api.completions import completion_router
 from motet.api.engine_routes import engine_router
+from motet.api.engine_weights import engine_weight_router
 from motet.api.failure import ErrorResponse, add_error_handlers, body_too_large
 from motet.api.gate import Gate
 from motet.api.generate import generate_router
+from motet.api.incoming import takes_tensors
 from motet.api.models import models_router
 from motet.api.openapi import openapi_router
 from motet.api.operators import admin_router, membership_router
@@ -29,6 +31,7 @@ from motet.api.rollouts import rollout_router
 from motet.api.server_info import server_info_router
 from motet.api.service import Service
 from motet.api.sleep import sleep_router
+from motet.api.weights import transfer_router, weight_router
 
 ROUTERS = (
     chat_router,
@@ -41,8 +44,11 @@ ROUTERS = (
     admin_router,
     membership_router,
     rollout_router,
+    weight_router,
+    transfer_router,
     sleep_router,
     server_info_router,
+    engine_weight_router,
     engine_router,
 )
 
@@ -115,7 +121,11 @@ class BodyLimit:
         self._free_bytes = max_open_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        announced = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        if takes_tensors(scope["path"], headers):  # they are written to memory of their own as they come
+            await self._app(scope, receive, send)
+            return
+        announced = headers.get("content-length", "0")
         if announced.isdigit() and int(announced) > self._max_bytes:
             await ErrorResponse(body_too_large(self._max_bytes))(scope, receive, send)
             return

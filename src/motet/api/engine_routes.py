@@ -75,11 +75,11 @@ def engine_router(service: Service) -> APIRouter:
 
     @router.get("")
     async def report() -> Response:
-        return _msgpack(await engine_report(service, start_id))
+        return msgpack_response(await engine_report(service, start_id))
 
     @router.get("/tokenizer")
     async def tokenizer() -> Response:
-        return _msgpack(await _tokenizer(service))
+        return msgpack_response(await _tokenizer(service))
 
     @router.post("/generate")
     async def generate(request: Request) -> Response:
@@ -164,7 +164,7 @@ async def _connect(service: Service, address: TransferAddress, *, connecting: se
         connecting.discard(mark)
 
 
-def _msgpack(body: object) -> Response:
+def msgpack_response(body: object) -> Response:
     return Response(msgspec.msgpack.encode(body), media_type=MSGPACK)
 
 

@@ -1,34 +1,17 @@
-"""The routes with which a trainer gives the server new weights (`--rl`), as vLLM and prime-rl name them.
+"""The routes with which a trainer stops the groups under way and lets them go on (`--rl`), in vLLM's words.
 
-    POST /pause               groups under way end where they are, are waited for, or are kept (`mode`); new ones wait
-    POST /update_weights      all engines get new weights, or none does
-    POST /resume              groups go on, under the new weights
-
-An update needs no pause: groups under way then go on at once.
+POST /pause               groups under way end where they are, are waited for, or are kept (`mode`); new ones wait
+POST /resume              groups go on, under the weights that are there by then (`api.weights`)
+POST /abort_requests      groups end where they are, and others come
 """
 
-from pathlib import Path
-from typing import Annotated
-
 from fastapi import APIRouter, Response
-from pydantic import Field
 
 from motet.api.answer import json_response
 from motet.api.caller import new_router
 from motet.api.schemas.shared import Schema
-from motet.api.service import Service, Weights
+from motet.api.service import Service
 from motet.types import PauseMode
-
-MAX_VERSION_CHARS = 200
-
-
-class NewWeights(Schema):
-    """The body of /update_weights."""
-
-    weight_dir: Annotated[str, Field(min_length=1)]
-    """A folder that this server can read, with safetensors files: all tensors of the model, or some."""
-    weight_version: Annotated[str | None, Field(min_length=1, max_length=MAX_VERSION_CHARS)] = None
-    """What the weights are called from now on; by default the number of updates."""
 
 
 class Aborted(Schema):
@@ -45,35 +28,21 @@ def rollout_router(service: Service) -> APIRouter:
     async def pause(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Response:
         """Returns once no engine computes anything. `clear_cache` is vLLM's, and means nothing here: KV of old weights
         is never found, and that of the present ones stays right."""
-        await _weights(service).pause(mode)
+        await service.trained().pause(mode)
         return json_response({"status": "paused"})
 
     @router.post("/abort_requests")
     async def abort_requests(body: Aborted | None = None) -> Response:
         ids = body.request_ids if body is not None else None
-        return json_response({"status": "aborted", "aborted": await _weights(service).abort(ids or None)})
+        return json_response({"status": "aborted", "aborted": await service.trained().abort(ids or None)})
 
     @router.post("/resume")
     async def resume() -> Response:
-        await _weights(service).resume()
+        await service.trained().resume()
         return json_response({"status": "resumed"})
 
     @router.get("/is_paused")
     async def is_paused() -> Response:
-        return json_response({"is_paused": _weights(service).paused})
-
-    @router.post("/update_weights")
-    async def update_weights(body: NewWeights) -> Response:
-        """Groups under way go on with the new weights, and their KV is computed anew."""
-        version = await _weights(service).update(Path(body.weight_dir), body.weight_version)
-        return json_response({"message": "Weights updated", "weight_version": version})
-
-    @router.get("/weight_info")
-    async def weight_info() -> Response:
-        return json_response({"weight_version": _weights(service).version})
+        return json_response({"is_paused": service.trained().paused})
 
     return router
-
-
-def _weights(service: Service) -> Weights:
-    return service.opened(service.weights)

@@ -70,7 +70,7 @@ def server_info_router(service: Service) -> APIRouter:
     @router.get("/server_info")
     async def server_info(config_format: Annotated[Literal["text", "json"], Query()] = "text") -> Response:
         """`vllm_config` is an object, or its text by default, as in vLLM."""
-        service.opened(service.weights)
+        service.trained()
         config = VllmConfig.of(service.only_model().info)
         return json_response(
             {
@@ -83,7 +83,7 @@ def server_info_router(service: Service) -> APIRouter:
     @router.get("/get_world_size")
     async def get_world_size(include_dp: bool = True) -> Response:
         """One receiver of weights, with data parallelism or without."""
-        service.opened(service.weights)
+        service.trained()
         return json_response({"world_size": ParallelConfig().world_size})
 
     return router

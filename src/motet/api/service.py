@@ -13,17 +13,18 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.failure import above_maximum
+from motet.api.incoming import IncomingWeights
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
-from motet.engines.base import ANSWERING, SleepTag, WorkerReport, Workers, WorkerState
+from motet.engines.base import ANSWERING, PreparedWeights, SleepTag, WeightUpdate, WorkerReport, Workers, WorkerState
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
+from motet.models.checkpoint import Checkpoint
 from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineInfo, EngineStats, PauseMode
@@ -63,9 +64,34 @@ class Weights(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def update(self, folder: Path, version: str | None) -> str:
-        """Gives all engines new weights, or none. Returns the name of their version. Raises RequestError for weights
+    async def update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
+        """Gives all engines new weights, or none, and owns the checkpoint from now on. Raises RequestError for weights
         that cannot be used, and EngineError if an engine is not there."""
+        ...
+
+    async def rename(self, version: str) -> None:
+        """Calls the weights by another version."""
+        ...
+
+    async def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of what the engines have in place of each tensor of a checkpoint. Raises EngineError
+        unless all have the same."""
+        ...
+
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        """Does the first step of an update, for a gateway: the engines read new weights while the old ones serve."""
+        ...
+
+    async def apply_weights(self, version: str) -> None:
+        """Does the second step. Raises EngineError if nothing is prepared."""
+        ...
+
+    def drop_weights(self) -> None:
+        """Forgets what is prepared."""
+        ...
+
+    async def hold(self, held: bool) -> None:
+        """Stops the engines between two steps, or lets them go on, for a gateway that pauses."""
         ...
 
 
@@ -96,8 +122,6 @@ class Sleep(Protocol):
         ...
 
 
-Opened = TypeVar("Opened")
-
 Connect = Callable[[TransferAddress], Awaitable[None]]
 """Raises MotetError if the two cannot meet."""
 
@@ -118,7 +142,7 @@ class Service:
     weights: Weights | None = None
     """None if its engines are elsewhere."""
     sleep: Sleep | None = None
-    """As `weights`."""
+    """None if its engines are elsewhere."""
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None
@@ -135,6 +159,7 @@ class Service:
         config = self.config
         self.admission = Admission(config.max_waiting_groups)
         self.drain_asked = asyncio.Event()
+        self.incoming = IncomingWeights()
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)
         self.metrics = Metrics()
@@ -202,15 +227,25 @@ class Service:
         reports = self.workers.reports()
         return reports[0].id if len(reports) == 1 else ""
 
-    def opened(self, part: Opened | None) -> Opened:
-        """Returns what a route of trainers is about. Raises NotFoundError unless these routes are open here."""
-        if not self.config.rl:
-            raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
-        if part is None:
+    def trained(self) -> Weights:
+        """Returns the weights, for a trainer. Raises NotFoundError unless the routes for trainers are open here."""
+        self._check_rl()
+        if self.weights is None:
+            raise NotFoundError("This server has no engines whose weights could change.", code="no_engines_here")
+        return self.weights
+
+    def sleeper(self) -> Sleep:
+        """Returns what puts the engines to sleep, for a trainer. Raises what `trained` raises."""
+        self._check_rl()
+        if self.sleep is None:
             raise NotFoundError(
                 "The engines of this server are elsewhere: ask their own servers.", code="no_engines_here"
             )
-        return part
+        return self.sleep
+
+    def _check_rl(self) -> None:
+        if not self.config.rl:
+            raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
 
     def start_drain(self) -> None:
         """Takes no new groups from now on; those that run finish."""

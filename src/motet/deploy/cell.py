@@ -140,6 +140,7 @@ class Cell:
         """Ends open groups with `EngineClosedError`, and all processes. `watch` must have ended. May come twice."""
         await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        self.weights.close()
         if self._prefill is not None:
             await self._prefill.close()
 

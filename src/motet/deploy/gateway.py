@@ -25,6 +25,7 @@ from motet.deploy.discover import Asking, FoundServer, Likeness
 from motet.deploy.meet import meet_fleet
 from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, Kept, RemoteKeeper
 from motet.deploy.stop import first_of
+from motet.deploy.weights import CellWeights
 from motet.engines.base import Worker
 from motet.engines.upstream.upstream import TextUpstream
 from motet.engines.wire import EngineReport
@@ -129,6 +130,7 @@ class Gateway:
         workers that exchange KV meet before they get a group, False if they do it themselves; `texts`: routes requests
         for models that only text upstreams have. Raises ConfigError."""
         self.router = router
+        self.weights = CellWeights(router, everywhere=True)
         self._likeness = Likeness()
         self._fleet = router.fleet
         self._learn = learn
@@ -195,6 +197,7 @@ class Gateway:
         """Ends all groups and questions of its workers; their servers run on."""
         await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
+        self.weights.close()
 
     def add(self, named: NamedWorker, id: str | None = None) -> str:
         """Returns the id of the new worker. Raises RequestError if its URL or id is taken."""
@@ -319,7 +322,9 @@ class Gateway:
                 self._fleet.put_text(id, report.models)
             else:
                 self._fleet.offer(id, report.models)
-                await self._join_engine(Worker(id, kept, server.url, local=False), report.info.kind)
+                async with self.weights.lock:
+                    await self.weights.bring(kept)
+                    await self._join_engine(Worker(id, kept, server.url, local=False), report.info.kind)
         except BaseException:  # its keeper does not have it yet, but it may have groups already
             kept.lost(WorkerLeavingError(f"{id} has left"))
             await kept.close()

@@ -132,6 +132,7 @@ async def run_gateway(
             workers=gateway.router.fleet,
             figures=gateway.router.figures,
             membership=gateway,
+            weights=gateway.weights,
             tokenizer_files=models.tokenizer_files,
         )
         return await serve(service, gateway, listener=listener, on_ready=on_ready, signals=signals)
@@ -220,8 +221,7 @@ async def serve(
         if not workforce.dead:
             service.start_drain()
             limit_s = service.config.drain_timeout_s
-            if service.sleep is not None and service.admission.open:  # what is paused would not end
-                await first_of(service.sleep.let_groups_end(), signals.at_once.wait(), timeout_s=limit_s)
+            await first_of(_let_go_on(service), signals.at_once.wait(), timeout_s=limit_s)
             logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
             await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
         if workforce.dead:
@@ -232,8 +232,17 @@ async def serve(
         await asyncio.wait([watching])  # it would start engines again that are ended now
         # Before the connections: answers that are still open end with an error event, and close theirs.
         await workforce.close()
+        service.incoming.drop()
         http.stop(at_once=signals.at_once.is_set())
     return outcome
+
+
+async def _let_go_on(service: Service) -> None:
+    """Ends a pause or a sleep before the server stops: groups that are kept would not end."""
+    if service.sleep is None and service.weights is not None:
+        await service.weights.resume()
+    elif service.sleep is not None and service.admission.open:
+        await service.sleep.let_groups_end()
 
 
 def favour_streams() -> None:

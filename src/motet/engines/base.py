@@ -3,9 +3,12 @@
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from motet.ids import ModelName, RequestId
+from motet.models.checkpoint import Checkpoint
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineKind, EngineStats, GenerateRequest, GroupDelta, Role
 
@@ -62,6 +65,63 @@ class Engine(Protocol):
         ...
 
 
+class PreparedWeights(msgspec.Struct, frozen=True):
+    """New weights that an engine has read, and that do not serve yet."""
+
+    tensors: int
+    seconds: float
+    """How long it took."""
+    whole: bool
+    """True if they are all tensors of the model."""
+    digest: str
+    """Names the content of all weights that the engine then has."""
+
+
+@dataclass(frozen=True)
+class WeightUpdate:
+    """New weights that all engines of a server have got."""
+
+    version: str
+    slowest: str
+    """The id of the worker that was the last to have read them."""
+    seconds: float
+    """How long that one took to read them."""
+
+
+@runtime_checkable
+class Renewable(Protocol):
+    """An engine that can get new weights while it lives."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        """Reads new weights while the old ones serve. Those prepared before are dropped. Raises RequestError, which
+        names the tensor or the file, if they cannot be used."""
+        ...
+
+    async def apply_weights(self, version: str) -> None:
+        """Puts the prepared weights in the place of the old ones; `info` tells of them from then on. Raises EngineError
+        if none are prepared."""
+        ...
+
+    def drop_weights(self) -> None:
+        """Forgets prepared weights."""
+        ...
+
+    async def name_weights(self, version: str) -> None:
+        """Calls the weights that serve by another version."""
+        ...
+
+    async def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of what the engine has in place of each tensor of a checkpoint."""
+        ...
+
+    async def hold(self, held: bool) -> None:
+        """Stops all groups between two steps, or lets them go on. They keep all they have."""
+        ...
+
+
 class SleepTag(StrEnum):
     """What an engine that sleeps has given up, in vLLM's words."""
 
@@ -69,6 +129,29 @@ class SleepTag(StrEnum):
     KV_CACHE = "kv_cache"
     SCHEDULING = "scheduling"
     """It computes nothing; over when all else is awake."""
+
+
+@runtime_checkable
+class Sleeping(Renewable, Protocol):
+    """An engine that can give its memory back for a while."""
+
+    async def prepare_first(self) -> PreparedWeights:
+        """Reads the weights of the start again, as `prepare_weights` reads new ones. Raises EngineError if they are not
+        there any more."""
+        ...
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
+    async def sleep(self, *, weights: bool) -> None:
+        """Gives the memory of the KV cache back to the system, and with `weights` theirs: then all tensors must be
+        brought before it goes on. It must be held."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes the memory of the KV cache again."""
+        ...
 
 
 class WorkerState(StrEnum):

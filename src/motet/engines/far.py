@@ -63,6 +63,11 @@ class FarEngine(Generic[G]):
                 self._calls[call] = error
                 call.reschedule(asyncio.get_running_loop().time())
 
+    def disown(self, error: MotetError) -> None:
+        """Ends all groups with `error`, and lets its keeper meet the server anew, as if it had been started again."""
+        self.engine_id = ""
+        self.lost(error)
+
     async def close(self) -> None:
         """May be called twice."""
         if self._closed is None:

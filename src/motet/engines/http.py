@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import BinaryIO
 
 import aiohttp
 
@@ -153,7 +154,7 @@ class ServerCalls:
         method: str,
         path: str,
         *,
-        body: bytes = b"",
+        body: bytes | BinaryIO = b"",
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float | None = QUESTION_TIMEOUT_S,
         max_bytes: int = MAX_ANSWER_BYTES,
@@ -189,7 +190,7 @@ class ServerCalls:
             raise self._fault(error) from error
 
     async def _send(
-        self, method: str, path: str, *, body: bytes, headers: Mapping[str, str], timeout_s: float | None
+        self, method: str, path: str, *, body: bytes | BinaryIO, headers: Mapping[str, str], timeout_s: float | None
     ) -> aiohttp.ClientResponse:
         """Returns a response that is no refusal, before its body is read."""
         try:
@@ -205,7 +206,13 @@ class ServerCalls:
         raise self._refused(Refusal(response.status, response.reason or "", said, retry_after_s))
 
     async def _request(
-        self, method: str, path: str, *, body: bytes, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float | None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | BinaryIO,
+        headers: Mapping[str, str] = NO_HEADERS,
+        timeout_s: float | None,
     ) -> aiohttp.ClientResponse:
         told = {name: text for name, words in headers.items() if (text := header_text(words))}
         return await self._client.request(

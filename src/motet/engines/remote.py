@@ -30,7 +30,7 @@ from typing import TypeVar
 
 import msgspec
 
-from motet.engines.base import GroupStream
+from motet.engines.base import GroupStream, PreparedWeights
 from motet.engines.far import FarEngine
 from motet.engines.http import (
     MAX_REPORT_BYTES,
@@ -45,11 +45,13 @@ from motet.engines.http import (
 )
 from motet.engines.openai import error_in
 from motet.engines.wire import (
+    INVALID_WEIGHTS,
     MAX_FRAME_BYTES,
     MAX_STEP_BYTES,
     MSGPACK,
     PROTOCOL,
     PROTOCOL_HEADER,
+    TENSORS,
     TOKENIZER_FILES,
     UNREADABLE,
     WORKER_KEY_CODE,
@@ -57,6 +59,8 @@ from motet.engines.wire import (
     EngineReport,
     FrameReader,
     StopChoice,
+    WeightFolders,
+    WeightVersion,
     checked,
 )
 from motet.errors import (
@@ -69,18 +73,22 @@ from motet.errors import (
     NoWorkerError,
     OtherServerError,
     OverloadedError,
+    RequestError,
     WorkerFaultError,
     WorkerLeavingError,
 )
 from motet.ids import RequestId
+from motet.models.checkpoint import Checkpoint, MemoryFile
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineStats, GenerateRequest, GroupDelta
+from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
 T = TypeVar("T")
 
 TOKENIZER_TIMEOUT_S = 30.0
 MAX_TOKENIZER_BYTES = 2**27
 """The largest have 40 MB. Other workers of the model wait meanwhile."""
+WEIGHTS_TIMEOUT_S = 600.0
+"""For a server that reads new weights."""
 KEY_HINT = "Start this server and that one with the same --worker-key."
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 
@@ -150,6 +158,43 @@ class EngineServer:
     async def connect(self, address: TransferAddress) -> None:
         await self._post("/engine/connect", address)
 
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        """Lets the server read a folder, or sends it what is in memory here."""
+        if not checkpoint.memory:
+            order = WeightFolders(tuple(map(str, checkpoint.paths)))
+            answer = await self._post("/engine/weights", order, timeout_s=WEIGHTS_TIMEOUT_S)
+            return self._decode(answer, PreparedWeights)
+        files = checkpoint.memory
+        answers = [await self._send_tensors(file, piece, of=len(files)) for piece, file in enumerate(files)]
+        return self._decode(answers[-1], PreparedWeights)
+
+    async def _send_tensors(self, file: MemoryFile, piece: int, *, of: int) -> bytes:
+        with file.path.open("rb") as body:
+            return await self._calls.ask(
+                "POST",
+                f"/engine/weights?piece={piece}&of={of}",
+                body=body,
+                headers={"content-type": TENSORS, "content-length": str(file.num_bytes)},
+                timeout_s=WEIGHTS_TIMEOUT_S,
+            )
+
+    async def apply_weights(self, version: str) -> EngineInfo:
+        order = WeightVersion(version)
+        return self._decode(await self._post("/engine/weights/apply", order, timeout_s=WEIGHTS_TIMEOUT_S), EngineInfo)
+
+    async def name_weights(self, version: str) -> None:
+        await self._post("/engine/weights/name", WeightVersion(version))
+
+    async def checksums(self) -> dict[str, str]:
+        body = await self._calls.ask("GET", "/engine/weights/sums", timeout_s=WEIGHTS_TIMEOUT_S)
+        return self._decode(body, dict[str, str])
+
+    async def drop_weights(self) -> None:
+        await self._calls.ask("POST", "/engine/weights/drop")
+
+    async def hold(self, held: bool) -> None:
+        await self._calls.ask("POST", f"/engine/weights/hold?held={int(held)}", timeout_s=WEIGHTS_TIMEOUT_S)
+
     async def _post(
         self, path: str, body: msgspec.Struct, *, trace: str = "", timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> bytes:
@@ -191,6 +236,28 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
     async def connect(self, address: TransferAddress) -> None:
         """Lets the worker connect to another one before it is needed. Raises MotetError if it cannot."""
         await self._call(self.server.connect(address))
+
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        return await self._call(self.server.prepare_weights(checkpoint))
+
+    async def apply_weights(self, version: str) -> None:
+        info = await self._call(self.server.apply_weights(version))
+        self.info = msgspec.structs.replace(info, pid=None)
+
+    async def name_weights(self, version: str) -> None:
+        await self._call(self.server.name_weights(version))
+        self.info = msgspec.structs.replace(self.info, weight_version=version)
+
+    async def checksums(self) -> dict[str, str]:
+        return await self._call(self.server.checksums())
+
+    def drop_weights(self) -> None:
+        """Tells the server in a task; one that is not told forgets them by itself."""
+        if self._closed is None:
+            self._start(self._tell(self.server.drop_weights()))
+
+    async def hold(self, held: bool) -> None:
+        await self._call(self.server.hold(held))
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         """Tells the worker in a task: nobody waits for an answer. For the last choice it closes the connection."""
@@ -367,6 +434,8 @@ def _refused(refusal: Refusal, server: str) -> MotetError:
         return EngineError(f"{said} {KEY_HINT}")
     if status in (*NO_SUCH_ROUTE, *WRONG_KEY) and code != NoSingleModelError.code:
         return OtherServerError(said)
+    if reason and code == INVALID_WEIGHTS:
+        return RequestError(f"{server}: {reason.message}", code=code)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and (code is None or code in GONE_CODES):
         return EngineDiedError(said)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:

@@ -8,7 +8,15 @@
     POST /engine/connect    TransferAddress
     GET  /engine/tokenizer  ─► name of each file -> its bytes
 
-All bodies are msgpack. A frame of a group's answer is
+    POST /engine/weights    WeightFolders ─► PreparedWeights      the engines of the worker read new weights
+                            a safetensors file                    the same, `?piece=I&of=N`, for each file in memory
+    POST /engine/weights/apply  WeightVersion ─► EngineInfo       they get them
+    POST /engine/weights/drop
+    POST /engine/weights/name   WeightVersion                     they are called by another version
+    GET  /engine/weights/sums   ─► name of each tensor -> the SHA-256 of what the engines have in its place
+    POST /engine/weights/hold?held=                               they stop between two steps, or go on
+
+All bodies but those with `TENSORS` are msgpack. A frame of a group's answer is
 
     [ length of the payload, 4 bytes | kind, 1 byte | payload ]     big endian; payload: GroupDelta or CarriedError
 
@@ -49,6 +57,10 @@ WORKER_KEY_CODE = "worker_key_required"
 """The error code of a server of ours that wants another worker key."""
 MSGPACK = "application/msgpack"
 FRAMES = "application/vnd.motet.engine-frames"
+TENSORS = "application/octet-stream"
+"""The content type of a safetensors file."""
+INVALID_WEIGHTS = "invalid_weights"
+"""The code of an error about weights that cannot be used. The API names the field that brought them."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """The files that a server needs of a model that others run."""
@@ -207,6 +219,18 @@ class StopChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: RequestId
     index: int
+
+
+class WeightFolders(msgspec.Struct, frozen=True):
+    """Folders or files with new weights, which the worker can read."""
+
+    paths: tuple[str, ...]
+
+
+class WeightVersion(msgspec.Struct, frozen=True):
+    """The name of the weights that the worker has prepared."""
+
+    version: str
 
 
 Frame = GroupDelta | CarriedError

@@ -1,4 +1,4 @@
-"""Computes a digest of the weights in a model folder, so that two servers know if they run the same model.
+"""Computes a digest of weights, so that two servers know if they run the same model.
 
     sha256 over, for each tensor in the order of names: name | dtype | shape | bytes
 
@@ -17,27 +17,28 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from motet.errors import ModelLoadError
-from motet.models.folder import check_safetensors, weight_files
+from motet.models.checkpoint import checkpoint_files
+from motet.models.folder import check_safetensors
 
 SHA256 = re.compile("[0-9a-f]{64}")
 MIN_KEPT_BYTES = 2**27
 """Digests of smaller weights are computed at every start, which takes at most 0.1 s."""
 
 
-def begin_weights_digest(folder: Path, cache: Path) -> "Future[str]":
-    """Computes `weights_digest` in a thread of its own while the model is loaded."""
+def begin_weights_digest(paths: Sequence[Path], cache: Path | None) -> "Future[str]":
+    """Computes `weights_digest` in a thread of its own while the weights are loaded."""
     future: Future[str] = Future()
 
     def work() -> None:
         try:
-            future.set_result(weights_digest(folder, cache))
+            future.set_result(weights_digest(paths, cache))
         except Exception as error:
             future.set_exception(error)
 
@@ -45,11 +46,12 @@ def begin_weights_digest(folder: Path, cache: Path) -> "Future[str]":
     return future
 
 
-def weights_digest(folder: Path, cache: Path) -> str:
-    """Returns 64 hexadecimal digits. Raises ModelLoadError for files that are missing or broken."""
-    headers = {file: check_safetensors(file) for file in weight_files(folder)}
+def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:
+    """Returns 64 hexadecimal digits for the tensors in folders or files. `cache`: where digests of large files are
+    kept; None: nowhere. Raises ModelLoadError for files that are missing or broken."""
+    headers = {file: check_safetensors(file) for file in checkpoint_files(paths)}
     files = list(headers)
-    if sum(file.stat().st_size for file in files) < MIN_KEPT_BYTES:
+    if cache is None or sum(file.stat().st_size for file in files) < MIN_KEPT_BYTES:
         return _checked(headers)
     kept = cache / "weights" / _key(files)
     with contextlib.suppress(OSError):

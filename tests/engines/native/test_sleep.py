@@ -129,10 +129,10 @@ def test_some_tensors_alone_do_not_wake_weights(tiny: Callable[[str], Path], tmp
     core.held, sleeper = True, sleeper_of(core, parts)
     sleeper.sleep(weights=True)
     with pytest.raises(RequestError, match=r"the old weights are asleep: POST /wake_up\?tags=weights") as refused:
-        parts.renewal.prepare(part)
-    assert refused.value.param == "weight_dir"
+        parts.renewal.prepare([part])
+    assert refused.value.code == "invalid_weights"
     wake_whole(core, parts, sleeper)
-    assert parts.renewal.prepare(part).tensors == 1
+    assert parts.renewal.prepare([part]).facts.tensors == 1
 
 
 def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An engine with new weights writes what one that was started with them writes, whatever it was doing and whatever is
 in its cache. New weights that cannot be used leave it as it was."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def core_of(parts: Parts) -> EngineCore:
 
 
 def renew(core: EngineCore, parts: Parts, folder: Path, version: str = VERSION) -> None:
-    prepared = parts.renewal.prepare(folder)
+    prepared = parts.renewal.prepare([folder])
     core.update(parts.renewal.applied(prepared, core.info, version=version), prepared.weights.apply)
     core.check()
 
@@ -99,11 +100,14 @@ def test_groups_go_on_under_new_weights_as_in_an_engine_that_was_started_with_th
     written = {index: tuple(tokens) for index, tokens in outcomes["begun"].tokens.items()}
     assert len(written) == N and any(len(tokens) > 2 for tokens in written.values())
 
+    sums = parts.renewal.checksums()
     renew(core, parts, other(family))
     drive(core, outcomes)
     after = run(core, [group("after", PROMPT, n=N, seed=50, max_tokens=40)])
 
-    fresh = core_of(built(other(family), numbers))
+    started = built(other(family), numbers)
+    assert sums != parts.renewal.checksums() == started.renewal.checksums()
+    fresh = core_of(started)
     starts = [ChoiceStart(i, 50 + i, tokens) for i, tokens in written.items()]
     expected = run(
         fresh,
@@ -123,6 +127,29 @@ def test_groups_go_on_under_new_weights_as_in_an_engine_that_was_started_with_th
     assert after["after"].tokens != outcomes["begun"].tokens
     assert (core.info.model_digest, core.info.fingerprint) == (fresh.info.model_digest, fresh.info.fingerprint)
     assert core.info.weight_version == VERSION
+
+
+@pytest.mark.parametrize("numbers", [*NUMBERS, pytest.param({"device": "graphs"}, marks=SLOW, id="graphs")])
+def test_checksums_are_those_of_the_trainer_s_own_tensors_and_tell_which_ones_are_zeros(
+    numbers: dict[str, Any], tiny: Callable[[str], Path]
+) -> None:
+    parts = built(tiny("llama"), numbers)
+    sums = parts.renewal.checksums()
+    tensors = load_file(tiny("llama") / FILE)
+    assert sums.keys() == tensors.keys()
+    dtype = parts.info.dtype
+    if numbers.get("quantization") is None:
+        theirs = {name: sha256(tensor.to(getattr(torch, dtype))) for name, tensor in tensors.items()}
+        assert all("norm" in name for name, one in theirs.items() if one != sums[name])
+    core = core_of(parts)
+    prepared = parts.renewal.prepare([])
+    core.update(parts.renewal.applied(prepared, core.info, version="zeros"), prepared.weights.apply)
+    assert len(set(parts.renewal.checksums().values())) < len(tensors) // 2
+    assert not any(sums[name] == one for name, one in parts.renewal.checksums().items())
+
+
+def sha256(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def saved(folder: Path, tensors: Tensors) -> Path:
@@ -202,8 +229,8 @@ def test_weights_that_cannot_be_used_are_refused_by_name_and_the_old_ones_serve_
     elif fault == "no folder":
         folder, words = tmp_path / "nowhere", "nowhere has no weights"
     with pytest.raises(RequestError) as refused:
-        parts.renewal.prepare(folder)
-    assert words in refused.value.message and refused.value.param == "weight_dir"
+        parts.renewal.prepare([folder])
+    assert words in refused.value.message and refused.value.code == "invalid_weights"
     assert answer(core) == before
 
 
@@ -214,9 +241,9 @@ def test_tied_weights_have_one_content_under_both_names(tmp_path: Path) -> None:
     parts = built(folder, {"dtype": "bfloat16"})
     core, old = core_of(parts), load_file(folder / FILE)
     first, second = "model.embed_tokens.weight", "lm_head.weight"
-    assert parts.renewal.prepare(saved(tmp_path / "both", {**old, second: old[first].clone()})).digest
+    assert parts.renewal.prepare([saved(tmp_path / "both", {**old, second: old[first].clone()})]).facts.whole
     with pytest.raises(RequestError, match=f"tensor {second}: it is tied to {first}, and has other numbers"):
-        parts.renewal.prepare(saved(tmp_path / "differ", {**old, second: old[first] + 1}))
+        parts.renewal.prepare([saved(tmp_path / "differ", {**old, second: old[first] + 1})])
     before = answer(core)
     renew(core, parts, saved(tmp_path / "second", {second: old[first] * 2}))
     whole = with_config(tmp_path / "whole", folder, {**old, first: old[first] * 2})

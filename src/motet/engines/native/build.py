@@ -109,7 +109,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     if config.gpu_memory_utilization is None:
         blocks_in(config.kv_cache_gb)
     cache = cache_folder(environment())
-    weights = begin_weights_digest(folder, cache)
+    weights = begin_weights_digest([folder], cache)
     load = partial(load_model, folder, hf_config, dtype=dtype, device=device)
     model = load()
     model_id = model_digest(hf_config, weights.result())

@@ -15,18 +15,19 @@ from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from motet.config import EngineConfig
+from motet.engines.base import PreparedWeights
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
 from motet.engines.native.spawn import Pulse, Spawn, first_event, spawn
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
+from motet.models.checkpoint import Checkpoint
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import FIRST_VERSION, EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
@@ -55,6 +56,7 @@ class NativeEngine:
         self._connections: Questions[int, None] = Questions()
         self._prepared: Questions[int, protocol.WeightsPrepared] = Questions()
         self._renewed: Questions[int, EngineInfo | None] = Questions()
+        self._sums: Questions[int, dict[str, str]] = Questions()
         self._obeyed: Questions[int, None] = Questions()
         self._numbers = count()
         self._stored = False
@@ -129,14 +131,22 @@ class NativeEngine:
         number = next(self._numbers)
         return await self._ask(self._stats, number, question=protocol.AskStats(number, check))
 
-    async def prepare_weights(self, folder: Path | None) -> protocol.WeightsPrepared:
-        """Reads new weights from a folder while the old ones serve; None: those of the start. Raises RequestError,
-        which names the tensor or the file, if they cannot be used."""
-        number, place = next(self._numbers), None if folder is None else str(folder)
-        answer = await self._ask(self._prepared, number, question=protocol.PrepareWeights(number, place))
-        if answer.failure is not None:
-            raise answer.failure.error()
-        return answer
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        """Reads new weights while the old ones serve. Raises RequestError, which names the tensor or the file, if they
+        cannot be used."""
+        number = next(self._numbers)
+        paths, in_memory = tuple(map(str, checkpoint.paths)), bool(checkpoint.memory)
+        return await self._prepared_by(protocol.PrepareWeights(number, paths, in_memory))
+
+    async def prepare_first(self) -> PreparedWeights:
+        """Reads the weights of the start again. Raises EngineError if they are not there any more."""
+        return await self._prepared_by(protocol.PrepareFirst(next(self._numbers)))
+
+    async def _prepared_by(self, order: protocol.PrepareWeights | protocol.PrepareFirst) -> PreparedWeights:
+        answer = await self._ask(self._prepared, order.number, question=order)
+        if answer.facts is None:
+            raise answer.failure.error() if answer.failure is not None else EngineError("no weights were prepared")
+        return answer.facts
 
     async def apply_weights(self, version: str) -> None:
         """Puts the prepared weights in the place of the old ones. What its groups write from then on comes after this,
@@ -144,6 +154,17 @@ class NativeEngine:
         number = next(self._numbers)
         if await self._ask(self._renewed, number, question=protocol.ApplyWeights(number, version)) is None:
             raise EngineError("no new weights are prepared")
+
+    async def name_weights(self, version: str) -> None:
+        """Calls the weights that serve by another version."""
+        number = next(self._numbers)
+        await self._ask(self._renewed, number, question=protocol.NameWeights(number, version))
+
+    async def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of what the engine has in place of each tensor of a checkpoint. It must get no new
+        weights meanwhile."""
+        number = next(self._numbers)
+        return await self._ask(self._sums, number, question=protocol.SumWeights(number))
 
     def drop_weights(self) -> None:
         """Forgets prepared weights."""
@@ -213,6 +234,8 @@ class NativeEngine:
             case protocol.Renewed(number, info):
                 self._renew(info)
                 self._renewed.answer(number, info)
+            case protocol.Checksums(number, sums):
+                self._sums.answer(number, sums)
             case protocol.Obeyed(number):
                 self._obeyed.answer(number, None)
             case protocol.Connected(number, failure):
@@ -281,6 +304,7 @@ class NativeEngine:
         self._connections.fail_all(error)
         self._prepared.fail_all(error)
         self._renewed.fail_all(error)
+        self._sums.fail_all(error)
         self._obeyed.fail_all(error)
         if self._stored:
             self._tell_of_blocks([Cleared()])

@@ -156,29 +156,36 @@ class EngineLoop:
     def _obey_operator(self, command: Command) -> None:
         """Obeys commands that are for all groups."""
         match command:
-            case protocol.PrepareWeights(number, folder):
-                self._renewing.prepare(number, None if folder is None else Path(folder))
+            case protocol.PrepareWeights() | protocol.PrepareFirst():
+                self._renewing.prepare(command)
             case protocol.ApplyWeights(number, version):
                 self._send(protocol.Renewed(number, self._renewed(version)))
+            case protocol.NameWeights(number, version):
+                self._core.info = msgspec.structs.replace(self._core.info, weight_version=version)
+                self._send(protocol.Renewed(number, self._core.info))
+            case protocol.SumWeights(number):
+                self._renewing.sum(number)
             case protocol.DropWeights():
                 self._renewing.drop()
             case protocol.Hold(number, held):
                 self._core.held, self._idle = held, False
                 self._send(protocol.Obeyed(number))
-            case protocol.ForgetPrefixes(number, anew):
-                self._core.forget_prefixes(anew=anew)
-                self._idle = False  # the next step tells which blocks are gone
-                self._send(protocol.Obeyed(number))
-            case protocol.Sleep(number, weights):
-                self._renewing.drop()
-                self._sleeper.sleep(weights=weights)
-                self._idle = False
-                self._send(protocol.Obeyed(number))
-            case protocol.Wake(number):
-                self._sleeper.wake()
-                self._send(protocol.Obeyed(number))
+            case protocol.ForgetPrefixes() | protocol.Sleep() | protocol.Wake():
+                self._obey_about_memory(command)
             case protocol.Close():
                 self._closing = True
+
+    def _obey_about_memory(self, command: protocol.ForgetPrefixes | protocol.Sleep | protocol.Wake) -> None:
+        match command:
+            case protocol.ForgetPrefixes(_, anew):
+                self._core.forget_prefixes(anew=anew)
+            case protocol.Sleep(_, weights):
+                self._renewing.drop()
+                self._sleeper.sleep(weights=weights)
+            case protocol.Wake():
+                self._sleeper.wake()
+        self._idle = False  # the next step tells which blocks are gone
+        self._send(protocol.Obeyed(command.number))
 
     def _try(self, request_id: RequestId, submit: Callable[[], None]) -> None:
         """Takes a group in, or refuses it. Nothing has begun yet, so an unexpected error ends only this group."""
@@ -216,7 +223,8 @@ class EngineLoop:
         info = self._renewal.applied(prepared, self._core.info, version=version)
         self._core.update(info, prepared.weights.apply)
         self._idle = False
-        logger.info("new weights, version %s: %d tensors, read in %.2f s", version, prepared.tensors, prepared.seconds)
+        facts = prepared.facts
+        logger.info("new weights, version %s: %d tensors, read in %.2f s", version, facts.tensors, facts.seconds)
         return info
 
     def _stats(self, *, check: bool) -> EngineStats:

@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from motet.config import EngineConfig
+from motet.engines.base import PreparedWeights
 from motet.engines.wire import CarriedError
 from motet.errors import StartupError
 from motet.ids import RequestId
@@ -77,8 +78,16 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     """Read new weights while the old ones serve; answered by WeightsPrepared. Those prepared before are dropped."""
 
     number: int
-    folder: str | None
-    """None for the weights of the start."""
+    paths: tuple[str, ...]
+    """Safetensors files, or folders with some."""
+    in_memory: bool
+    """True if they are in memory, so that nobody reads them again."""
+
+
+class PrepareFirst(msgspec.Struct, frozen=True, tag=True):
+    """Read the weights of the start again; answered as PrepareWeights."""
+
+    number: int
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
@@ -86,6 +95,19 @@ class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     version: str
+
+
+class NameWeights(msgspec.Struct, frozen=True, tag=True):
+    """Call the weights that serve by another version; answered by Renewed."""
+
+    number: int
+    version: str
+
+
+class SumWeights(msgspec.Struct, frozen=True, tag=True):
+    """Compute the checksums of the weights that serve; answered by Checksums."""
+
+    number: int
 
 
 class DropWeights(msgspec.Struct, frozen=True, tag=True):
@@ -134,7 +156,10 @@ Command = (
     | StopChoiceCommand
     | AskStats
     | PrepareWeights
+    | PrepareFirst
     | ApplyWeights
+    | NameWeights
+    | SumWeights
     | DropWeights
     | Hold
     | ForgetPrefixes
@@ -176,11 +201,9 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 class WeightsPrepared(msgspec.Struct, frozen=True, tag=True):
     number: int
+    facts: PreparedWeights | None
     failure: CarriedError | None = None
-    tensors: int = 0
-    seconds: float = 0.0
-    whole: bool = False
-    """True if they are all tensors of the model."""
+    """Why they cannot be used."""
 
 
 class Renewed(msgspec.Struct, frozen=True, tag=True):
@@ -188,6 +211,12 @@ class Renewed(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     info: EngineInfo | None
+
+
+class Checksums(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    sums: dict[str, str]
+    """By the names of the tensors in a checkpoint."""
 
 
 class Obeyed(msgspec.Struct, frozen=True, tag=True):
@@ -203,7 +232,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """Seconds that the present step has taken so far; 0 between two steps."""
 
 
-Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Obeyed | Beat
+Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Checksums | Obeyed | Beat
 
 
 class Pipes:

@@ -1,7 +1,8 @@
 """New weights for a running engine.
 
-    folder ─► names, shapes and dtypes are checked ─► every tensor is written beside the old weights ─► digest
-                                                                         └─ between two steps: they take their place
+    checkpoint ─► names, shapes and dtypes are checked
+                     ├─► every tensor is written beside the old weights ─┬─► between two steps: they take their place
+                     └─► digest, in a thread of its own ─────────────────┘
 
 Nothing that serves is touched until all of it has been read, so whatever fails leaves the old weights as they are.
 Memory holds both until then.
@@ -11,7 +12,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from motet.engines.base import PreparedWeights
 from motet.engines.native.fingerprint import MODEL_DIGITS
 from motet.engines.native.memory import give_back
-from motet.engines.native.protocol import WeightsPrepared
-from motet.engines.wire import CarriedError
+from motet.engines.native.protocol import Checksums, PrepareFirst, PrepareWeights, WeightsPrepared
+from motet.engines.wire import INVALID_WEIGHTS, CarriedError
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
-from motet.models.folder import check_safetensors, weight_files
-from motet.models.weights import weights_digest
+from motet.models.checkpoint import checkpoint_files
+from motet.models.folder import check_safetensors
+from motet.models.weights import begin_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
 from motet.types import EngineInfo
 
@@ -36,8 +39,10 @@ logger = logging.getLogger(__name__)
 
 DTYPES = ("BF16", "F16", "F32")
 """Dtypes of tensors that may be written, as safetensors names them; they are rounded to the engine's own."""
-FIELD = "weight_dir"
-"""The field of a request that names the folder."""
+
+
+ZEROS = hashlib.sha256(b"zeros").hexdigest()
+"""The digest of weights that are all zeros."""
 
 
 class NewWeights(Protocol):
@@ -71,6 +76,11 @@ class LiveWeights(Protocol):
 
     def forget(self) -> None:
         """Gives their memory back to the system. Before the next run new ones must be applied, all tensors of them."""
+        ...
+
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        """Returns what the engine has in place of a tensor of the checkpoint: the tensor in its own dtype, or what it
+        computes with (int8 and scales; the factors of a norm)."""
         ...
 
 
@@ -107,6 +117,9 @@ class TensorWeights:
         for slot in self._slots.values():
             give_back(slot.numbers)
 
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        return [self._slots[name].numbers]
+
 
 class NewTensors:
     def __init__(self, slots: Mapping[str, Slot], dtype: torch.dtype) -> None:
@@ -142,13 +155,7 @@ class Prepared:
     """New weights that have been read whole, and wait to be applied."""
 
     weights: NewWeights
-    digest: str
-    """Names the weights: that of the folder if it has all tensors, so that it is the same wherever they are read. Else
-    also that of the weights they are written over."""
-    tensors: int
-    seconds: float
-    whole: bool
-    """True if they are all tensors of the model."""
+    facts: PreparedWeights
     first: bool = False
     """True if they are those of the start."""
 
@@ -182,49 +189,72 @@ class Renewal:
         """Returns the same for a model with the same weights that has them elsewhere."""
         return Renewal(live, self._first, name_of=self._name_of, cache=self._cache)
 
-    def prepare(self, folder: Path) -> Prepared:
-        """Reads new weights from the safetensors files of a folder, all tensors or some. Raises RequestError, which
+    def prepare(self, paths: Sequence[Path], *, keep_digest: bool = True) -> Prepared:
+        """Reads new weights from safetensors files, or folders with some: all tensors of the model, or only new ones.
+        No paths: all tensors become zeros. `keep_digest`: their digest goes into the cache. Raises RequestError, which
         names the tensor or the file, if they cannot be used."""
         begun_s = time.monotonic()
+        if not paths:
+            return self._zeros(begun_s)
         try:
-            headers = {file: check_safetensors(file)[0] for file in weight_files(folder)}
+            headers = {file: check_safetensors(file)[0] for file in checkpoint_files(paths)}
             names = check_tensors(headers, self._live)
             missing = missing_names(names, self._live)
             if missing and self._forgotten:
                 raise wrong(min(missing), "it is not there, and the old weights are asleep: POST /wake_up?tags=weights")
+            digesting = begin_weights_digest(paths, self._cache if keep_digest else None)
             new = self._live.begin()
             with ExitStack() as stack:
                 for name, tensor in _tensors(stack, headers, tied=self._live.tied):
                     new.write(name, tensor)
-            digest = weights_digest(folder, self._cache)
+            digest = digesting.result()
         except (ModelLoadError, SafetensorError, OSError) as error:
-            raise RequestError(f"Invalid '{FIELD}': {error}", param=FIELD, code="invalid_weights") from error
-        if missing:
+            raise RequestError(str(error), code=INVALID_WEIGHTS) from error
+        if missing:  # one of them all alone is the same wherever they are read; this one names the old ones too
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
-        return Prepared(new, digest, len(names), time.monotonic() - begun_s, whole=not missing)
+        seconds = time.monotonic() - begun_s
+        return Prepared(new, PreparedWeights(len(names), seconds, not missing, digest))
 
     def prepare_first(self) -> Prepared:
         """Reads the weights of the start again. Raises EngineError if they are not there any more."""
         begun_s, first = time.monotonic(), self._first
         try:
-            if weights_digest(first.folder, self._cache) != first.digest:
+            if weights_digest([first.folder], self._cache) != first.digest:
                 raise EngineError(f"{first.folder} does not hold the weights of the start any more")
             new, tensors = self._live.begin(), dict(first.load().named_parameters(remove_duplicate=False))
         except StartupError as error:
             raise EngineError(f"the weights of the start cannot be read again: {error.message}") from error
         for name, tensor in tensors.items():
             new.write(name, tensor)
-        return Prepared(new, first.digest, len(tensors), time.monotonic() - begun_s, whole=True, first=True)
+        facts = PreparedWeights(len(tensors), time.monotonic() - begun_s, whole=True, digest=first.digest)
+        return Prepared(new, facts, first=True)
 
     def forget(self) -> None:
         """Gives the memory of the weights back. New ones must be applied, all tensors of them, before the next step."""
         self._live.forget()
         self._forgotten = True
 
+    def _zeros(self, begun_s: float) -> Prepared:
+        new = self._live.begin()
+        for name, shape in self._live.shapes.items():
+            new.write(name, torch.zeros(shape))
+        tensors = len(self._live.shapes)
+        return Prepared(new, PreparedWeights(tensors, time.monotonic() - begun_s, whole=True, digest=ZEROS))
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of what the engine has in place of each tensor of the checkpoint."""
+        sums = {}
+        for name in self._live.shapes:
+            digest = hashlib.sha256()
+            for numbers in self._live.numbers(name):
+                digest.update(numbers.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            sums[name] = digest.hexdigest()
+        return sums
+
     def applied(self, prepared: Prepared, info: EngineInfo, *, version: str) -> EngineInfo:
         """Returns the facts of an engine that has these weights from now on."""
-        self._digest, self._forgotten = prepared.digest, False
-        model = self._name_of(prepared.digest)
+        self._digest, self._forgotten = prepared.facts.digest, False
+        model = self._name_of(self._digest)
         return msgspec.structs.replace(
             info,
             model_digest=model,
@@ -243,28 +273,34 @@ class Renewing:
         self._number: int | None = None
         """The order whose result is wanted; those of earlier ones are dropped."""
         self._prepared: Prepared | None = None
-        self._done = Mailbox[tuple[int, Prepared | MotetError]]()
+        self._done = Mailbox[tuple[int, Prepared | MotetError | dict[str, str]]]()
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable while `take` has something to return."""
         return self._done.fileno()
 
-    def prepare(self, number: int, folder: Path | None) -> None:
-        """`folder`: None for the weights of the start."""
+    def prepare(self, order: PrepareWeights | PrepareFirst) -> None:
         self.drop()
-        self._number = number
-        threading.Thread(target=self._work, args=(number, folder), name="weights", daemon=True).start()
+        self._number = order.number
+        threading.Thread(target=self._work, args=(order,), name="weights", daemon=True).start()
 
-    def take(self) -> list[WeightsPrepared]:
+    def sum(self, number: int) -> None:
+        """Computes checksums. The weights must not be replaced meanwhile."""
+        threading.Thread(target=self._sum, args=(number,), name="checksums", daemon=True).start()
+
+    def take(self) -> list[WeightsPrepared | Checksums]:
         """Returns the answers to orders that have been carried out."""
-        answers = []
+        answers: list[WeightsPrepared | Checksums] = []
         for number, done in self._done.take():
+            if isinstance(done, dict):
+                answers.append(Checksums(number, done))
+                continue
             if isinstance(done, MotetError):
-                answers.append(WeightsPrepared(number, CarriedError.of(done)))
+                answers.append(WeightsPrepared(number, None, CarriedError.of(done)))
                 continue
             if number == self._number:
                 self._prepared = done
-            answers.append(WeightsPrepared(number, None, done.tensors, done.seconds, done.whole))
+            answers.append(WeightsPrepared(number, done.facts))
         return answers
 
     def prepared(self) -> Prepared | None:
@@ -279,16 +315,22 @@ class Renewing:
         self.drop()
         self._done.close()
 
-    def _work(self, number: int, folder: Path | None) -> None:
+    def _sum(self, number: int) -> None:
+        self._done.put((number, self._renewal.checksums()))
+
+    def _work(self, order: PrepareWeights | PrepareFirst) -> None:
         done: Prepared | MotetError
         try:
-            done = self._renewal.prepare_first() if folder is None else self._renewal.prepare(folder)
+            if isinstance(order, PrepareFirst):
+                done = self._renewal.prepare_first()
+            else:
+                done = self._renewal.prepare([*map(Path, order.paths)], keep_digest=not order.in_memory)
         except MotetError as error:
             done = error
         except Exception as error:  # for instance without memory: the old weights serve on
             logger.exception("new weights could not be read")
-            done = EngineError(f"the weights in {folder or 'the folder of the start'} could not be read: {error!r}")
-        self._done.put((number, done))
+            done = EngineError(f"the new weights could not be read: {error!r}")
+        self._done.put((order.number, done))
 
 
 def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: LiveWeights) -> set[str]:
@@ -309,7 +351,7 @@ def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: LiveWeights) 
                 raise wrong(name, f"its dtype is {dtype}; {', '.join(DTYPES)} can be used")
             seen.add(name)
     if not seen:
-        raise RequestError(f"Invalid '{FIELD}': there are no tensors in it.", param=FIELD, code="invalid_weights")
+        raise RequestError("there are no tensors in it", code=INVALID_WEIGHTS)
     return seen
 
 
@@ -336,4 +378,4 @@ def _tensors(
 
 
 def wrong(name: str, why: str) -> RequestError:
-    return RequestError(f"Invalid '{FIELD}': tensor {name}: {why}.", param=FIELD, code="invalid_weights")
+    return RequestError(f"tensor {name}: {why}", code=INVALID_WEIGHTS)

@@ -85,7 +85,7 @@ def _path(kind: str) -> Path | None:
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     """Gives the functions their types. Raises ImportError if the structs are not those of the sources."""
     found.motet_supported.restype = c_int32
-    found.motet_pack.argtypes = (c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_int32)
+    found.motet_pack.argtypes = (c_int32, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32)
     found.motet_pack.restype = None
     found.motet_open.argtypes = (POINTER(Model), c_int32)
     found.motet_open.restype = c_void_p

@@ -88,6 +88,9 @@ class PackedWeights:
     def forget(self) -> None:
         self._runner.model.memory.forget()
 
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        return self._runner.model.numbers(name)
+
 
 class NewPackedWeights:
     def __init__(self, runner: CpuRunner) -> None:

@@ -10,10 +10,7 @@ weights stay whole until then, and memory holds both for that time.
 
 import copy
 import ctypes
-import math
-import mmap
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +22,7 @@ from transformers import PreTrainedModel
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.cpu import library as c
 from motet.engines.native.kv.storage import KVStorage
-from motet.engines.native.memory import give_back
+from motet.engines.native.memory import Arena, give_back
 from motet.engines.native.weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
@@ -34,7 +31,6 @@ NUMBERS = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
 """The kernels' number for each dtype that they compute in."""
 MOST = 127
 """The greatest int8; -128 is not used, so that a column and its negative have the same error."""
-_ALIGNMENT = 64
 
 
 def obstacle(
@@ -73,6 +69,8 @@ def norm_offset(norm: Any) -> float:
 
 Write = Callable[["Memory", torch.Tensor], None]
 """Writes a tensor of the checkpoint, in the engine's dtype, into the memory of a packed model."""
+Read = Callable[["Memory"], list[torch.Tensor]]
+"""Returns the numbers that have become of a tensor: it itself, or what the kernels need of it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,7 @@ class Place:
 
     shape: tuple[int, ...]
     write: Write
+    read: Read
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,16 @@ class Columns:
     """Number of columns before it."""
     side: int | None = None
     """0 or 1 if the product has 16 columns of one weight and 16 of another in turns: which of the two it is."""
+
+    @property
+    def first(self) -> int:
+        """The number of its first half of a panel."""
+        return self.begin // (c.PANEL // 2) if self.side is None else self.side
+
+    @property
+    def every(self) -> int:
+        """Its halves of panels lie at this distance."""
+        return 1 if self.side is None else 2
 
 
 class PackedModel:
@@ -163,6 +172,10 @@ class PackedModel:
         """Replaces one tensor of the checkpoint. The model must not run meanwhile."""
         self.places[name].write(self.memory, tensor.detach().to("cpu", self._numbers))
 
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        """Returns what the model has in place of a tensor of the checkpoint."""
+        return self.places[name].read(self.memory)
+
     def _layer(self, layer: Any, index: int, *, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms_twice = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3 also norm the value that is added
@@ -205,23 +218,32 @@ class PackedModel:
         begin = 0
         for side, part in enumerate(parts):
             columns = Columns(0, side) if in_turns else Columns(begin)
-            write = partial(write_columns, kernels=self._kernels, product=len(self.memory.products), columns=columns)
-            self._place(part.weight, write)
+            product, kept = len(self.memory.products), len(self.memory.kept) - 1
+            self._place(
+                part.weight,
+                write=partial(write_columns, kernels=self._kernels, product=product, columns=columns),
+                read=partial(read_columns, product=product, columns=columns, count=part.out_features),
+            )
             if bias is not None:
-                self._place(part.bias, partial(write_bias, kept=len(self.memory.kept) - 1, columns=columns))
+                self._place(
+                    part.bias,
+                    write=partial(write_bias, kept=kept, columns=columns),
+                    read=partial(read_bias, kept=kept, columns=columns, count=part.out_features),
+                )
             begin += part.out_features
             _empty(part)
         self.memory.products.append(panels)
         return linear
 
     def _rows(self, weight: torch.Tensor) -> int:
-        self._place(weight, partial(write_numbers, kept=len(self.memory.kept)))
-        self.memory.rows.append(len(self.memory.kept))
+        kept = len(self.memory.kept)
+        self._place(weight, write=partial(write_numbers, kept=kept), read=partial(read_numbers, kept=kept))
+        self.memory.rows.append(kept)
         return self._keep(weight.detach())
 
-    def _place(self, parameter: torch.Tensor, write: "Write") -> None:
+    def _place(self, parameter: torch.Tensor, *, write: Write, read: Read) -> None:
         for name in self._names[id(parameter)]:
-            self.places[name] = Place(tuple(parameter.shape), write)
+            self.places[name] = Place(tuple(parameter.shape), write, read)
 
     @torch.no_grad()
     def _turns_of(self, attention: Any) -> tuple[int, int]:
@@ -238,8 +260,9 @@ class PackedModel:
     def _norm(self, norm: Any) -> int | None:
         if norm is None:
             return None
-        write = partial(write_numbers, kept=len(self.memory.kept), more=norm_offset(norm))
-        self._place(norm.weight, write)
+        kept = len(self.memory.kept)
+        write = partial(write_numbers, kept=kept, more=norm_offset(norm))
+        self._place(norm.weight, write=write, read=partial(read_numbers, kept=kept))
         return self._keep(norm_weight(norm))
 
     def _keep(self, tensor: torch.Tensor) -> int:
@@ -293,15 +316,27 @@ class Packer:
     def pack(self, weight: torch.Tensor, beside: torch.Tensor | None = None) -> Panels:
         """Packs a weight, or 16 columns of it and the same 16 of the one `beside` it, in turns. Weights have the dtype
         of the panels, or are bf16 if that is int8."""
-        weight, beside = weight.contiguous(), None if beside is None else beside.contiguous()
         columns, depth = weight.shape
         shape = (num_panels(columns if beside is None else 2 * columns), depth, c.PANEL)
         numbers = self.arena.take(shape, self._dtype)
         int8 = self._dtype == torch.int8
         panels = torch.zeros(shape, dtype=torch.bfloat16) if int8 else numbers
-        other = None if beside is None else beside.data_ptr()
-        self._kernels.motet_pack(NUMBERS[panels.dtype], panels.data_ptr(), weight.data_ptr(), other, columns, depth)
+        if beside is None:
+            pack_into(panels, weight, kernels=self._kernels)
+        else:
+            pack_into(panels, weight, every=2, kernels=self._kernels)
+            pack_into(panels, beside, first=1, every=2, kernels=self._kernels)
         return Panels(numbers, quantize(panels, numbers) if int8 else None)
+
+
+def pack_into(
+    panels: torch.Tensor, weight: torch.Tensor, *, first: int = 0, every: int = 1, kernels: ctypes.CDLL
+) -> None:
+    """Writes a weight [columns, depth] over columns of panels of the same dtype: 16 columns become half number `first`
+    of a panel, the next 16 are `every` halves further on, and so on."""
+    weight = weight.contiguous()
+    number = NUMBERS[panels.dtype]
+    kernels.motet_pack(number, panels.data_ptr(), weight.data_ptr(), first, every, *weight.shape)
 
 
 def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
@@ -329,46 +364,11 @@ def num_panels(columns: int) -> int:
     return -(-columns // c.PANEL)
 
 
-class Arena:
-    """Hands out parts of one run of memory; all of it is freed with the last tensor in it.
-
-    It is allocated once, in huge pages if the system has them: a step reads all of it, and would otherwise miss the
-    processor's table of pages every few kilobytes.
-    """
-
-    def __init__(self, num_bytes: int, num_parts: int) -> None:
-        """Makes room for `num_parts` parts of `num_bytes` in all."""
-        self.memory = huge_pages(num_bytes + num_parts * _ALIGNMENT)
-        self._used = 0
-
-    @classmethod
-    def like(cls, other: "Arena") -> "Arena":
-        """Returns an arena with the same content in memory of its own."""
-        arena = cls(len(other.memory), 0)
-        arena.memory.copy_(other.memory)
-        return arena
-
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Returns zeros, aligned to a cache line."""
-        size = math.prod(shape) * dtype.itemsize
-        part = self.memory[self._used : self._used + size]
-        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return part.view(dtype).view(shape)
-
-    def moved(self, tensor: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-        """Returns the part of `to`, a copy of the arena's memory, where `tensor` lies here; a clone if it lies
-        elsewhere."""
-        begin = tensor.data_ptr() - self.memory.data_ptr()
-        if not 0 <= begin < len(self.memory):
-            return tensor.clone()
-        return to[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-
-
 @dataclass(eq=False)
 class Memory:
     """All that a packed model's structs point to, besides the KV cache."""
 
-    arena: "Arena"
+    arena: Arena
     kept: list[torch.Tensor] = field(default_factory=list)
     products: list[Panels] = field(default_factory=list)
     """Those of `kept` that are weights of products."""
@@ -395,20 +395,29 @@ def write_columns(
     memory: Memory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
 ) -> None:
     """Packs a weight over its columns of a product."""
-    whole = memory.products[product]
-    shape = (weight.shape[0], weight.shape[1])
-    part = Packer(kernels, [shape], dtype=whole.numbers.dtype).pack(weight)
-    lanes = (2, c.PANEL // 2)
-    if columns.side is None:
-        first = columns.begin // c.PANEL
-        here = slice(first, first + len(part.numbers))
-        whole.numbers[here] = part.numbers
-        if whole.scales is not None and part.scales is not None:
-            whole.scales.view(-1, *lanes)[here] = part.scales.view(-1, *lanes)
+    whole, lanes = memory.products[product], c.PANEL // 2
+    if whole.scales is None:
+        pack_into(whole.numbers, weight, first=columns.first, every=columns.every, kernels=kernels)
         return
-    by_half(whole.numbers)[:, columns.side] = by_half(part.numbers).flatten(0, 1)
-    if whole.scales is not None and part.scales is not None:
-        whole.scales.view(-1, *lanes)[:, columns.side] = part.scales.view(-1, lanes[1])
+    panels = torch.zeros((num_panels(columns.every * len(weight)), weight.shape[1], c.PANEL), dtype=weight.dtype)
+    pack_into(panels, weight, first=columns.side or 0, every=columns.every, kernels=kernels)
+    numbers = torch.empty_like(panels, dtype=torch.int8)
+    scales = quantize(panels, numbers)
+    first = columns.begin // c.PANEL
+    here = slice(first, first + len(panels))
+    sides = slice(None) if columns.side is None else slice(columns.side, columns.side + 1)
+    by_half(whole.numbers)[here, sides] = by_half(numbers)[:, sides]
+    whole.scales.view(-1, 2, lanes)[here, sides] = scales.view(-1, 2, lanes)[:, sides]
+
+
+def read_columns(memory: Memory, *, product: int, columns: Columns, count: int) -> list[torch.Tensor]:
+    """Returns the columns of a weight in a product, [columns, depth], and the scales of int8."""
+    whole = memory.products[product]
+    here = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
+    halves = by_half(whole.numbers)
+    picked = halves.flatten(0, 1)[here] if columns.side is None else halves[:, columns.side]
+    numbers = picked.transpose(1, 2).reshape(-1, whole.numbers.shape[1])[:count]
+    return [numbers] if whole.scales is None else [numbers, whole.scales.view(-1, c.PANEL // 2)[here].flatten()[:count]]
 
 
 def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
@@ -420,18 +429,21 @@ def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Column
         whole.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
 
 
+def read_bias(memory: Memory, *, kept: int, columns: Columns, count: int) -> list[torch.Tensor]:
+    whole, lanes = memory.kept[kept], c.PANEL // 2
+    if columns.side is None:
+        return [whole.view(-1)[columns.begin : columns.begin + count]]
+    return [whole.view(-1, 2, lanes)[:, columns.side].flatten()]
+
+
 def write_numbers(memory: Memory, weight: torch.Tensor, *, kept: int, more: float = 0.0) -> None:
     """Writes embeddings, or the factors of a norm, which are `more` than its weight."""
     numbers = memory.kept[kept]
     numbers.copy_(weight.to(numbers.dtype) + more)
 
 
-def huge_pages(num_bytes: int) -> torch.Tensor:
-    """Returns zeros, uint8, in huge pages if the system has them."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without huge pages refuses
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+def read_numbers(memory: Memory, *, kept: int) -> list[torch.Tensor]:
+    return [memory.kept[kept]]
 
 
 @torch.inference_mode()

@@ -1,0 +1,82 @@
+"""`/engine/weights`: a gateway gives the engines of this server new weights, in two steps (`engines.wire`). Open to the
+worker key, and only with `--rl`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from motet.api.caller import new_router
+from motet.api.engine_routes import msgpack_response, read_body
+from motet.api.incoming import MAX_PIECES, is_tensors, read_tensors
+from motet.api.service import Service
+from motet.engines.wire import WeightFolders, WeightVersion
+from motet.models.checkpoint import Checkpoint, MemoryFile
+
+Piece = Annotated[int, Query(ge=0, lt=MAX_PIECES)]
+Total = Annotated[int, Query(ge=1, le=MAX_PIECES)]
+
+
+class Pieces:
+    """The files of one checkpoint, which come one by one."""
+
+    def __init__(self) -> None:
+        self._files: list[MemoryFile] = []
+
+    def add(self, file: MemoryFile, piece: int) -> None:
+        """The first piece forgets what a checkpoint before has left."""
+        if piece == 0:
+            self.take().close()
+        self._files.append(file)
+
+    def take(self) -> Checkpoint:
+        """Returns what has come."""
+        checkpoint = Checkpoint.of_memory(self._files)
+        self._files.clear()
+        return checkpoint
+
+
+def engine_weight_router(service: Service) -> APIRouter:
+    router = new_router("/engine/weights", told=False)
+    pieces = Pieces()
+
+    @router.post("")
+    async def prepare(request: Request, piece: Piece = 0, *, of: Total = 1) -> Response:
+        weights = service.trained()
+        if is_tensors(request.headers):
+            pieces.add(await read_tensors(request), piece)
+            if piece < of - 1:
+                return Response(status_code=204)
+            checkpoint = pieces.take()
+        else:
+            folders = await read_body(request, WeightFolders)
+            checkpoint = Checkpoint(tuple(map(Path, folders.paths)))
+        return msgpack_response(await weights.prepare_weights(checkpoint))
+
+    @router.post("/apply")
+    async def apply(request: Request) -> Response:
+        weights = service.trained()
+        await weights.apply_weights((await read_body(request, WeightVersion)).version)
+        return msgpack_response(service.only_model().engine.info)
+
+    @router.post("/name")
+    async def name(request: Request) -> Response:
+        weights = service.trained()
+        await weights.rename((await read_body(request, WeightVersion)).version)
+        return Response(status_code=204)
+
+    @router.get("/sums")
+    async def sums() -> Response:
+        return msgpack_response(await service.trained().checksums())
+
+    @router.post("/drop")
+    async def drop() -> Response:
+        service.trained().drop_weights()
+        return Response(status_code=204)
+
+    @router.post("/hold")
+    async def hold(held: bool) -> Response:
+        await service.trained().hold(held)
+        return Response(status_code=204)
+
+    return router

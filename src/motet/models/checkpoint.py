@@ -1,0 +1,127 @@
+"""Where new weights are: safetensors files in a folder, or in memory.
+
+A file in memory (Linux's memfd) is in no folder. Processes open it as `/proc/PID/fd/FD`, and it is gone with the last
+one that has it open, however that ends. A whole file is sealed: from then on nobody can write to it or cut it, not even
+the process that made it, so all that read it read the same.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet.errors import ModelLoadError
+from motet.models.folder import weight_files
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
+
+
+class MemoryFile:
+    """A file in memory that this process has open, until `close`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+        """Processes of the same user open it under this name."""
+
+    @classmethod
+    def create(cls, num_bytes: int) -> "MemoryFile":
+        """Returns a file of zeros, for which the memory is there. Raises OSError if it is not."""
+        if num_bytes > (free := available_bytes()):
+            raise OSError(errno.ENOMEM, f"{num_bytes} bytes are needed, and {free} bytes of memory are free")
+        file = cls(os.memfd_create("motet-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        try:
+            os.posix_fallocate(file._descriptor, 0, max(1, num_bytes))  # ten times as quick as page by page
+            os.ftruncate(file._descriptor, num_bytes)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    @classmethod
+    def opened(cls, path: Path) -> "MemoryFile":
+        """Opens the file of another process. Raises ModelLoadError unless it is in memory, and sealed."""
+        if MEMORY_FILE.fullmatch(str(path)) is None:
+            raise ModelLoadError(f"{path} is no file in memory: its name would be /proc/PID/fd/FD")
+        try:
+            file = cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        except OSError as exc:
+            raise ModelLoadError(f"{path} cannot be opened: {exc.strerror}") from exc
+        with contextlib.suppress(OSError):  # a file of another kind has no seals
+            if fcntl.fcntl(file._descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS:
+                return file
+        file.close()
+        raise ModelLoadError(f"{path} is not a file in memory that is sealed against writing and cutting")
+
+    @property
+    def num_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def write(self, data: bytes | memoryview, at: int) -> int:
+        """Writes all of `data`, and returns the place after it."""
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._descriptor, left, at)
+            left, at = left[written:], at + written
+        return at
+
+    def seal(self) -> None:
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by their names: all of a model, or some. `close` forgets those in memory."""
+
+    paths: tuple[Path, ...]
+    """Folders, or safetensors files."""
+    memory: tuple[MemoryFile, ...] = ()
+    """Those of the files that are in memory."""
+
+    @property
+    def name(self) -> str:
+        """Names it for people."""
+        if not self.paths:
+            return "zeros"
+        return "memory" if self.memory else ", ".join(map(str, self.paths))
+
+    @classmethod
+    def zeros(cls) -> "Checkpoint":
+        """Returns one in which all tensors are zeros, whatever their names."""
+        return cls(())
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "Checkpoint":
+        return cls((folder,))
+
+    @classmethod
+    def of_memory(cls, files: Iterable[MemoryFile]) -> "Checkpoint":
+        memory = tuple(files)
+        return cls(tuple(file.path for file in memory), memory)
+
+    def close(self) -> None:
+        for file in self.memory:
+            file.close()
+
+
+def checkpoint_files(paths: Sequence[Path]) -> list[Path]:
+    """Returns the safetensors files. Raises ModelLoadError if a folder has none."""
+    return [file for path in paths for file in ([path] if path.is_file() else weight_files(path))]
+
+
+def available_bytes() -> int:
+    """Returns the memory that the system can give away, by its own estimate."""
+    with Path("/proc/meminfo").open() as lines:
+        free = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return int(free) * 1024

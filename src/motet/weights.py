@@ -1,0 +1,164 @@
+"""For trainers: gives a running server new weights.
+
+    from motet import weights
+
+    weights.push("http://127.0.0.1:8000", model.named_parameters(), version="1")
+
+The tensors become one safetensors file: in memory, which the server opens, if it runs on the same machine as the same
+user; else in the body of a request. The server must have been started with `--rl`.
+"""
+
+import http.client
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+import torch
+
+from motet.models.checkpoint import MemoryFile
+
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+"""Their names in safetensors files."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+TIMEOUT_S = 600.0
+
+NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+
+
+class Way(StrEnum):
+    """How the tensors get to the server."""
+
+    MEMORY = "memory"
+    """Through memory that both processes see: on one machine, in one container, as one user."""
+    HTTP = "http"
+
+
+class PushError(Exception):
+    """The server has not taken the weights, and has those that it had before. `status`: that of its answer."""
+
+    def __init__(self, message: str, *, status: int, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+def push(
+    server: str,
+    named_tensors: NamedTensors,
+    *,
+    version: str | None = None,
+    admin_key: str | None = None,
+    way: Way | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    """Gives all engines of a server, or of the servers behind a gateway, new weights, and returns their version.
+
+    `server`: its URL, with or without /v1. `named_tensors`: `model.named_parameters()`, a state dict, or only some of
+    their tensors, with the names of the Hugging Face checkpoint, in bfloat16, float16 or float32 and on any device; the
+    engines round them to their own dtype. `version`: what the weights are called, by default the number of updates.
+    `way`: by default memory if the server's address is this machine's own and it can open that, else HTTP. Raises
+    PushError if the server refuses, ValueError for tensors that cannot be sent, OSError if there is no connection or no
+    memory."""
+    target = Target.of(server, admin_key=admin_key, timeout_s=timeout_s)
+    tensors = dict(named_tensors)
+    if way is Way.HTTP or (way is None and target.url.hostname not in LOOPBACK):
+        return _send(target, tensors, version=version)
+    try:
+        return _share(target, tensors, version=version)
+    except PushError as error:
+        if way is Way.MEMORY or error.param != "weight_file":
+            raise
+        return _send(target, tensors, version=version)  # the server cannot open the memory of this process
+
+
+@dataclass(frozen=True)
+class Target:
+    url: SplitResult
+    headers: Mapping[str, str]
+    timeout_s: float
+
+    @classmethod
+    def of(cls, server: str, *, admin_key: str | None, timeout_s: float) -> "Target":
+        url = urlsplit(server.rstrip("/").removesuffix("/v1"))
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"'{server}' is no URL of a server: expected http://HOST:PORT or https://HOST:PORT")
+        return cls(url, {"authorization": f"Bearer {admin_key}"} if admin_key else {}, timeout_s)
+
+    def post(self, query: Mapping[str, str], body: Iterable[memoryview], *, content_type: str, length: int) -> str:
+        """Posts to /update_weights, and returns the version that the server has then. Raises PushError."""
+        make = http.client.HTTPSConnection if self.url.scheme == "https" else http.client.HTTPConnection
+        connection = make(self.url.hostname or "", self.url.port, timeout=self.timeout_s)
+        try:
+            path = f"{self.url.path}/update_weights" + (f"?{urlencode(query)}" if query else "")
+            connection.putrequest("POST", path)
+            for name, value in {**self.headers, "content-type": content_type, "content-length": str(length)}.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            try:
+                for piece in body:
+                    connection.send(piece)
+            except ConnectionError:  # a server that refuses does not read the rest
+                pass
+            response = connection.getresponse()
+            return _version_in(response.status, response.read())
+        finally:
+            connection.close()
+
+
+def _version_in(status: int, body: bytes) -> str:
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = {}
+    if status == http.HTTPStatus.OK and isinstance(told, dict):
+        return str(told["weight_version"])
+    error = told.get("error") if isinstance(told, dict) else None
+    error = error if isinstance(error, dict) else {}
+    message = error.get("message") or body[:500].decode(errors="replace")
+    raise PushError(f"The server answered {status}: {message}", status=status, param=error.get("param"))
+
+
+def _share(target: Target, tensors: Mapping[str, torch.Tensor], *, version: str | None) -> str:
+    header = _header(tensors)
+    file = MemoryFile.create(len(header) + sum(tensor.nbytes for tensor in tensors.values()))
+    try:
+        at = 0
+        for piece in _pieces(header, tensors):
+            at = file.write(piece, at)
+        file.seal()
+        order = {"weight_file": str(file.path)} | ({} if version is None else {"weight_version": version})
+        body = json.dumps(order).encode()
+        return target.post({}, [memoryview(body)], content_type="application/json", length=len(body))
+    finally:
+        file.close()
+
+
+def _send(target: Target, tensors: Mapping[str, torch.Tensor], *, version: str | None) -> str:
+    header = _header(tensors)
+    query = {} if version is None else {"weight_version": version}
+    length = len(header) + sum(tensor.nbytes for tensor in tensors.values())
+    return target.post(query, _pieces(header, tensors), content_type="application/octet-stream", length=length)
+
+
+def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Returns the beginning of a safetensors file: the length of the header, 8 bytes little endian, and the header as
+    JSON. Raises ValueError for a tensor that cannot be in it."""
+    entries: dict[str, dict[str, object]] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        if (dtype := DTYPES.get(tensor.dtype)) is None:
+            raise ValueError(f"tensor {name}: its dtype is {tensor.dtype}; {', '.join(map(str, DTYPES))} can be sent")
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def _pieces(header: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    """Yields the bytes of a safetensors file. A tensor on another device is copied here when its turn has come."""
+    yield memoryview(header)
+    for tensor in tensors.values():
+        if tensor.numel():
+            yield (tensor.detach().cpu().contiguous().view(torch.uint8).flatten().numpy().data)
