@@ -210,6 +210,23 @@ async def test_a_sleeping_cell_does_not_resume_and_says_what_to_do() -> None:
     assert (refused.value.code, one.held) == ("asleep", True)
 
 
+async def test_a_gateway_cannot_let_sleeping_engines_go_on_nor_ask_for_sums_of_weights_that_are_gone() -> None:
+    one = on_cpu()
+    cell = SleepingCell(one)
+    await cell.fall_asleep(1)
+    with pytest.raises(RequestError, match="asleep"):
+        await cell.weights.hold(False)
+    await cell.weights.hold(True)
+    assert await cell.weights.checksums() == {"a": "old"}
+    await cell.fall_asleep(2)
+    with pytest.raises(RequestError, match="asleep"):
+        await cell.weights.checksums()
+    await cell.sleep.wake(())
+    assert await cell.weights.checksums() == {"a": "old"}
+    await cell.weights.hold(False)
+    assert not one.held
+
+
 async def test_what_is_resumed_between_the_pause_and_the_sleep_is_held_again() -> None:
     one = on_cpu()
     cell = SleepingCell(one)

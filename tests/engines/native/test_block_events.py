@@ -91,3 +91,28 @@ async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(
         with pytest.raises(asyncio.CancelledError):
             await task
     await publisher.close()
+
+
+async def test_followers_learn_that_a_prefix_cache_was_emptied(
+    tiny: Callable[[str], Path], forking: ForkingProcess
+) -> None:
+    engine = await NativeEngine.start(engine_config(tiny("llama")), spawn=forking.spawn)
+    follower = Follower()
+    engine.listen_to_blocks(follower)
+    try:
+        request = group("g", prompt_of(60))
+        assert await serve(engine, request) == 0
+        assert follower.cached_tokens(request) == await serve(engine, request) == 56
+        await engine.forget_prefixes(anew=False)
+        while follower.names:
+            await follower.changed_again()
+        assert await serve(engine, request) == 0
+        await engine.hold(True)
+        await engine.sleep(weights=False)
+        while follower.names:
+            await follower.changed_again()
+        await engine.wake()
+        await engine.hold(False)
+        assert await serve(engine, request) == 0
+    finally:
+        await engine.close()
