@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from motet.engines.native.cpu import library as c
-from motet.engines.native.cpu.weights import Packer
+from motet.engines.native.cpu.panels import Packer
 from motet.errors import StartupError
 
 Multiply = Callable[[int, torch.Tensor], object]

@@ -20,7 +20,7 @@ from bench.kernel_block import block_table, measure_blocks
 from bench.kernel_ways import BYTES, WAYS, Multiply
 from bench.load import numbers
 from bench.report import machine, table, tell
-from motet.engines.native.memory import Arena
+from motet.engines.native.cpu.panels import Arena
 
 SHAPES = ("576x960", "576x3072", "1536x576", "576x49152", "4096x4096")
 """Depth x columns: queries, keys and values; gate and up; down; head of the default model; and a large one."""

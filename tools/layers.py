@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "models.folder": (),
     "models.checkpoint": ("models.folder",),
     "engines.base": ("transfer.ticket", "models.checkpoint"),
-    "engines.wire": ("engines.base", "transfer.ticket"),
+    "engines.wire": ("engines.base", "models.checkpoint", "transfer.ticket"),
     "engines.http": (),
     "engines.openai": ("engines.http", "engines.wire"),
     "engines.far": ("engines.wire",),

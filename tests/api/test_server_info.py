@@ -12,12 +12,12 @@ pytestmark = pytest.mark.anyio
 async def test_a_trainer_reads_the_configuration_as_of_vllm(serve: Serving) -> None:
     engine = WatchedEngine(hello)
     engine.info = msgspec.structs.replace(engine.info, dtype="bfloat16")
-    served = await serve(rl=True, engine=engine)
+    served = await serve(rl=True, engine=engine, logprobs_mode="processed_logprobs")
     served.service.weights = NotedWeights()
     info = (await served.http.get("/server_info", params={"config_format": "json"})).json()
     config = info["vllm_config"]
     assert config["model_config"]["dtype"] == "torch.bfloat16"
-    assert config["model_config"]["logprobs_mode"] == "raw_logprobs"
+    assert config["model_config"]["logprobs_mode"] == "processed_logprobs"
     assert config["model_config"]["max_model_len"] == engine.info.max_model_len
     assert config["weight_transfer_config"] == {"backend": "http"}
     assert (config["lora_config"], config["parallel_config"]["data_parallel_size"]) == (None, 1)

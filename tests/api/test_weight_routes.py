@@ -231,7 +231,7 @@ async def test_a_gateway_gives_weights_in_two_steps(trained: Served, weights: No
 
 
 async def two_steps(engine_server: EngineServer, weights: NotedWeights) -> None:
-    told = await engine_server.prepare_weights(Checkpoint.of_folder(Path("/new")))
+    told = await engine_server.prepare_weights(Checkpoint.of(Path("/new")))
     assert told == PreparedWeights(2, 0.5, whole=True, digest="/new")
     files = [MemoryFile.create(len(save({name: torch.zeros(2)}))) for name in "ab"]
     for name, file in zip("ab", files, strict=True):

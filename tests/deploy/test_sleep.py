@@ -159,7 +159,7 @@ async def test_a_folder_of_weights_that_is_gone_is_no_fault_of_whoever_wakes_the
     cell = SleepingCell(one)
     await cell.weights.update(NEW, None)
     await cell.fall_asleep(2)
-    one.fails["prepare"] = RequestError("new has no weights")
+    one.fails["prepare"] = RequestError("Invalid 'weight_dir': new has no weights")
     with pytest.raises(EngineError, match=r"cannot be read again: .*new has no weights"):
         await cell.sleep.wake(())
 

@@ -92,6 +92,6 @@ def test_a_checkpoint_in_memory_has_the_digest_of_a_folder_with_the_same_tensors
     assert checkpoint_files(checkpoint.paths) == [piece.path for piece in pieces]
     assert check_safetensors(pieces[0].path)[0].keys() == {"a"}
     assert weights_digest(checkpoint.paths, None) == weights_digest([tmp_path], None)
-    assert (checkpoint.name, Checkpoint.of_folder(tmp_path).name) == ("memory", str(tmp_path))
+    assert (checkpoint.name, Checkpoint.of(tmp_path).name) == ("memory", str(tmp_path))
     checkpoint.close()
     assert not any(map(is_open, pieces))

@@ -46,9 +46,9 @@ ROUTERS = (
     rollout_router,
     weight_router,
     transfer_router,
+    engine_weight_router,
     sleep_router,
     server_info_router,
-    engine_weight_router,
     engine_router,
 )
 

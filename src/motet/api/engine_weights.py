@@ -10,7 +10,7 @@ from motet.api.caller import new_router
 from motet.api.engine_routes import msgpack_response, read_body
 from motet.api.incoming import MAX_PIECES, is_tensors, read_tensors
 from motet.api.service import Service
-from motet.engines.wire import WeightFolders, WeightVersion
+from motet.engines.wire import WeightOrder, WeightVersion
 from motet.models.checkpoint import Checkpoint, MemoryFile
 
 Piece = Annotated[int, Query(ge=0, lt=MAX_PIECES)]
@@ -42,41 +42,41 @@ def engine_weight_router(service: Service) -> APIRouter:
 
     @router.post("")
     async def prepare(request: Request, piece: Piece = 0, *, of: Total = 1) -> Response:
-        weights = service.trained()
+        weights = service.opened(service.weights)
         if is_tensors(request.headers):
             pieces.add(await read_tensors(request), piece)
             if piece < of - 1:
                 return Response(status_code=204)
             checkpoint = pieces.take()
         else:
-            folders = await read_body(request, WeightFolders)
-            checkpoint = Checkpoint(tuple(map(Path, folders.paths)))
+            order = await read_body(request, WeightOrder)
+            checkpoint = Checkpoint(order.kind, tuple(map(Path, order.paths)))
         return msgpack_response(await weights.prepare_weights(checkpoint))
 
     @router.post("/apply")
     async def apply(request: Request) -> Response:
-        weights = service.trained()
+        weights = service.opened(service.weights)
         await weights.apply_weights((await read_body(request, WeightVersion)).version)
         return msgpack_response(service.only_model().engine.info)
 
     @router.post("/name")
     async def name(request: Request) -> Response:
-        weights = service.trained()
+        weights = service.opened(service.weights)
         await weights.rename((await read_body(request, WeightVersion)).version)
         return Response(status_code=204)
 
     @router.get("/sums")
     async def sums() -> Response:
-        return msgpack_response(await service.trained().checksums())
+        return msgpack_response(await service.opened(service.weights).checksums())
 
     @router.post("/drop")
     async def drop() -> Response:
-        service.trained().drop_weights()
+        service.opened(service.weights).drop_weights()
         return Response(status_code=204)
 
     @router.post("/hold")
     async def hold(held: bool) -> Response:
-        await service.trained().hold(held)
+        await service.opened(service.weights).hold(held)
         return Response(status_code=204)
 
     return router

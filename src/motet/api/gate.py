@@ -34,24 +34,10 @@ from motet.transfer.ticket import is_loopback
 OPEN_ROUTES = frozenset({"/health", "/ping", "/liveness", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
 TRAINERS = (
-    "/pause",
-    "/resume",
-    "/is_paused",
-    "/abort_requests",
-    "/init_weight_transfer_engine",
-    "/shutdown_weight_transfer_engine",
-    "/start_weight_update",
-    "/update_weights",
-    "/finish_weight_update",
-    "/update_weight_version",
-    "/weight_info",
-    "/weight_checker",
-    "/sleep",
-    "/wake_up",
-    "/is_sleeping",
-    "/reset_prefix_cache",
-    "/server_info",
-    "/get_world_size",
+    *("/pause", "/resume", "/is_paused", "/abort_requests", "/weight_info", "/weight_checker"),
+    *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
+    *("/start_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
+    *("/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/server_info", "/get_world_size"),
 )
 """A client's key never opens them, since they change what every client gets."""
 WORKERS = ("/engine",)

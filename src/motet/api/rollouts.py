@@ -28,21 +28,21 @@ def rollout_router(service: Service) -> APIRouter:
     async def pause(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Response:
         """Returns once no engine computes anything. `clear_cache` is vLLM's, and means nothing here: KV of old weights
         is never found, and that of the present ones stays right."""
-        await service.trained().pause(mode)
+        await service.opened(service.weights).pause(mode)
         return json_response({"status": "paused"})
 
     @router.post("/abort_requests")
     async def abort_requests(body: Aborted | None = None) -> Response:
         ids = body.request_ids if body is not None else None
-        return json_response({"status": "aborted", "aborted": await service.trained().abort(ids or None)})
+        return json_response({"status": "aborted", "aborted": await service.opened(service.weights).abort(ids or None)})
 
     @router.post("/resume")
     async def resume() -> Response:
-        await service.trained().resume()
+        await service.opened(service.weights).resume()
         return json_response({"status": "resumed"})
 
     @router.get("/is_paused")
     async def is_paused() -> Response:
-        return json_response({"is_paused": service.trained().paused})
+        return json_response({"is_paused": service.opened(service.weights).paused})
 
     return router

@@ -19,7 +19,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     """As torch names it: `torch.bfloat16`."""
     max_model_len: int
-    logprobs_mode: str = LogprobsMode.RAW.value
+    logprobs_mode: LogprobsMode
     """That of requests that name none."""
 
 
@@ -52,13 +52,14 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     weight_transfer_config: WeightTransferConfig = WeightTransferConfig()
 
     @classmethod
-    def of(cls, info: EngineInfo) -> "VllmConfig":
+    def of(cls, info: EngineInfo, *, logprobs_mode: LogprobsMode) -> "VllmConfig":
         return cls(
             model_config=ModelConfig(
                 model=info.model,
                 served_model_name=info.model,
                 dtype=f"torch.{info.dtype}",
                 max_model_len=info.max_model_len,
+                logprobs_mode=logprobs_mode,
             ),
             cache_config=CacheConfig(block_size=info.block_size, num_gpu_blocks=info.num_blocks),
         )
@@ -70,8 +71,8 @@ def server_info_router(service: Service) -> APIRouter:
     @router.get("/server_info")
     async def server_info(config_format: Annotated[Literal["text", "json"], Query()] = "text") -> Response:
         """`vllm_config` is an object, or its text by default, as in vLLM."""
-        service.trained()
-        config = VllmConfig.of(service.only_model().info)
+        service.opened(service.weights)
+        config = VllmConfig.of(service.only_model().info, logprobs_mode=service.config.logprobs_mode)
         return json_response(
             {
                 "vllm_config": msgspec.to_builtins(config) if config_format == "json" else _text(config),
@@ -83,7 +84,7 @@ def server_info_router(service: Service) -> APIRouter:
     @router.get("/get_world_size")
     async def get_world_size(include_dp: bool = True) -> Response:
         """One receiver of weights, with data parallelism or without."""
-        service.trained()
+        service.opened(service.weights)
         return json_response({"world_size": ParallelConfig().world_size})
 
     return router

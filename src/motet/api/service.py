@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.failure import above_maximum
@@ -122,6 +122,8 @@ class Sleep(Protocol):
         ...
 
 
+Opened = TypeVar("Opened")
+
 Connect = Callable[[TransferAddress], Awaitable[None]]
 """Raises MotetError if the two cannot meet."""
 
@@ -142,7 +144,7 @@ class Service:
     weights: Weights | None = None
     """None if its engines are elsewhere."""
     sleep: Sleep | None = None
-    """None if its engines are elsewhere."""
+    """As `weights`."""
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None
@@ -227,25 +229,15 @@ class Service:
         reports = self.workers.reports()
         return reports[0].id if len(reports) == 1 else ""
 
-    def trained(self) -> Weights:
-        """Returns the weights, for a trainer. Raises NotFoundError unless the routes for trainers are open here."""
-        self._check_rl()
-        if self.weights is None:
-            raise NotFoundError("This server has no engines whose weights could change.", code="no_engines_here")
-        return self.weights
-
-    def sleeper(self) -> Sleep:
-        """Returns what puts the engines to sleep, for a trainer. Raises what `trained` raises."""
-        self._check_rl()
-        if self.sleep is None:
+    def opened(self, part: Opened | None) -> Opened:
+        """Returns what a route of trainers is about. Raises NotFoundError unless these routes are open here."""
+        if not self.config.rl:
+            raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
+        if part is None:
             raise NotFoundError(
                 "The engines of this server are elsewhere: ask their own servers.", code="no_engines_here"
             )
-        return self.sleep
-
-    def _check_rl(self) -> None:
-        if not self.config.rl:
-            raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
+        return part
 
     def start_drain(self) -> None:
         """Takes no new groups from now on; those that run finish."""

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Response
 
 from motet.api.answer import json_response
 from motet.api.caller import new_router
-from motet.api.service import Service
+from motet.api.service import Service, Sleep
 from motet.engines.base import SleepTag
 from motet.types import PauseMode
 
@@ -24,24 +24,28 @@ def sleep_router(service: Service) -> APIRouter:
     @router.post("/sleep")
     async def sleep(level: Annotated[int, Query(ge=0, le=DEEPEST)] = 1, mode: PauseMode = PauseMode.ABORT) -> Response:
         """Returns once the memory is given back."""
-        await service.sleeper().sleep(level, mode)
+        await _engines(service).sleep(level, mode)
         return json_response({"status": "sleeping", "level": level})
 
     @router.post("/wake_up")
     async def wake_up(tags: Annotated[list[SleepTag] | None, Query()] = None) -> Response:
-        awake = await service.sleeper().wake(tags or ())
+        awake = await _engines(service).wake(tags or ())
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
     @router.get("/is_sleeping")
     async def is_sleeping() -> Response:
         """True during a pause too, as in vLLM: nothing is computed."""
-        return json_response({"is_sleeping": service.sleeper().asleep})
+        return json_response({"is_sleeping": _engines(service).asleep})
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
         """Always succeeds: blocks that groups hold stay theirs, and nobody finds them. `reset_external` is vLLM's, and
         means nothing here: there is no other cache."""
-        await service.sleeper().forget_prefixes(anew=reset_running_requests)
+        await _engines(service).forget_prefixes(anew=reset_running_requests)
         return json_response({"success": True})
 
     return router
+
+
+def _engines(service: Service) -> Sleep:
+    return service.opened(service.sleep)

@@ -24,7 +24,7 @@ from motet.api.service import Service
 from motet.engines.base import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
-from motet.models.checkpoint import Checkpoint, MemoryFile
+from motet.models.checkpoint import ZEROS, Checkpoint, MemoryFile
 
 MAX_VERSION_CHARS = 200
 
@@ -87,7 +87,7 @@ def weight_router(service: Service) -> APIRouter:
     async def update_weights(request: Request, weight_version: Annotated[Version | None, Query()] = None) -> Response:
         """`weight_version`: for a body of tensors. Groups under way go on with the new weights, and their KV is
         computed anew."""
-        service.trained()
+        service.opened(service.weights)
         if not is_tensors(request.headers):
             return await from_json(request)
         file = await read_tensors(request)
@@ -98,20 +98,20 @@ def weight_router(service: Service) -> APIRouter:
 
     @router.post("/update_weight_version")
     async def update_weight_version(body: Rename) -> Response:
-        await service.trained().rename(body.new_version)
+        await service.opened(service.weights).rename(body.new_version)
         return json_response({"success": True, "new_version": body.new_version})
 
     @router.get("/weight_info")
     async def weight_info() -> Response:
-        return json_response({"weight_version": service.trained().version})
+        return json_response({"weight_version": service.opened(service.weights).version})
 
     @router.post("/weight_checker")
     async def weight_checker(body: Check) -> Response:
         """`checksum`: the SHA-256 of each tensor as the engines have it; `compare`: with a `baseline` of them; `reset`:
         all tensors become zeros, as an update, so that one that does not come later is noticed."""
-        weights = service.trained()
+        weights = service.opened(service.weights)
         if body.action == "reset":
-            await weights.update(Checkpoint.zeros(), None)
+            await weights.update(ZEROS, None)
             return json_response({"status": "reset"})
         if body.action == "compare" and body.baseline is None:
             raise invalid_value("baseline", "action 'compare' needs the checksums to compare with")
@@ -132,7 +132,7 @@ def transfer_router(service: Service) -> APIRouter:
     @router.post("/init_weight_transfer_engine")
     async def init_weight_transfer_engine(body: Init) -> Response:
         """There is nothing to set up. Trainers that would send over NCCL are told at once, and not left waiting."""
-        service.trained()
+        service.opened(service.weights)
         if "master_address" in body.init_info or body.init_info.get("backend", "http") != "http":
             why = "tensors come here over HTTP (POST /update_weights), not over NCCL; motet.weights.push sends them"
             raise invalid_value("init_info", why)
@@ -140,19 +140,19 @@ def transfer_router(service: Service) -> APIRouter:
 
     @router.post("/shutdown_weight_transfer_engine")
     async def shutdown_weight_transfer_engine() -> Response:
-        service.trained()
+        service.opened(service.weights)
         service.incoming.drop()
         return json_response({"message": "Weight transfer shut down"})
 
     @router.post("/start_weight_update")
     async def start_weight_update() -> Response:
-        service.trained()
+        service.opened(service.weights)
         service.incoming.start()
         return json_response({"message": "Weight update started"})
 
     @router.post("/finish_weight_update")
     async def finish_weight_update(body: Finish | None = None) -> Response:
-        service.trained()
+        service.opened(service.weights)
         checkpoint = service.incoming.finish()
         version = None if body is None else body.weight_version
         update = await _applied(service, checkpoint, version=version, field="body")
@@ -175,7 +175,7 @@ async def _take_json(service: Service, body: NewWeights) -> Response:
         why = "a weight update is open: its tensors come in bodies, until /finish_weight_update"
         raise invalid_value(field, why)
     if body.weight_dir is not None:
-        return await _update(service, Checkpoint.of_folder(Path(body.weight_dir)), version=version, field=field)
+        return await _update(service, Checkpoint.of(Path(body.weight_dir)), version=version, field=field)
     assert body.weight_file is not None
     try:
         file = MemoryFile.opened(Path(body.weight_file))
@@ -192,7 +192,7 @@ async def _update(service: Service, checkpoint: Checkpoint, *, version: str | No
 async def _applied(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> WeightUpdate:
     """`field`: what brought the weights. Raises RequestError, which names it."""
     try:
-        return await service.trained().update(checkpoint, version)
+        return await service.opened(service.weights).update(checkpoint, version)
     except RequestError as error:
         if error.code != INVALID_WEIGHTS:
             raise

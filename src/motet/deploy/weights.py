@@ -15,20 +15,11 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from motet.engines.base import (
-    Engine,
-    PreparedWeights,
-    Renewable,
-    Sleeping,
-    SleepTag,
-    WeightUpdate,
-    Worker,
-    WorkerState,
-)
+from motet.engines.base import Engine, PreparedWeights, Renewable, Sleeper, SleepTag, WeightUpdate, Worker, WorkerState
 from motet.engines.far import FarEngine
 from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
 from motet.metrics.routing import UPDATE_S
-from motet.models.checkpoint import Checkpoint
+from motet.models.checkpoint import START, Checkpoint
 from motet.routing.router import Router
 from motet.types import FIRST_VERSION, PauseMode
 
@@ -74,9 +65,9 @@ class Ready:
     facts: PreparedWeights
     slowest: str
     """The id of the worker that was the last to have read them."""
-    begun_s: float
     seconds: float
     """How long that one took."""
+    begun_s: float
 
 
 class CellWeights:
@@ -86,8 +77,8 @@ class CellWeights:
         """`everywhere`: engines on other servers get new weights too."""
         self.lock = asyncio.Lock()
         self.paused = False
-        self.asleep = Asleep()
         self.version: str = FIRST_VERSION
+        self.asleep = Asleep()
         self._router = router
         self._fleet = router.fleet
         self._everywhere = everywhere
@@ -100,26 +91,28 @@ class CellWeights:
         self._expiry: asyncio.TimerHandle | None = None
 
     async def bring(self, engine: Engine) -> None:
-        """Gives a new engine the weights of the others. Raises StartupError if their folders hold other ones by now,
-        and RequestError if they cannot be read."""
-        if (self._updates or self.asleep.tags) and not isinstance(engine, Renewable):
-            raise StartupError("it cannot get the weights of the others")
+        """Gives a new engine the weights of the others, and lets it sleep as they do. Raises StartupError if their
+        folders hold other ones by now, and RequestError if they cannot be read."""
+        sleeper = engine if isinstance(engine, Sleeper) else None
+        if not isinstance(engine, Renewable):
+            if self._updates or self.asleep.tags:
+                raise StartupError("it cannot get the weights of the others")
+            return
         if self._updates and engine.info.model_digest != self._updates[-1].digest:
-            assert isinstance(engine, Renewable)
             await self._bring_updates(engine)
-        if isinstance(engine, Renewable) and engine.info.weight_version != self.version:
+        if engine.info.weight_version != self.version:
             await engine.name_weights(self.version)
-        if self.paused and isinstance(engine, Renewable):
+        if self.paused:
             await engine.hold(True)
-        if self.asleep.tags and isinstance(engine, Sleeping):
-            await engine.sleep(weights=self.asleep.weights_lost)
+        if self.asleep.tags and sleeper is not None:
+            await sleeper.sleep(weights=self.asleep.weights_lost)
             if SleepTag.KV_CACHE not in self.asleep.tags:
-                await engine.wake()
+                await sleeper.wake()
 
-    async def bring_again(self, engine: Sleeping) -> None:
-        """Gives an engine that has lost its weights those of the others. Raises what `bring` raises, or EngineError."""
+    async def bring_again(self, engine: Renewable) -> None:
+        """Gives an engine that has lost its weights those of the cell. Raises what `bring` raises."""
         if not (self._updates and self._updates[0].whole):
-            await engine.prepare_first()
+            await engine.prepare_weights(START)
             await engine.apply_weights(self.version)
         await self._bring_updates(engine)
 
@@ -252,9 +245,9 @@ class CellWeights:
     async def _read(self, checkpoint: Checkpoint) -> Ready:
         """Lets all engines read the checkpoint, and closes it if one cannot."""
         engines: Sequence[tuple[Worker, Renewable]] = ()
-        begun_s = time.monotonic()
         try:
             engines = self._all()
+            begun_s = time.monotonic()
             ended_s: dict[str, float] = {}
 
             async def prepare(worker: Worker, engine: Renewable) -> PreparedWeights:
@@ -268,11 +261,14 @@ class CellWeights:
                     first = engines[0][0].id
                     raise EngineError(f"{worker.id} has read other weights in {checkpoint.name} than {first}")
         except BaseException:
-            self._forget(checkpoint, engines)
-            self._router.counts.weight_updates["failed"] += 1
+            self._failed(checkpoint, engines)
             raise
         slowest = max(ended_s, key=ended_s.__getitem__)
-        return Ready(checkpoint, engines, facts[0], slowest, begun_s, ended_s[slowest] - begun_s)
+        return Ready(checkpoint, engines, facts[0], slowest, ended_s[slowest] - begun_s, begun_s)
+
+    def _failed(self, checkpoint: Checkpoint, engines: Sequence[tuple[Worker, Renewable]]) -> None:
+        self._router.counts.weight_updates["failed"] += 1
+        self._forget(checkpoint, engines)
 
     def _forget(self, checkpoint: Checkpoint, engines: Sequence[tuple[Worker, Renewable]]) -> None:
         for _, engine in engines:
@@ -287,26 +283,25 @@ class CellWeights:
         try:
             renewed = await self._apply_each(ready.engines, name)
         except BaseException:
-            self._forget(ready.checkpoint, ready.engines)
-            self._router.counts.weight_updates["failed"] += 1
+            self._failed(ready.checkpoint, ready.engines)
             raise
         update = Update(ready.checkpoint, name, renewed.engine.info.model_digest, ready.facts.whole)
-        if ready.facts.whole:
+        if update.whole:
             for old in self._updates:
                 old.checkpoint.close()
             self._updates.clear()
+            self.asleep.weights_lost = False
         self._updates.append(update)
-        self.asleep.weights_lost &= not update.whole
         self.version = name
         self._count += 1
         for digest in before:
             self._fleet.renewed(digest, update.digest)
         self._give_up_old(ready.engines, update.digest)
+        self._count_time(time.monotonic() - ready.begun_s)
         logger.info("new weights, version %s: %s read them last, in %.2f s", name, ready.slowest, ready.seconds)
-        self._count_applied(time.monotonic() - ready.begun_s)
         return WeightUpdate(name, ready.slowest, ready.seconds)
 
-    def _count_applied(self, seconds: float) -> None:
+    def _count_time(self, seconds: float) -> None:
         figures = self._router.counts
         figures.weight_updates["applied"] += 1
         figures.weight_update_seconds_sum += seconds
@@ -361,7 +356,7 @@ class CellWeights:
             if isinstance(answer, BaseException) and not isinstance(answer, MotetError):
                 raise answer
 
-    def there(self) -> list[Sleeping]:
+    def there(self) -> list[Sleeper]:
         """Returns the engines of this machine that are there now."""
         workers = [member.worker for member in self._fleet.members if member.worker is not None]
-        return [worker.engine for worker in workers if worker.local and isinstance(worker.engine, Sleeping)]
+        return [worker.engine for worker in workers if worker.local and isinstance(worker.engine, Sleeper)]

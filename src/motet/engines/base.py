@@ -122,6 +122,23 @@ class Renewable(Protocol):
         ...
 
 
+@runtime_checkable
+class Sleeper(Renewable, Protocol):
+    """An engine on this machine, whose memory others may want for a while."""
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
+    async def sleep(self, *, weights: bool) -> None:
+        """Gives the memory of the KV cache back, and with `weights` theirs. It must be held."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes the memory of the KV cache again."""
+        ...
+
+
 class SleepTag(StrEnum):
     """What an engine that sleeps has given up, in vLLM's words."""
 
@@ -129,29 +146,6 @@ class SleepTag(StrEnum):
     KV_CACHE = "kv_cache"
     SCHEDULING = "scheduling"
     """It computes nothing; over when all else is awake."""
-
-
-@runtime_checkable
-class Sleeping(Renewable, Protocol):
-    """An engine that can give its memory back for a while."""
-
-    async def prepare_first(self) -> PreparedWeights:
-        """Reads the weights of the start again, as `prepare_weights` reads new ones. Raises EngineError if they are not
-        there any more."""
-        ...
-
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
-        ...
-
-    async def sleep(self, *, weights: bool) -> None:
-        """Gives the memory of the KV cache back to the system, and with `weights` theirs: then all tensors must be
-        brought before it goes on. It must be held."""
-        ...
-
-    async def wake(self) -> None:
-        """Takes the memory of the KV cache again."""
-        ...
 
 
 class WorkerState(StrEnum):

@@ -59,7 +59,7 @@ from motet.engines.wire import (
     EngineReport,
     FrameReader,
     StopChoice,
-    WeightFolders,
+    WeightOrder,
     WeightVersion,
     checked,
 )
@@ -161,7 +161,7 @@ class EngineServer:
     async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
         """Lets the server read a folder, or sends it what is in memory here."""
         if not checkpoint.memory:
-            order = WeightFolders(tuple(map(str, checkpoint.paths)))
+            order = WeightOrder(checkpoint.kind, tuple(map(str, checkpoint.paths)))
             answer = await self._post("/engine/weights", order, timeout_s=WEIGHTS_TIMEOUT_S)
             return self._decode(answer, PreparedWeights)
         files = checkpoint.memory

@@ -8,7 +8,7 @@
     POST /engine/connect    TransferAddress
     GET  /engine/tokenizer  ─► name of each file -> its bytes
 
-    POST /engine/weights    WeightFolders ─► PreparedWeights      the engines of the worker read new weights
+    POST /engine/weights    WeightOrder ─► PreparedWeights      the engines of the worker read new weights
                             a safetensors file                    the same, `?piece=I&of=N`, for each file in memory
     POST /engine/weights/apply  WeightVersion ─► EngineInfo       they get them
     POST /engine/weights/drop
@@ -49,6 +49,7 @@ from motet.errors import (
     WorkerFaultError,
 )
 from motet.ids import RequestId
+from motet.models.checkpoint import CheckpointKind
 from motet.types import EngineInfo, EngineKind, EngineStats, GroupDelta, ModelCard
 
 PROTOCOL = 3
@@ -221,9 +222,10 @@ class StopChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
 
 
-class WeightFolders(msgspec.Struct, frozen=True):
-    """Folders or files with new weights, which the worker can read."""
+class WeightOrder(msgspec.Struct, frozen=True):
+    """New weights that the worker can read itself."""
 
+    kind: CheckpointKind
     paths: tuple[str, ...]
 
 

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from motet.errors import ModelLoadError
@@ -80,11 +81,22 @@ class MemoryFile:
             self._descriptor = -1
 
 
+class CheckpointKind(StrEnum):
+    FILES = "files"
+    MEMORY = "memory"
+    """Files in memory: nobody else reads them again."""
+    ZEROS = "zeros"
+    """No files: all tensors are zeros."""
+    START = "start"
+    """No files: the weights with which an engine was started."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Tensors by their names: all of a model, or some. `close` forgets those in memory."""
 
-    paths: tuple[Path, ...]
+    kind: CheckpointKind
+    paths: tuple[Path, ...] = ()
     """Folders, or safetensors files."""
     memory: tuple[MemoryFile, ...] = ()
     """Those of the files that are in memory."""
@@ -92,27 +104,25 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """Names it for people."""
-        if not self.paths:
-            return "zeros"
-        return "memory" if self.memory else ", ".join(map(str, self.paths))
+        return ", ".join(map(str, self.paths)) if self.kind is CheckpointKind.FILES else self.kind
 
     @classmethod
-    def zeros(cls) -> "Checkpoint":
-        """Returns one in which all tensors are zeros, whatever their names."""
-        return cls(())
-
-    @classmethod
-    def of_folder(cls, folder: Path) -> "Checkpoint":
-        return cls((folder,))
+    def of(cls, *paths: Path) -> "Checkpoint":
+        """Returns that in folders or files."""
+        return cls(CheckpointKind.FILES, paths)
 
     @classmethod
     def of_memory(cls, files: Iterable[MemoryFile]) -> "Checkpoint":
         memory = tuple(files)
-        return cls(tuple(file.path for file in memory), memory)
+        return cls(CheckpointKind.MEMORY, tuple(file.path for file in memory), memory)
 
     def close(self) -> None:
         for file in self.memory:
             file.close()
+
+
+ZEROS = Checkpoint(CheckpointKind.ZEROS)
+START = Checkpoint(CheckpointKind.START)
 
 
 def checkpoint_files(paths: Sequence[Path]) -> list[Path]:

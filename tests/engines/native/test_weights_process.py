@@ -55,7 +55,7 @@ async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, othe
     await engine.hold(True)
     held = await engine.stats()
     assert held.choices_running == 4
-    prepared = await engine.prepare_weights(Checkpoint.of_folder(other))
+    prepared = await engine.prepare_weights(Checkpoint.of(other))
     while sum(map(len, old.values())) < held.generated_tokens:  # what it wrote before it was held
         add([await anext(stream)], old)
     assert (await engine.stats()).generated_tokens == held.generated_tokens
@@ -70,14 +70,14 @@ async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, othe
 async def test_weights_that_cannot_be_used_change_nothing(engine: NativeEngine, tmp_path: Path) -> None:
     before = engine.info
     with pytest.raises(RequestError, match="has no weights"):
-        await engine.prepare_weights(Checkpoint.of_folder(tmp_path))
+        await engine.prepare_weights(Checkpoint.of(tmp_path))
     with pytest.raises(EngineError, match="no new weights are prepared"):
         await engine.apply_weights("1")
     assert engine.info == before
 
 
 async def test_dropped_weights_are_not_applied(engine: NativeEngine, other: Path) -> None:
-    await engine.prepare_weights(Checkpoint.of_folder(other))
+    await engine.prepare_weights(Checkpoint.of(other))
     engine.drop_weights()
     with pytest.raises(EngineError, match="no new weights are prepared"):
         await engine.apply_weights("1")

@@ -135,15 +135,8 @@ class NativeEngine:
         """Reads new weights while the old ones serve. Raises RequestError, which names the tensor or the file, if they
         cannot be used."""
         number = next(self._numbers)
-        paths, in_memory = tuple(map(str, checkpoint.paths)), bool(checkpoint.memory)
-        return await self._prepared_by(protocol.PrepareWeights(number, paths, in_memory))
-
-    async def prepare_first(self) -> PreparedWeights:
-        """Reads the weights of the start again. Raises EngineError if they are not there any more."""
-        return await self._prepared_by(protocol.PrepareFirst(next(self._numbers)))
-
-    async def _prepared_by(self, order: protocol.PrepareWeights | protocol.PrepareFirst) -> PreparedWeights:
-        answer = await self._ask(self._prepared, order.number, question=order)
+        order = protocol.PrepareWeights(number, checkpoint.kind, tuple(map(str, checkpoint.paths)))
+        answer = await self._ask(self._prepared, number, question=order)
         if answer.facts is None:
             raise answer.failure.error() if answer.failure is not None else EngineError("no weights were prepared")
         return answer.facts

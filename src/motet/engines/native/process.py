@@ -156,7 +156,30 @@ class EngineLoop:
     def _obey_operator(self, command: Command) -> None:
         """Obeys commands that are for all groups."""
         match command:
-            case protocol.PrepareWeights() | protocol.PrepareFirst():
+            case protocol.Hold(number, held):
+                self._core.held, self._idle = held, False
+                self._send(protocol.Obeyed(number))
+            case protocol.ForgetPrefixes(number, anew):
+                self._core.forget_prefixes(anew=anew)
+                self._idle = False  # the next step tells which blocks are gone
+                self._send(protocol.Obeyed(number))
+            case protocol.Sleep(number, weights):
+                self._renewing.drop()
+                self._sleeper.sleep(weights=weights)
+                self._idle = False
+                self._send(protocol.Obeyed(number))
+            case protocol.Wake(number):
+                self._sleeper.wake()
+                self._send(protocol.Obeyed(number))
+            case protocol.Close():
+                self._closing = True
+            case _:
+                self._obey_trainer(command)
+
+    def _obey_trainer(self, command: Command) -> None:
+        """Obeys commands about weights."""
+        match command:
+            case protocol.PrepareWeights():
                 self._renewing.prepare(command)
             case protocol.ApplyWeights(number, version):
                 self._send(protocol.Renewed(number, self._renewed(version)))
@@ -167,25 +190,6 @@ class EngineLoop:
                 self._renewing.sum(number)
             case protocol.DropWeights():
                 self._renewing.drop()
-            case protocol.Hold(number, held):
-                self._core.held, self._idle = held, False
-                self._send(protocol.Obeyed(number))
-            case protocol.ForgetPrefixes() | protocol.Sleep() | protocol.Wake():
-                self._obey_about_memory(command)
-            case protocol.Close():
-                self._closing = True
-
-    def _obey_about_memory(self, command: protocol.ForgetPrefixes | protocol.Sleep | protocol.Wake) -> None:
-        match command:
-            case protocol.ForgetPrefixes(_, anew):
-                self._core.forget_prefixes(anew=anew)
-            case protocol.Sleep(_, weights):
-                self._renewing.drop()
-                self._sleeper.sleep(weights=weights)
-            case protocol.Wake():
-                self._sleeper.wake()
-        self._idle = False  # the next step tells which blocks are gone
-        self._send(protocol.Obeyed(command.number))
 
     def _try(self, request_id: RequestId, submit: Callable[[], None]) -> None:
         """Takes a group in, or refuses it. Nothing has begun yet, so an unexpected error ends only this group."""

@@ -21,6 +21,7 @@ from motet.engines.wire import CarriedError
 from motet.errors import StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
+from motet.models.checkpoint import CheckpointKind
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
 
@@ -78,16 +79,8 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     """Read new weights while the old ones serve; answered by WeightsPrepared. Those prepared before are dropped."""
 
     number: int
+    kind: CheckpointKind
     paths: tuple[str, ...]
-    """Safetensors files, or folders with some."""
-    in_memory: bool
-    """True if they are in memory, so that nobody reads them again."""
-
-
-class PrepareFirst(msgspec.Struct, frozen=True, tag=True):
-    """Read the weights of the start again; answered as PrepareWeights."""
-
-    number: int
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
@@ -156,7 +149,6 @@ Command = (
     | StopChoiceCommand
     | AskStats
     | PrepareWeights
-    | PrepareFirst
     | ApplyWeights
     | NameWeights
     | SumWeights

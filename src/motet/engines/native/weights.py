@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,10 +26,10 @@ from torch import nn
 from motet.engines.base import PreparedWeights
 from motet.engines.native.fingerprint import MODEL_DIGITS
 from motet.engines.native.memory import give_back
-from motet.engines.native.protocol import Checksums, PrepareFirst, PrepareWeights, WeightsPrepared
+from motet.engines.native.protocol import Checksums, PrepareWeights, WeightsPrepared
 from motet.engines.wire import INVALID_WEIGHTS, CarriedError
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
-from motet.models.checkpoint import checkpoint_files
+from motet.models.checkpoint import CheckpointKind, checkpoint_files
 from motet.models.folder import check_safetensors
 from motet.models.weights import begin_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
@@ -74,13 +74,13 @@ class LiveWeights(Protocol):
         """Returns new weights that begin as a copy of those that serve."""
         ...
 
-    def forget(self) -> None:
-        """Gives their memory back to the system. Before the next run new ones must be applied, all tensors of them."""
-        ...
-
     def numbers(self, name: str) -> list[torch.Tensor]:
         """Returns what the engine has in place of a tensor of the checkpoint: the tensor in its own dtype, or what it
         computes with (int8 and scales; the factors of a norm)."""
+        ...
+
+    def forget(self) -> None:
+        """Gives their memory back to the system. Before the next run new ones must be applied, all tensors of them."""
         ...
 
 
@@ -113,12 +113,12 @@ class TensorWeights:
     def begin(self) -> "NewTensors":
         return NewTensors(self._slots, self._dtype)
 
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        return [self._slots[name].numbers]
+
     def forget(self) -> None:
         for slot in self._slots.values():
             give_back(slot.numbers)
-
-    def numbers(self, name: str) -> list[torch.Tensor]:
-        return [self._slots[name].numbers]
 
 
 class NewTensors:
@@ -160,6 +160,10 @@ class Prepared:
     """True if they are those of the start."""
 
 
+def _prepared(new: NewWeights, *, tensors: int, begun_s: float, whole: bool, digest: str) -> Prepared:
+    return Prepared(new, PreparedWeights(tensors, time.monotonic() - begun_s, whole, digest))
+
+
 @dataclass(frozen=True)
 class FirstWeights:
     """The weights with which the engine was started."""
@@ -191,11 +195,9 @@ class Renewal:
 
     def prepare(self, paths: Sequence[Path], *, keep_digest: bool = True) -> Prepared:
         """Reads new weights from safetensors files, or folders with some: all tensors of the model, or only new ones.
-        No paths: all tensors become zeros. `keep_digest`: their digest goes into the cache. Raises RequestError, which
-        names the tensor or the file, if they cannot be used."""
+        `keep_digest`: their digest goes into the cache. Raises RequestError, which names the tensor or the file, if
+        they cannot be used."""
         begun_s = time.monotonic()
-        if not paths:
-            return self._zeros(begun_s)
         try:
             headers = {file: check_safetensors(file)[0] for file in checkpoint_files(paths)}
             names = check_tensors(headers, self._live)
@@ -210,10 +212,16 @@ class Renewal:
             digest = digesting.result()
         except (ModelLoadError, SafetensorError, OSError) as error:
             raise RequestError(str(error), code=INVALID_WEIGHTS) from error
-        if missing:  # one of them all alone is the same wherever they are read; this one names the old ones too
+        if missing:  # then they are those of this digest only over the old ones
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
-        seconds = time.monotonic() - begun_s
-        return Prepared(new, PreparedWeights(len(names), seconds, not missing, digest))
+        return _prepared(new, tensors=len(names), begun_s=begun_s, whole=not missing, digest=digest)
+
+    def prepare_zeros(self) -> Prepared:
+        """Makes weights that are all zeros."""
+        begun_s, new = time.monotonic(), self._live.begin()
+        for name, shape in self._live.shapes.items():
+            new.write(name, torch.zeros(shape))
+        return _prepared(new, tensors=len(self._live.shapes), begun_s=begun_s, whole=True, digest=ZEROS)
 
     def prepare_first(self) -> Prepared:
         """Reads the weights of the start again. Raises EngineError if they are not there any more."""
@@ -226,20 +234,8 @@ class Renewal:
             raise EngineError(f"the weights of the start cannot be read again: {error.message}") from error
         for name, tensor in tensors.items():
             new.write(name, tensor)
-        facts = PreparedWeights(len(tensors), time.monotonic() - begun_s, whole=True, digest=first.digest)
-        return Prepared(new, facts, first=True)
-
-    def forget(self) -> None:
-        """Gives the memory of the weights back. New ones must be applied, all tensors of them, before the next step."""
-        self._live.forget()
-        self._forgotten = True
-
-    def _zeros(self, begun_s: float) -> Prepared:
-        new = self._live.begin()
-        for name, shape in self._live.shapes.items():
-            new.write(name, torch.zeros(shape))
-        tensors = len(self._live.shapes)
-        return Prepared(new, PreparedWeights(tensors, time.monotonic() - begun_s, whole=True, digest=ZEROS))
+        prepared = _prepared(new, tensors=len(tensors), begun_s=begun_s, whole=True, digest=first.digest)
+        return replace(prepared, first=True)
 
     def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of what the engine has in place of each tensor of the checkpoint."""
@@ -250,6 +246,11 @@ class Renewal:
                 digest.update(numbers.detach().cpu().contiguous().view(torch.uint8).numpy().data)
             sums[name] = digest.hexdigest()
         return sums
+
+    def forget(self) -> None:
+        """Gives the memory of the weights back. New ones must be applied, all tensors of them, before the next step."""
+        self._live.forget()
+        self._forgotten = True
 
     def applied(self, prepared: Prepared, info: EngineInfo, *, version: str) -> EngineInfo:
         """Returns the facts of an engine that has these weights from now on."""
@@ -279,7 +280,7 @@ class Renewing:
         """Returns a descriptor that is readable while `take` has something to return."""
         return self._done.fileno()
 
-    def prepare(self, order: PrepareWeights | PrepareFirst) -> None:
+    def prepare(self, order: PrepareWeights) -> None:
         self.drop()
         self._number = order.number
         threading.Thread(target=self._work, args=(order,), name="weights", daemon=True).start()
@@ -318,19 +319,24 @@ class Renewing:
     def _sum(self, number: int) -> None:
         self._done.put((number, self._renewal.checksums()))
 
-    def _work(self, order: PrepareWeights | PrepareFirst) -> None:
+    def _work(self, order: PrepareWeights) -> None:
         done: Prepared | MotetError
         try:
-            if isinstance(order, PrepareFirst):
-                done = self._renewal.prepare_first()
-            else:
-                done = self._renewal.prepare([*map(Path, order.paths)], keep_digest=not order.in_memory)
+            done = self._prepare(order.kind, [*map(Path, order.paths)])
         except MotetError as error:
             done = error
         except Exception as error:  # for instance without memory: the old weights serve on
             logger.exception("new weights could not be read")
             done = EngineError(f"the new weights could not be read: {error!r}")
         self._done.put((order.number, done))
+
+    def _prepare(self, kind: CheckpointKind, paths: Sequence[Path]) -> Prepared:
+        match kind:
+            case CheckpointKind.START:
+                return self._renewal.prepare_first()
+            case CheckpointKind.ZEROS:
+                return self._renewal.prepare_zeros()
+        return self._renewal.prepare(paths, keep_digest=kind is CheckpointKind.FILES)
 
 
 def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: LiveWeights) -> set[str]:

@@ -2,7 +2,7 @@
 
 import torch
 
-from motet.engines.native.memory import Arena
+from motet.engines.native.cpu.panels import Arena
 
 
 def test_parts_of_an_arena_are_apart_aligned_and_zero() -> None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.cpu import library as c
-from motet.engines.native.cpu.weights import MOST, Packer, Panels
+from motet.engines.native.cpu.panels import MOST, Packer, Panels
 from motet.errors import ConfigError
 from tests.engines.native.cpu.test_kernels import of_tokens
 from tests.engines.native.drive import group, make_core, prompt_of, run

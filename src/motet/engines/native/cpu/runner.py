@@ -85,11 +85,11 @@ class PackedWeights:
     def begin(self) -> "NewPackedWeights":
         return NewPackedWeights(self._runner)
 
-    def forget(self) -> None:
-        self._runner.model.memory.forget()
-
     def numbers(self, name: str) -> list[torch.Tensor]:
         return self._runner.model.numbers(name)
+
+    def forget(self) -> None:
+        self._runner.model.memory.forget()
 
 
 class NewPackedWeights:
