@@ -10,12 +10,16 @@ from collections.abc import Awaitable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+import msgspec
+
 from motet.testing.engine import FakeEngine, FakeGroup, fake_info
 from motet.transfer.ticket import TransferAddress
-from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta, PromptReport
+from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
 
 VOCAB_SIZE = 49_152
 Result = TypeVar("Result")
+LOGPROB = 0.0123456789
+"""Minus the log-probability of the first token of a choice; each next one has so much less."""
 STRIDE = 7
 """Tokens by which a choice is ahead of the one before it, so that two choices write different tokens in a step."""
 
@@ -52,11 +56,12 @@ class Pulse:
 class PulsedEngine(FakeEngine):
     """Every choice writes `tokens` over and over up to its `max_tokens`; each begins at another place."""
 
-    def __init__(self, tokens: Sequence[int], pulse: Pulse) -> None:
-        super().__init__(lambda request, start: tokens, info=fake_info(vocab_size=VOCAB_SIZE))
+    def __init__(self, tokens: Sequence[int], pulse: Pulse, *, max_num_seqs: int = 1024) -> None:
+        info = msgspec.structs.replace(fake_info(vocab_size=VOCAB_SIZE), max_num_seqs=max_num_seqs, num_blocks=2**20)
+        super().__init__(lambda request, start: tokens, info=info)
         self.died = asyncio.Event()
         self.pulse = pulse
-        self.steps = cache(lambda n, max_tokens: scripted(tokens, n, max_tokens))
+        self.steps = cache(lambda n, max_tokens, scored: scripted(tokens, n, max_tokens, scored=scored))
 
     def generate(self, request: GenerateRequest) -> "PulsedGroup":
         group = PulsedGroup(self, request)
@@ -71,7 +76,8 @@ class PulsedGroup(FakeGroup):
     def __init__(self, engine: PulsedEngine, request: GenerateRequest) -> None:
         super().__init__(engine, request)
         self._pulse = engine.pulse
-        steps = engine.steps(len(request.choices), request.sampling.max_tokens)
+        sampling = request.sampling
+        steps = engine.steps(len(request.choices), sampling.max_tokens, sampling.logprobs is not None)
         reports = itertools.chain([PromptReport(cached_tokens=0)], itertools.repeat(None))
         self._deltas = map(GroupDelta, itertools.repeat(request.request_id), steps, reports)
 
@@ -82,14 +88,14 @@ class PulsedGroup(FakeGroup):
             raise StopAsyncIteration from None
 
 
-def scripted(tokens: Sequence[int], n: int, max_tokens: int) -> list[tuple[ChoiceDelta, ...]]:
-    """Returns the deltas of all choices for each step."""
+def scripted(tokens: Sequence[int], n: int, max_tokens: int, *, scored: bool = False) -> list[tuple[ChoiceDelta, ...]]:
+    """Returns the deltas of all choices for each step. `scored`: with a log-probability for each token."""
     ids = list(itertools.islice(itertools.cycle(tokens), n * STRIDE + max_tokens))
     end = Finish(FinishReason.LENGTH)
-    return [
-        tuple(
-            ChoiceDelta(index, (ids[index * STRIDE + step],), None, end if step == max_tokens - 1 else None)
-            for index in range(n)
-        )
-        for step in range(max_tokens)
-    ]
+
+    def delta(index: int, step: int) -> ChoiceDelta:
+        token_id = ids[index * STRIDE + step]
+        logprobs = (TokenLogprob(token_id, -LOGPROB * (step + 1), 1),) if scored else None
+        return ChoiceDelta(index, (token_id,), logprobs, end if step == max_tokens - 1 else None)
+
+    return [tuple(delta(index, step) for index in range(n)) for step in range(max_tokens)]

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,12 +21,13 @@ from bench.prompt import TEXT
 from motet.api.app import create_app
 from motet.api.served import one_model
 from motet.api.service import Service
-from motet.config import EngineConfig, ServerConfig, cache_folder, environment
-from motet.deploy.cell import Cell
+from motet.config import EngineConfig, RoutingConfig, ServerConfig, cache_folder, environment
+from motet.deploy.cell import Cell, StartEngine
 from motet.deploy.listen import HttpServer, listen, url_of
 from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Serving, favour_streams, run_server
 from motet.deploy.stop import StopSignals
+from motet.engines.native.client import NativeEngine
 from motet.log import setup_logging
 from motet.models.source import resolve
 from motet.routing.fleet import Fleet
@@ -82,10 +84,7 @@ async def recorded(app: ASGIApp, scope: Scope, body: bytes) -> list[Message]:
     return messages
 
 
-async def serve_motet(plan: ServerPlan, engine: PulsedEngine) -> None:
-    async def start(_: EngineConfig) -> PulsedEngine:
-        return engine
-
+async def serve_motet(plan: ServerPlan, start: StartEngine) -> None:
     def on_ready(serving: Serving[Cell]) -> None:
         favour_streams()
         print(serving.url, flush=True)
@@ -110,16 +109,53 @@ async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
         await serving
 
 
-async def serve(kind: str, *, burst: int, rest_s: float) -> None:
+@dataclass(frozen=True)
+class Limits:
+    """How much a server takes in at once."""
+
+    max_choices: int = ServerConfig.max_choices
+    max_waiting_groups: int = ServerConfig.max_waiting_groups
+    queue_timeout_s: float = RoutingConfig.queue_timeout_s
+    max_num_seqs: int = 1024
+    """Choices that the scripted engine runs at once."""
+
+
+STANDARD = Limits()
+
+
+def plan_of(limits: Limits) -> ServerPlan:
     folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda _: None)
-    engine = PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse(burst=burst, rest_s=rest_s))
-    plan = ServerPlan(
+    return ServerPlan(
         EngineConfig(model_path=str(folder), model_name=MODEL),
-        ServerConfig(port=0, served_model_name=MODEL),
+        ServerConfig(
+            port=0,
+            served_model_name=MODEL,
+            max_choices=limits.max_choices,
+            max_waiting_groups=limits.max_waiting_groups,
+        ),
         tokenizer_path=folder,
         chat_template=None,
+        routing=RoutingConfig(queue_timeout_s=limits.queue_timeout_s),
     )
-    await (serve_bare if kind == "bare" else serve_motet)(plan, engine)
+
+
+async def serve(kind: str, *, burst: int = 0, rest_s: float = 0.0, limits: Limits = STANDARD) -> None:
+    plan = plan_of(limits)
+    tokens = Tokenizer.load(plan.tokenizer_path).encode(TEXT)
+    engine = PulsedEngine(tokens, Pulse(burst=burst, rest_s=rest_s), max_num_seqs=limits.max_num_seqs)
+    if kind == "bare":
+        await serve_bare(plan, engine)
+        return
+
+    async def start(_: EngineConfig) -> PulsedEngine:
+        return engine
+
+    await serve_motet(plan, start)
+
+
+async def serve_real(limits: Limits) -> None:
+    """Serves the default model itself."""
+    await serve_motet(plan_of(limits), NativeEngine.start)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -407,14 +407,14 @@ class ServerConfig:
     )
     key_max_requests: int = setting(
         0,
-        "Requests that one API key, or all clients without one, may have running; one more is answered 429.",
+        "Requests that one API key may have running; one more is answered 429. Without keys: all clients, and 503.",
         panel=Panel.LIMITS,
         least=0,
         zero="any number",
     )
     key_max_choices: int = setting(
         0,
-        "Choices that one API key, or all clients without one, may have running; more are answered 429.",
+        "Choices that one API key may have running; more are answered 429. Without keys: all clients, and 503.",
         panel=Panel.LIMITS,
         least=0,
         zero="any number",

@@ -138,7 +138,7 @@ async def test_usage_of_a_chunk_is_as_asked_for(
             sent = int("role" not in str(chunk))
             counted = told | {"completion_tokens": sent, "total_tokens": 3 + sent}
             assert chunk.get("usage", "absent") == (counted if expected == USAGE_JSON else expected)
-        ending = writer.close(USAGE)
+        ending = b"".join(writer.close(USAGE))
         assert ending.endswith(b"data: [DONE]\n\n")
         assert [(c["choices"], c["usage"]) for c in parsed(ending)] == ([([], told)] if include else [])
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from motet.api.admission import ANONYMOUS, ClientLoad, KeyLimits
-from motet.errors import EngineError, RateLimitedError
-from tests.api.serving import ROUTES, Served, Serving, WatchedEngine, named
+from motet.errors import EngineError, OverloadedError, RateLimitedError
+from tests.api.serving import ROUTES, Served, Serving, WatchedEngine, coded, later, named
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +45,9 @@ def test_each_client_has_limits_of_its_own() -> None:
     limits.enter("a", 1)
     limits.enter("b", 1)
     limits.enter(ANONYMOUS, 1)
-    with pytest.raises(RateLimitedError, match="for requests without an API key: 1 under way"):
+    with pytest.raises(RateLimitedError, match="for requests of your API key: 1 under way"):
+        limits.enter("a", 1)
+    with pytest.raises(OverloadedError, match="overloaded: requests: 1 under way and 1 more"):
         limits.enter(ANONYMOUS, 1)
 
 
@@ -116,7 +118,7 @@ async def test_the_prompt_of_a_key_at_its_limit_is_not_read(serve: Serving) -> N
     served = await serve(key_max_choices=2)
     too_long = "a" * 5000
     for response in (await served.complete(too_long, n=3), await served.chat(too_long, n=3)):
-        assert response.status_code == 429
+        assert coded(response) == (400, "too_many_choices")
     assert (await served.complete(too_long, n=2)).json()["error"]["code"] == "context_length_exceeded"
 
 
@@ -146,10 +148,12 @@ async def test_a_client_that_leaves_gives_its_share_back(serve: Serving) -> None
     assert (await post(served, ONE)).status_code == 200
 
 
-async def test_without_keys_all_clients_are_one(serve: Serving) -> None:
-    served = await serve(engine=WatchedEngine(gated=True), key_max_requests=1)
+async def test_without_keys_all_clients_are_one_and_the_server_is_busy(serve: Serving) -> None:
+    """Trainers try again at a 503, as from vLLM, and take a 429 for their own fault."""
+    served = await serve(engine=WatchedEngine(gated=True), key_max_requests=1, key_max_choices=2)
     running = await served.engine.begun(served.chat())
-    refused = await post(served, "any")
-    assert (refused.status_code, "without an API key" in refused.json()["error"]["message"]) == (429, True)
+    assert later(await post(served, "any")) == (503, "1", "overloaded")
+    assert coded(await post(served, "any", n=3)) == (503, "overloaded")
     served.engine.go()
     assert (await running).status_code == 200
+    assert coded(await post(served, "any", n=3)) == (400, "too_many_choices")

@@ -76,8 +76,8 @@ def test_chunks_joined_are_the_whole_answer(asked: ChatRequest, data: st.DataObj
     body, chunks = ChatBody(plan(tokenizer()), asked), ChatChunks(plan(tokenizer()), asked)
     for step in steps:
         body.feed([step], lambda: USED)
-    sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + chunks.close(USED))
-    answer = msgspec.json.decode(body.close(USED))
+    sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + b"".join(chunks.close(USED)))
+    answer = msgspec.json.decode(b"".join(body.close(USED)))
     assert joined(sent) == whole(answer)
     for choice in answer["choices"]:
         pieces = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == choice["index"]]  # type: ignore[index]

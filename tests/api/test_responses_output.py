@@ -67,7 +67,7 @@ def both_ways(
     for step in steps(parts, finish):
         assert body.feed([step], lambda: USAGE) == b""
         streamed += events.feed([step], lambda: USAGE)
-    return checked(body.close(USAGE)), read_events(streamed + events.close(USAGE))
+    return checked(b"".join(body.close(USAGE))), read_events(streamed + b"".join(events.close(USAGE)))
 
 
 @pytest.mark.parametrize("parts", [[], [Content("hi")], THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
@@ -177,7 +177,7 @@ def test_text_that_is_not_read_as_parts_is_a_message(tokenizer: Tokenizer) -> No
     body = writer(ResponseBody, tokenizer)
     event = ChoiceEvent(0, "as it is", (5,), finish=FinishReason.STOP)
     body.feed([GroupStep((event,))], lambda: USAGE)
-    response = checked(body.close(USAGE))
+    response = checked(b"".join(body.close(USAGE)))
     (message,) = response.output
     assert isinstance(message, ResponseOutputMessage)
     assert isinstance(message.content[0], ResponseOutputText)

@@ -4,7 +4,7 @@ import pytest
 
 from motet.types import PauseMode
 from tests.api.noted_weights import NotedWeights
-from tests.api.serving import Served, Serving, coded
+from tests.api.serving import ROUTES, Served, Serving, chunks, coded, every_route, streamed_or_not
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +37,42 @@ async def test_an_unknown_mode_is_refused(trained: Served, weights: NotedWeights
     refused = await trained.http.post("/pause?mode=stop")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
     assert not weights.paused
+
+
+def asked(path: str, *, token_ids: bool, stream: bool) -> dict[str, object]:
+    fields: dict[str, object] = {"n": 2, "max_tokens": 5, "ignore_eos": True}
+    fields = {"sampling_params": fields} if path == "/inference/v1/generate" else fields
+    return {**ROUTES[path], **fields, "return_token_ids": token_ids, "stream": stream}
+
+
+@every_route
+@streamed_or_not
+async def test_an_answer_with_token_ids_tells_which_weights_wrote_them(serve: Serving, path: str, stream: bool) -> None:
+    served = await serve()
+    served.engine.new_weights = {2: "7"}
+    answer = await served.http.post(path, json=asked(path, token_ids=True, stream=stream))
+    pieces = chunks(answer) if stream else [answer.json()]
+    told = {
+        choice["index"]: choice["weight_versions"]
+        for piece in pieces
+        for choice in piece["choices"]
+        if choice["finish_reason"] is not None
+    }
+    spans = [{"version": "0", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 5}]
+    assert told == {0: spans, 1: spans}
+    assert answer.text.count('"weight_versions"') == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@streamed_or_not
+async def test_an_answer_of_the_first_weights_or_without_token_ids_tells_no_versions(
+    serve: Serving, path: str, stream: bool
+) -> None:
+    served = await serve()
+    assert "weight_versions" not in (await served.http.post(path, json=asked(path, token_ids=True, stream=stream))).text
+    served.engine.new_weights = {2: "7"}
+    plain = await served.http.post(path, json=asked(path, token_ids=False, stream=stream))
+    assert (plain.status_code, "weight_versions" in plain.text) == (200, False)
 
 
 async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:

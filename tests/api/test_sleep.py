@@ -70,7 +70,8 @@ async def test_all_wakes_or_what_the_tags_name(served: Served, sleep: NotedSleep
 async def test_prefix_caches_are_emptied_with_or_without_groups_under_way(served: Served, sleep: NotedSleep) -> None:
     for query in ("", "?reset_running_requests=true", "?reset_external=true"):
         assert (await served.http.post(f"/reset_prefix_cache{query}")).json() == {"success": True}
-    assert sleep.asked == [False, True, False]
+    assert (await served.http.get("/flush_cache")).text == "Cache flushed.\n", "SGLang's name"
+    assert sleep.asked == [False, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: Te
     gate.release()
     assert (await first).status_code == 200
     too_many = await before.chat(n=3)
-    assert coded(too_many) == (429, "rate_limit_exceeded")
+    assert coded(too_many) == (400, "too_many_choices")
 
 
 async def test_a_request_is_logged_once_with_what_it_used(

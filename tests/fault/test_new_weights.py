@@ -207,6 +207,27 @@ async def test_an_answer_tells_which_weights_wrote_which_tokens_and_the_rest_is_
             assert choice["weight_versions"][0]["version"] == "1"
 
 
+async def test_what_slime_aborts_ends_with_what_it_has(folder: Path, forking: ForkingProcess) -> None:
+    """slime's partial rollouts keep it, and ask for the rest later."""
+    sampling = {"max_new_tokens": 300, "temperature": 0.0, "ignore_eos": True}
+    body = {"input_ids": [*range(10, 60)], "sampling_params": sampling, "return_logprob": True, "rid": "sample-1"}
+    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+        whole = (await cell.http.post("/generate", json=body)).json()
+        running = asyncio.create_task(cell.http.post("/generate", json=body))
+        async with asyncio.timeout(PATIENCE_S):
+            while (await cell.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 0:
+                pass  # the answer itself takes its time
+        assert (await cell.http.post("/abort_request", json={"rid": "another"})).json()["aborted"] == 0
+        assert (await cell.http.post("/abort_request", json={"rid": "sample-1"})).json()["aborted"] == 1
+        cut = (await running).json()
+        assert cut["meta_info"]["finish_reason"]["type"] == "abort"
+        written = cut["output_ids"]
+        assert 0 < len(written) < 300
+        assert [token for _, token, _ in cut["meta_info"]["output_token_logprobs"]] == written
+        assert written == whole["output_ids"][: len(written)]
+        await cell.check_nothing_left()
+
+
 async def test_workers_of_two_versions_behind_a_gateway_are_told_apart(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:

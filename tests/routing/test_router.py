@@ -1,6 +1,8 @@
 """The parts of routing together, over fake workers."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -71,3 +73,19 @@ async def test_a_server_without_prefill_workers_counts_no_bypass() -> None:
     scene = Scene("both-0")
     await Heard().read(scene.router.generate(group()), group())
     assert scene.router.figures().bypasses == {}
+
+
+@pytest.mark.parametrize("names", [("both-0",), ("prefill-0", "decode-0")])
+async def test_nothing_of_a_group_that_has_ended_waits_for_a_garbage_collection(names: tuple[str, ...]) -> None:
+    """A full one stopped the streams of others for 100 ms when a request with 2,048 groups had ended."""
+    scene, request = Scene(*names), group(n=3)
+    gc.disable()
+    try:
+        journey = scene.router.generate(request)
+        left = weakref.ref(journey)
+        assert await Heard().read(journey, request) == await undisturbed(request)
+        del journey
+        await settle()
+        assert left() is None
+    finally:
+        gc.enable()

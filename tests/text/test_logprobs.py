@@ -5,11 +5,11 @@ import tracemalloc
 
 import msgspec
 
-from motet.api.collect import WholeChoice, WholeLogprobs
+from motet.api.collect import WholeChoice
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs, completion_logprobs, echo
 from motet.text.tokenizer import Tokenizer
-from motet.types import TokenLogprob
+from motet.types import FinishReason, TokenLogprob
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, fake_answer
 
 A, B, C = (FIRST_BYTE_ID + byte for byte in b"abc")
@@ -79,12 +79,14 @@ def test_log_probabilities_of_prompt_and_steps_join_into_one_form(tokenizer: Tok
     repeated = echo(tokenizer, prompt)
     entries = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
     first = completion_logprobs(tokenizer, prompt, logprobs=entries, offsets=repeated.offsets, num_top=1)
-    told = WholeLogprobs()
+    told = WholeChoice(0)
     for token, offset in ((C, 2), (A, 3)):
-        entry = TokenLogprob(token, -2.0, 1)
-        told.add(completion_logprobs(tokenizer, [token], logprobs=[entry], offsets=(offset,), num_top=0))
-        told.add(completion_logprobs(tokenizer, [], logprobs=[], offsets=(), num_top=0))  # nothing to show in a step
-    assert msgspec.json.decode(msgspec.json.encode(told.fields(before=first))) == {
+        logprobs = (TokenLogprob(token, -2.0, 1),)
+        event = ChoiceEvent(0, "", (token,), logprobs, (offset,))
+        told.feed(event, completion_logprobs(tokenizer, [token], logprobs=logprobs, offsets=(offset,), num_top=0))
+    nothing = completion_logprobs(tokenizer, [], logprobs=[], offsets=(), num_top=0)  # to show in a step
+    told.feed(ChoiceEvent(0, "", (), (), (), FinishReason.LENGTH), nothing)
+    assert msgspec.json.decode(msgspec.json.encode(told.logprob_fields(before=first))) == {
         "tokens": ["a", "b", "c", "a"],
         "token_logprobs": [None, -1.0, -2.0, -2.0],
         "top_logprobs": [None, {"b": -1.0}, {"c": -2.0}, {"a": -2.0}],
@@ -94,16 +96,19 @@ def test_log_probabilities_of_prompt_and_steps_join_into_one_form(tokenizer: Tok
 
 def test_alternatives_of_a_whole_answer_are_kept_as_its_bytes(tokenizer: Tokenizer) -> None:
     """256 choices of 4000 tokens with 20 alternatives each took 8 GB before a byte of them was sent."""
-    choice = WholeChoice(0, lambda event: {"content": chat_logprobs(tokenizer, event.logprobs or (), num_top=20)})
+    choice = WholeChoice(0)
     tracemalloc.start()
     try:
         for number in range(300):
             top = tuple((FIRST_BYTE_ID + 97 + place, -1.0 - number / 7 - place) for place in range(20))
-            choice.feed(ChoiceEvent(0, "a", (A,), (TokenLogprob(A, -0.5 - number / 7, 1, top),), (number,)))
+            logprobs = (TokenLogprob(A, -0.5 - number / 7, 1, top),)
+            fields = {"content": chat_logprobs(tokenizer, logprobs, num_top=20)}
+            choice.feed(ChoiceEvent(0, "a", (A,), logprobs, (number,)), fields)
         kept = tracemalloc.get_traced_memory()[0]
+        choice.feed(ChoiceEvent(0, "", (), (), (), FinishReason.LENGTH), {"content": []})
+        kept_after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert choice.logprobs is not None
-    told = choice.logprobs.fields()["content"]
+    told = choice.logprob_fields()["content"]
     assert len(msgspec.json.decode(told)) == 300
-    assert kept < 1.5 * len(bytes(told))
+    assert kept_after < kept < 1.5 * len(bytes(told))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from motet.config import ServerConfig
-from motet.errors import DrainingError, OverloadedError, RateLimitedError
+from motet.errors import DrainingError, OverloadedError, RateLimitedError, RequestError
 from motet.settings.named_worker import numbers_by_key
 
 
@@ -153,18 +153,16 @@ class KeyLimits:
         return sum(has.choices for has in self.clients.values())
 
     def check(self, client: str, num_choices: int) -> None:
-        """Raises `RateLimitedError` if a request with this many choices would not be let in now."""
+        """Raises if a request with this many choices would not be let in now: `RateLimitedError` for an API key, which
+        asks too much for itself; `OverloadedError` where nobody has a key, since then the server is full; and there
+        `RequestError` for what would never be let in."""
         has = self.clients.get(client, ClientLoad())
         for what, now, more, most in (
             ("requests", has.requests, 1, self._max_requests),
             ("choices", has.choices, num_choices, self._max_choices),
         ):
             if most and now + more > most:
-                whose = "without an API key" if client == ANONYMOUS else "of your API key"
-                raise RateLimitedError(
-                    f"Rate limit reached for {what} {whose}: {now} under way and {more} more asked for, while at most "
-                    f"{most} may be under way at a time. Try again when some have ended."
-                )
+                raise _above(what, client, now=now, more=more, most=most)
 
     def enter(self, client: str, num_choices: int) -> None:
         """Counts a request with its choices until `leave`. Raises and counts nothing if that is too much."""
@@ -180,3 +178,14 @@ class KeyLimits:
             raise AssertionError(f"{client} has {left} after a request left")
         if left != ClientLoad():
             self.clients[client] = left
+
+
+def _above(what: str, client: str, *, now: int, more: int, most: int) -> RequestError | OverloadedError:
+    """Returns the error for `more` requests or choices while `now` are under way and `most` may be."""
+    if client == ANONYMOUS and more > most:
+        said = f"{more} in one request, while this server may have {most} under way in all"
+        return RequestError(f"Too many {what}: {said}.", code=f"too_many_{what}")
+    said = f"{now} under way and {more} more asked for, while at most {most} may be under way at a time"
+    if client == ANONYMOUS:
+        return OverloadedError(f"The server is overloaded: {what}: {said}. Try again when some have ended.")
+    return RateLimitedError(f"Rate limit reached for {what} of your API key: {said}. Try again when some have ended.")

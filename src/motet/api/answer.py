@@ -27,7 +27,17 @@ from motet.api.admission import ANOTHER_SERVER, Place
 from motet.api.body import in_turn
 from motet.api.caller import CLIENT_GONE, body_send, body_write, while_client_stays
 from motet.api.failure import error_json
-from motet.api.groups import SENT, AnswerGroup, MergedGroups, StepT, Take, TokenGroup, UsedT
+from motet.api.groups import (
+    FEW_GROUPS,
+    SENT,
+    AnswerGroup,
+    MergedGroups,
+    StepT,
+    Take,
+    TokenGroup,
+    UsedT,
+    a_few_at_a_time,
+)
 from motet.api.plan import Head, Plan
 from motet.api.service import Service
 from motet.errors import MotetError
@@ -39,16 +49,15 @@ from motet.types import Usage
 log = logging.getLogger("motet.api")
 
 WORKER_HEADER = "x-motet-worker"
+EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 END = b"}\n\n"
-FEW_GROUPS = 16
-"""Groups that are opened in one go, about 2 ms."""
 
 
 class AnswerWriter(ABC, Generic[StepT, UsedT]):
     """Turns the steps of one request into bytes. Pure: one writer an answer, fed in order."""
 
-    content_type = "text/event-stream; charset=utf-8"
+    content_type = EVENTS
     streams = True
     """True if there are bytes before the end; if not, an error at any time still has its HTTP status."""
     starts_at_once = False
@@ -60,8 +69,9 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
         choices."""
 
     @abstractmethod
-    def close(self, usage: UsedT) -> bytes:
-        """Returns what ends a stream, or the whole answer."""
+    def close(self, usage: UsedT) -> Sequence[bytes]:
+        """Returns what ends a stream, or the whole answer: pieces, which are sent one by one, so that others get their
+        turn."""
 
     def fail(self, error: Exception) -> bytes:
         """Returns how a stream that has begun ends when it cannot go on."""
@@ -95,7 +105,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self.background = None
         self.init_headers(
             {"content-type": writer.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
-            if writer.content_type == AnswerWriter.content_type
+            if writer.content_type == EVENTS
             else {"content-type": writer.content_type}
         )
         self._service = service
@@ -140,10 +150,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._places = self._service.admission.admit(
             *(group.num_prompts for group in self._groups), client=self._client or ANOTHER_SERVER
         )
-        for number, (group, place) in enumerate(zip(self._groups, self._places, strict=True), start=1):
+        async for group, place in a_few_at_a_time(zip(self._groups, self._places, strict=True)):
             group.open(place)
-            if number % FEW_GROUPS == 0:
-                await asyncio.sleep(0)  # others' turn: a request may have hundreds
 
     def _source(self) -> AnswerGroup[StepT, UsedT] | MergedGroups[StepT]:
         """Returns what runs the groups: the only one of a request runs without a task and a queue between."""
@@ -169,11 +177,13 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _finish(self) -> None:
         close = partial(self._writer.close, self._usage())
-        data = await in_turn(close) if self._writer.is_long else close()
+        pieces = await in_turn(close) if self._writer.is_long else close()
         if not self._started:
-            self.headers["content-length"] = str(len(data))
+            self.headers["content-length"] = str(sum(map(len, pieces)))
             await self._start()
-        await self._send(data)
+        for piece in pieces[:-1]:
+            await self._send(piece, more=True)
+        await self._send(pieces[-1] if pieces else b"")
         self._status = SENT
 
     async def _fail(self, error: Exception) -> None:
@@ -209,7 +219,9 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
                 closing.callback(self._service.key_limits.leave, self._client or "", self._num_choices)
             for place in self._places:
                 closing.callback(place.leave)
-            for group in reversed(self._groups):
+            for number, group in enumerate(reversed(self._groups)):
+                if number % FEW_GROUPS == 0:
+                    closing.push_async_callback(asyncio.sleep, 0)  # others' turn
                 closing.push_async_callback(group.close, status=self._status)
 
 
@@ -248,11 +260,11 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
         self._without_usage = b',"usage":null' + END if include_usage else END
         """The end of a chunk after its choices."""
 
-    def close(self, usage: UsedT) -> bytes:
+    def close(self, usage: UsedT) -> Sequence[bytes]:
         """Returns the chunk without choices that carries the usage, if asked for, and the end of the stream."""
         if not self._include_usage:
-            return DONE
-        return self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE
+            return [DONE]
+        return [self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE]
 
 
 class CountingWriter(EventWriter[GroupStep, Usage]):
@@ -328,6 +340,12 @@ class TokenChunks(CountingWriter):
 def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:
     """Returns the end of a chunk after its choices, with a ticket if there is one."""
     return closing if ticket is None else b',"kv_transfer_params":' + json_bytes(ticket) + closing
+
+
+def spans_before(closing: bytes, event: ChoiceEvent) -> bytes:
+    """Returns the end of a chunk's choice, with the versions of the weights that have written it if that is told."""
+    spans = event.weight_versions
+    return b',"weight_versions":' + json_bytes(spans) + closing if spans else closing
 
 
 def json_response(body: object, status: int = 200) -> Response:

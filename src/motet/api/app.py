@@ -30,6 +30,7 @@ from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
 from motet.api.server_info import server_info_router
 from motet.api.service import Service
+from motet.api.sglang import sglang_router
 from motet.api.sleep import sleep_router
 from motet.api.weights import transfer_router, weight_router
 
@@ -49,6 +50,7 @@ ROUTERS = (
     engine_weight_router,
     sleep_router,
     server_info_router,
+    sglang_router,
     engine_router,
 )
 

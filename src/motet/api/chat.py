@@ -1,9 +1,11 @@
 """`POST /v1/chat/completions`: one prompt, n choices."""
 
+from collections.abc import Sequence
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import TokenChunks, answer_plan
+from motet.api.answer import TokenChunks, answer_plan, spans_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -69,8 +71,8 @@ class ChatBody(WholeWriter):
         self._tokenizer = plan.served.tokenizer
         self._body = body
 
-    def close(self, usage: Usage) -> bytes:
-        choices = [self._choice(choice) for choice in self._groups[0].choices]
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        choices = map(self._choice, self._groups[0].choices)
         prompt: dict[str, object] = (
             {"prompt_token_ids": self._plan.groups[0].prompt} if self._body.return_token_ids else {}
         )
@@ -86,7 +88,7 @@ class ChatBody(WholeWriter):
 
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         body = self._body
-        logprobs = None if choice.logprobs is None else {**choice.logprobs.fields(), "refusal": None}
+        logprobs = None if choice.logprobs is None else {**choice.logprob_fields(), "refusal": None}
         thought = choice.reasoning if body.include_reasoning else ""
         calls = []
         for call, arguments in choice.calls:
@@ -106,7 +108,7 @@ class ChatBody(WholeWriter):
             "logprobs": logprobs,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
-            **({"token_ids": choice.token_ids} if body.return_token_ids else {}),
+            **({"token_ids": choice.token_ids} | choice.span_fields() if body.return_token_ids else {}),
         }
 
 
@@ -197,10 +199,11 @@ class ChatChunks(TokenChunks):
     def _beside(self, event: ChoiceEvent, *, tokens: bool, end: bool) -> bytes:
         """Returns the fields beside the delta: about tokens, and about the end of the choice, if it has come."""
         finish = event.finish if end else None
-        return b',"logprobs":%b,"finish_reason":%b%b}]' % (
+        return b',"logprobs":%b,"finish_reason":%b%b%b' % (
             self._logprobs(event) if tokens else b"null",
             b'"%b","stop_reason":%b' % (finish.encode(), msgspec.json.encode(event.stop_reason)) if finish else b"null",
             b',"token_ids":' + msgspec.json.encode(event.token_ids) if tokens and self._token_ids else b"",
+            spans_before(b"}]", event) if end and self._token_ids else b"}]",
         )
 
     def _logprobs(self, event: ChoiceEvent) -> bytes:

@@ -1,6 +1,6 @@
 """Whole answers: what the events of a choice add up to, and `usage` as OpenAI writes it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -12,14 +12,17 @@ from motet.text.group import GroupStep
 from motet.text.logprobs import ranked_logprobs
 from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.transfer.ticket import Ticket
-from motet.types import FinishReason, PromptReport, TokenLogprob, Usage, WeightSpan
+from motet.types import FinishReason, PromptReport, Usage, WeightSpan
 
+PIECE_BYTES = 1 << 18
+"""A whole answer is sent in pieces of about this size."""
+NO_TOKENS = msgspec.Raw(b"[]")
 LogprobFields = Mapping[str, Sequence[object]]
 """The arrays of `logprobs` of a choice, by their names; an event adds to each."""
 
 
 class WholeWriter(GroupsWriter):
-    """A writer whose answer goes out in one piece; `close` makes it from the groups."""
+    """A writer whose answer goes out at the end; `close` makes it from the groups."""
 
     content_type = "application/json"
     streams = False
@@ -50,17 +53,39 @@ class WholeWriter(GroupsWriter):
     @property
     def is_long(self) -> bool:
         prompts = sum(len(group.prompt) for group in self._plan.groups)
-        answers = sum(len(choice.token_ids) for group in self._groups for choice in group.choices)
+        answers = sum(choice.num_tokens for group in self._groups for choice in group.choices)
         return prompts + answers >= LONG_TEXT
 
-    def whole(self, kind: str, choices: Sequence[object], *, usage: dict[str, object], **more: object) -> bytes:
+    def whole(
+        self, kind: str, choices: Iterable[object], *, usage: dict[str, object], **more: object
+    ) -> Sequence[bytes]:
         """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""
-        members = {"choices": choices, "usage": usage, "kv_transfer_params": self._groups[0].ticket, **more}
-        return head_json(self._plan.head, kind) + b"," + msgspec.json.encode(members)[1:]
+        rest = {"usage": usage, "kv_transfer_params": self._groups[0].ticket, **more}
+        opening, closing = around_choices(head_json(self._plan.head, kind), rest)
+        return in_pieces(opening, choices, closing=closing)
+
+
+def in_pieces(opening: bytes, items: Iterable[object], *, closing: bytes) -> Sequence[bytes]:
+    """Returns the JSON of an answer with an array of `items` between `opening` and `closing`. Each item becomes JSON
+    alone: while msgspec works, no other thread runs Python."""
+    pieces, piece, before = list[bytes](), bytearray(opening), b""
+    for item in items:
+        piece += before
+        piece += msgspec.json.encode(item)
+        before = b","
+        if len(piece) >= PIECE_BYTES:
+            pieces.append(bytes(piece))
+            piece.clear()
+    return [*pieces, bytes(piece + closing)]
+
+
+def around_choices(head: bytes, rest: Mapping[str, object]) -> tuple[bytes, bytes]:
+    """Returns what stands before and behind the choices of an answer. `head`: its first fields, less the brace."""
+    return head + b',"choices":[', b"]," + msgspec.json.encode(rest)[1:]
 
 
 class WholeLogprobs:
-    """The log-probabilities of one choice, as JSON: in the end, objects would take seven times as much memory."""
+    """The log-probabilities of one choice, as JSON: objects would take seven times as much memory."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[bytes]] = {}
@@ -72,101 +97,143 @@ class WholeLogprobs:
             if entries:
                 pieces.append(msgspec.json.encode(entries)[1:-1])
 
-    def fields(self, *, before: LogprobFields | None = None) -> dict[str, msgspec.Raw]:
-        """`before`: entries that come first."""
-        first = WholeLogprobs()
-        first.add(before or {})
-        return {
-            name: msgspec.Raw(b"[" + b",".join(first._pieces.get(name, []) + pieces) + b"]")
-            for name, pieces in self._pieces.items()
-        }
+    def joined(self) -> dict[str, bytes]:
+        """Returns the array of each field, without brackets."""
+        return {name: b",".join(pieces) for name, pieces in self._pieces.items()}
 
 
-class WholeChoice:
-    """One choice of an answer that is sent in one piece."""
+class Pieces:
+    """What the events of a choice have brought until now."""
 
-    def __init__(self, index: int, logprobs_of: Callable[[ChoiceEvent], LogprobFields | None]) -> None:
-        """`index`: number of the choice inside its group."""
-        self.index = index
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
         self.token_ids: list[int] = []
-        self.logprobs: WholeLogprobs | None = None
-        """None: they were not asked for."""
-        self._logprobs_of = logprobs_of
-        self._logprob_sum, self._num_logprobs = 0.0, 0
-        self.finish = FinishReason.STOP
-        self.stop_reason: str | int | None = None
-        self.weight_versions: tuple[WeightSpan, ...] = ()
-        self.calls: list[tuple[ToolCallBegin, list[str]]] = []
-        """Calls of tools, each with the pieces of its arguments."""
-        self._texts: list[str] = []
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        self.logprobs = WholeLogprobs()
 
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
 
-    @property
-    def content(self) -> str:
-        """The text of the answer without thoughts and calls, if they are told apart in it."""
-        return "".join(self._content)
+class WholeChoice(msgspec.Struct, gc=False):
+    """One choice of an answer that is sent whole; all is there once it has ended. A request may have thousands, so one
+    that has ended has no parts that the garbage collector looks at, and points to nothing that points back."""
 
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._reasoning)
+    index: int
+    """Number of the choice inside its group."""
+    num_tokens: int = 0
+    text: str = ""
+    content: str = ""
+    """The text without thoughts and calls, if they are told apart in it."""
+    reasoning: str = ""
+    token_ids: msgspec.Raw = NO_TOKENS
+    """The tokens, as JSON."""
+    logprobs: dict[str, bytes] | None = None
+    """Field -> its array as JSON, without brackets; None: they were not asked for."""
+    calls: tuple[tuple[ToolCallBegin, list[str]], ...] = ()
+    """Calls of tools, each with the pieces of its arguments."""
+    last_token: int | None = None
+    finish: FinishReason | None = None
+    """None until it has ended."""
+    stop_reason: str | int | None = None
+    weight_versions: tuple[WeightSpan, ...] = ()
+    logprob_sum: float = 0.0
+    num_logprobs: int = 0
+    pieces: Pieces | None = None
+    """None before its first event and after its end."""
 
     @property
     def mean_logprob(self) -> float:
         """The mean log-probability of the answer's tokens, by which `best_of` ranks."""
-        return self._logprob_sum / self._num_logprobs if self._num_logprobs else 0.0
+        return self.logprob_sum / self.num_logprobs if self.num_logprobs else 0.0
 
-    def feed(self, event: ChoiceEvent) -> None:
-        self._texts.append(event.text)
-        self.token_ids.extend(event.token_ids)
+    def span_fields(self) -> dict[str, object]:
+        """Returns the field that tells who has written the choice, if it is told."""
+        return {"weight_versions": self.weight_versions} if self.weight_versions else {}
+
+    def logprob_fields(self, *, before: LogprobFields | None = None) -> dict[str, msgspec.Raw]:
+        """`before`: entries that come first."""
+        first = WholeLogprobs()
+        first.add(before or {})
+        told, own = first.joined(), self.logprobs or {}
+        return {
+            name: msgspec.Raw(b"[" + b",".join(filter(None, (told.get(name), array))) + b"]")
+            for name, array in own.items()
+        }
+
+    def feed(self, event: ChoiceEvent, fields: LogprobFields | None = None) -> None:
+        """`fields`: the log-probabilities of the event in the route's own form, if they were asked for."""
+        pieces = self.pieces = self.pieces or Pieces()
+        pieces.texts.append(event.text)
+        pieces.token_ids.extend(event.token_ids)
+        self.num_tokens += len(event.token_ids)
+        if event.token_ids:
+            self.last_token = event.token_ids[-1]
         if event.logprobs is not None:
-            self._take_logprobs(event, event.logprobs)
+            self.logprob_sum += sum(entry.logprob for entry in event.logprobs)
+            self.num_logprobs += len(event.logprobs)
+        if fields is not None:
+            pieces.logprobs.add(fields)
         for part in (Content(event.text),) if event.parts is None else event.parts:
             match part:
                 case Content(text):
-                    self._content.append(text)
+                    pieces.content.append(text)
                 case Reasoning(text):
-                    self._reasoning.append(text)
+                    pieces.reasoning.append(text)
                 case ToolCallBegin():
-                    self.calls.append((part, []))
+                    self.calls += ((part, []),)
                 case ToolCallArguments():
                     self.calls[part.number][1].append(part.text)
         if event.finish is not None:
             self.finish, self.stop_reason = event.finish, event.stop_reason
             self.weight_versions = event.weight_versions
+            self.join(pieces)
+            self.pieces = None
 
-    def _take_logprobs(self, event: ChoiceEvent, logprobs: Sequence[TokenLogprob]) -> None:
-        self._logprob_sum += sum(entry.logprob for entry in logprobs)
-        self._num_logprobs += len(logprobs)
-        if (fields := self._logprobs_of(event)) is not None:
-            self.logprobs = self.logprobs or WholeLogprobs()
-            self.logprobs.add(fields)
+    def so_far(self) -> "WholeChoice":
+        """Returns the choice with all that has come, if it has not ended."""
+        if self.pieces is None:
+            return self
+        joined = msgspec.structs.replace(self, pieces=None)
+        joined.join(self.pieces)
+        return joined
+
+    def join(self, pieces: Pieces) -> None:
+        """Sets what `pieces` add up to."""
+        self.text, self.content = "".join(pieces.texts), "".join(pieces.content)
+        self.reasoning = "".join(pieces.reasoning)
+        self.token_ids = msgspec.Raw(msgspec.json.encode(pieces.token_ids))
+        self.logprobs = pieces.logprobs.joined() or None
 
 
 class WholeGroup:
     """The choices of one prompt."""
 
     def __init__(self, indices: Sequence[int], logprobs_of: Callable[[ChoiceEvent], LogprobFields | None]) -> None:
-        self._by_index = {index: WholeChoice(index, logprobs_of) for index in indices}
-        self.choices = [*self._by_index.values()]
+        """`logprobs_of`: see `WholeWriter`."""
+        self._by_index = {index: WholeChoice(index) for index in indices}
+        self._logprobs_of = logprobs_of
         self.prompt: PromptReport | None = None
         self.ticket: Ticket | None = None
+
+    @property
+    def choices(self) -> list[WholeChoice]:
+        return [*self._by_index.values()]
+
+    def choice(self, index: int) -> WholeChoice:
+        return self._by_index[index]
 
     def feed(self, step: GroupStep) -> None:
         self.prompt = step.prompt or self.prompt
         self.ticket = step.ticket or self.ticket
         for event in step.events:
-            self._by_index[event.index].feed(event)
+            fields = None if event.logprobs is None else self._logprobs_of(event)
+            self._by_index[event.index].feed(event, fields)
 
     def best(self, count: int) -> list[WholeChoice]:
         """Returns the `count` most likely ones, best first; all of them in their own order if `count` is all."""
-        if count == len(self.choices):
-            return self.choices
-        return sorted(self.choices, key=lambda choice: -choice.mean_logprob)[:count]
+        choices = self.choices
+        if count == len(choices):
+            return choices
+        return sorted(choices, key=lambda choice: -choice.mean_logprob)[:count]
 
 
 def usage_shape(usage: Usage, *, reasoning: bool = False) -> dict[str, object]:

@@ -6,11 +6,20 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import TokenChunks, answer_plan
+from motet.api.answer import TokenChunks, answer_plan, spans_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
-from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, completion_prompts, held_to, make_plan
+from motet.api.plan import (
+    GROUP_CHARS,
+    Plan,
+    RouteOptions,
+    beside_the_loop,
+    check_size,
+    completion_prompts,
+    held_to,
+    make_plan,
+)
 from motet.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
 from motet.api.upstream import text_models_first
@@ -30,7 +39,8 @@ def completion_router(service: Service) -> APIRouter:
             body = body.without_answer() if context.order else body
             plan = await plan_completions(service, body, context=context)
             make = partial(CompletionChunks if body.stream else CompletionBody, plan, body)
-            writer = await beside_the_loop(make, sum(len(group.prompt) for group in plan.groups) if body.echo else 0)
+            echoed = sum(len(group.prompt) for group in plan.groups) if body.echo else 0
+            writer = await beside_the_loop(make, echoed + GROUP_CHARS // 4 * plan.num_choices)
             return answer_plan(service, plan, writer=writer)
 
     handle = text_models_first(service, TextRoute.COMPLETIONS, ours=with_body(CompletionRequest, completions))
@@ -55,7 +65,9 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
     )
     check_size(service, len(body.prompt), options=options)
     prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
-    return make_plan(service, prompts, sampling=body, around=body, options=await held_to(options, body.form))
+    options = await held_to(options, body.form)
+    plan = partial(make_plan, service, prompts, sampling=body, around=body, options=options)
+    return await beside_the_loop(plan, GROUP_CHARS * len(prompts))
 
 
 def _prompt_logprobs(body: CompletionRequest) -> list[int]:
@@ -116,12 +128,12 @@ class CompletionBody(WholeWriter):
         self._num_prompt_top = body.prompt_logprobs
         self._token_ids = body.return_token_ids
 
-    def close(self, usage: Usage) -> bytes:
-        choices = [
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        choices = (
             self._choice(number, rank, choice=choice)
             for number, group in enumerate(self._groups)
             for rank, choice in enumerate(group.best(self._num_sent))
-        ]
+        )
         return self.whole("text_completion", choices, usage=usage_shape(usage))
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
@@ -133,10 +145,10 @@ class CompletionBody(WholeWriter):
         return {
             "index": group * self._num_sent + rank,
             "text": self._texts.prompt(group) + choice.text,
-            "logprobs": None if choice.logprobs is None else choice.logprobs.fields(before=prompt),
+            "logprobs": None if choice.logprobs is None else choice.logprob_fields(before=prompt),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
-            **(ids if self._token_ids else {}),
+            **(ids | choice.span_fields() if self._token_ids else {}),
             **self.prompt_logprobs(group, self._num_prompt_top),
         }
 
@@ -178,12 +190,17 @@ class CompletionChunks(TokenChunks):
         finish = b"null"
         if event.finish:
             finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
-        chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b' % (
+        chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b%b' % (
             self._before_text[group * self._size + event.index],
             msgspec.json.encode(event.text),
             msgspec.json.encode(self._texts.logprobs(group, event)),
             finish,
-            b',"token_ids":' + msgspec.json.encode(event.token_ids) if self._token_ids else b"",
+            self._ids_before(b"}]", event),
             closing,
         )
         return [chunk]
+
+    def _ids_before(self, closing: bytes, event: ChoiceEvent) -> bytes:
+        if not self._token_ids:
+            return closing
+        return b',"token_ids":' + msgspec.json.encode(event.token_ids) + spans_before(closing, event)

@@ -238,8 +238,8 @@ class FrameWriter(AnswerWriter[GroupDelta, Usage]):
             self._unfinished.difference_update(one.index for one in delta.choices if one.finish is not None)
         return b"".join(map(frame, steps))
 
-    def close(self, usage: Usage) -> bytes:
-        return b""
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return []
 
     def fail(self, error: Exception) -> bytes:
         if not isinstance(error, MotetError):
@@ -302,8 +302,8 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
 class TicketWriter(WholeWriter):
     content_type = MSGPACK
 
-    def close(self, usage: Usage) -> bytes:
-        return msgspec.msgpack.encode(self._groups[0].ticket)
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return [msgspec.msgpack.encode(self._groups[0].ticket)]
 
 
 async def read_body(request: Request, kind: type[T]) -> T:

@@ -74,6 +74,14 @@ def unsupported_parameter(param: str, why: str) -> RequestError:
     return RequestError(f"Unsupported parameter: '{param}' {why}.", param=param, code="unsupported_parameter")
 
 
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Returns the error with the name that its field has in another dialect, if that is another one."""
+    if error.param is not None and (here := names.get(error.param)) is not None:
+        error.message = error.message.replace(f"'{error.param}'", f"'{here}'")
+        error.param = here
+    return error
+
+
 class Misfit(ValueError):
     """An error of a schema's check. The check knows its object, or its field, and pydantic where that is in the
     body: `validation_failure` makes the error that names the whole path."""

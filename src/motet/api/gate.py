@@ -31,13 +31,16 @@ from motet.engines.wire import WORKER_KEY_CODE
 from motet.errors import ForbiddenError, RequestError, UnauthorizedError
 from motet.transfer.ticket import is_loopback
 
-OPEN_ROUTES = frozenset({"/health", "/ping", "/liveness", "/ready", "/version"})
+OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/version"})
 OPERATORS = ("/drain", "/workers")
 TRAINERS = (
     *("/pause", "/resume", "/is_paused", "/abort_requests", "/weight_info", "/weight_checker"),
     *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
     *("/start_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
     *("/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/server_info", "/get_world_size"),
+    # as SGLang names them
+    *("/pause_generation", "/continue_generation", "/abort_request", "/update_weights_from_disk", "/flush_cache"),
+    *("/get_weight_version", "/get_model_info", "/model_info", "/v1/loads"),
 )
 """A client's key never opens them, since they change what every client gets."""
 WORKERS = ("/engine",)

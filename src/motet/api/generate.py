@@ -7,9 +7,17 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import END, CountingWriter, answer_plan, ticket_before
+from motet.api.answer import END, CountingWriter, answer_plan, spans_before, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
+from motet.api.collect import (
+    LogprobFields,
+    WholeChoice,
+    WholeWriter,
+    around_choices,
+    in_pieces,
+    usage_json,
+    usage_shape,
+)
 from motet.api.failure import invalid_value
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import Plan, RouteOptions, beside_the_loop, check_size, held_to, make_plan
@@ -106,18 +114,18 @@ class TokensBody(WholeWriter):
         self._sampling = body.sampling_params
         self._token_ids = body.return_token_ids
 
-    def close(self, usage: Usage) -> bytes:
+    def close(self, usage: Usage) -> Sequence[bytes]:
         (group,) = self._groups
-        answer = {
-            "request_id": self._request_id,
-            "choices": [self._choice(choice) for choice in group.choices],
+        rest = {
             **({"prompt_token_ids": self._plan.groups[0].prompt} if self._token_ids else {}),
             "prompt_logprobs": None,
             **self.prompt_logprobs(0, self._sampling.prompt_logprobs),
             "kv_transfer_params": group.ticket,
             "usage": usage_shape(usage),
         }
-        return msgspec.json.encode(answer)
+        head = msgspec.json.encode({"request_id": self._request_id})[:-1]
+        opening, closing = around_choices(head, rest)
+        return in_pieces(opening, map(self._choice, group.choices), closing=closing)
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return token_logprobs(event.logprobs or (), self._sampling)
@@ -125,11 +133,11 @@ class TokensBody(WholeWriter):
     def _choice(self, choice: WholeChoice) -> dict[str, object]:
         return {
             "index": choice.index,
-            "logprobs": None if choice.logprobs is None else choice.logprobs.fields(),
+            "logprobs": None if choice.logprobs is None else choice.logprob_fields(),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
-            **({"weight_versions": choice.weight_versions} if choice.weight_versions else {}),
+            **choice.span_fields(),
         }
 
 
@@ -158,14 +166,13 @@ class TokensChunks(CountingWriter):
         finish = b"null"
         if event.finish:
             finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
-            if event.weight_versions:
-                finish += b',"weight_versions":' + msgspec.json.encode(event.weight_versions)
-        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b}]%b%b' % (
+        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b%b%b%b' % (
             self._opening,
             event.index,
             msgspec.json.encode(token_logprobs(event.logprobs or (), self._sampling)),
             finish,
             msgspec.json.encode(event.token_ids),
+            spans_before(b"}]", event),
             prompt,
             closing,
         )

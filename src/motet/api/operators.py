@@ -44,6 +44,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/health")
     @router.get("/liveness")  # as prime-rl asks
+    @router.get("/health_generate")  # as SGLang's clients ask
     @router.get("/ping")  # as SageMaker asks
     @router.post("/ping")
     async def health() -> Response:

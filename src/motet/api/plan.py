@@ -54,6 +54,8 @@ LONG_TEXT = 8192
 costs more."""
 TURN_CHARS = 64
 """A message takes as long as so many characters more."""
+GROUP_CHARS = 64
+"""To plan a group takes as long as so many characters, and to make ready for the answers of four choices too."""
 TOOL_CHARS = 1024
 """The grammar of a tool takes as long as so many characters of a schema; it may take a hundred times as long."""
 
@@ -133,7 +135,7 @@ def make_plan(
     around: GeneratingFields,
     options: RouteOptions,
 ) -> Plan:
-    """Raises `RequestError` for what only the model's limits and the prompts can refuse."""
+    """Raises `RequestError` for what only the model's limits and the prompts can refuse. May run in a thread."""
     context, served = options.context, options.context.served
     context.check(prompts)
     rights = service.rights(context.caller.client)
@@ -297,15 +299,16 @@ async def text_prompt(preparer: Preparer, text: str, *, add_special_tokens: bool
 
 
 async def completion_prompts(
-    preparer: Preparer, prompts: Sequence[Prompt], *, add_special_tokens: bool
+    preparer: Preparer, prompts: Sequence[Prompt], *, add_special_tokens: bool, param: str = "prompt"
 ) -> list[Sequence[int]]:
+    """`param`: the field that they came in."""
     checked: list[Sequence[int]] = []
     for number, prompt in enumerate(prompts):
-        param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+        place = param if len(prompts) == 1 else f"{param}[{number}]"
         ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
         if isinstance(prompt, str):
-            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=param)
-        await beside_the_loop(partial(preparer.check_prompt, ids, param=param), len(ids))
+            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=place)
+        await beside_the_loop(partial(preparer.check_prompt, ids, param=place), len(ids))
         checked.append(ids)
         await asyncio.sleep(0)  # others' turn: there may be hundreds of prompts with thousands of tokens each
     return checked

@@ -262,7 +262,10 @@ class ResponseBody(GroupsWriter):
         self._feed(steps)
         return b""
 
-    def close(self, usage: Usage) -> bytes:
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return [self._whole(usage)]
+
+    def _whole(self, usage: Usage) -> bytes:
         reason = INCOMPLETE.get(self._output.finish or FinishReason.STOP)
         details: Members | None = None if reason is None else {"reason": reason}
         return self._json(self._end, incomplete_details=details, usage=response_usage(usage))
@@ -312,8 +315,8 @@ class ResponseEvents(ResponseBody):
             events += (_of_response("created", begun), _of_response("in_progress", begun))
         return self._bytes(*events, *self._feed(steps))
 
-    def close(self, usage: Usage) -> bytes:
-        return self._bytes(_of_response(self._end, super().close(usage)))
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return [self._bytes(_of_response(self._end, self._whole(usage)))]
 
     def fail(self, error: Exception) -> bytes:
         """`server_error` is the only one of OpenAI's codes that fits; the `error` event before it has ours."""

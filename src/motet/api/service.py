@@ -205,14 +205,15 @@ class Service:
         if total > config.max_choices:
             raise RequestError(
                 f"Too many choices: {num_prompts} prompts x {n} = {total}, while one request may have at most "
-                f"{config.max_choices}. Send fewer prompts at a time, or a smaller 'n'.",
+                f"{config.max_choices} (--max-choices). Send fewer prompts at a time, or a smaller 'n'.",
                 param=prompt_param,
                 code="too_many_choices",
             )
         if num_prompts > config.max_waiting_groups:
             raise RequestError(
                 f"Too many prompts: {num_prompts}, while at most {config.max_waiting_groups} may wait for their first "
-                "token on this server, so they would never be taken in together. Send fewer at a time.",
+                "token on this server (--max-waiting-groups), so they would never be taken in together. Send fewer at "
+                "a time.",
                 param=prompt_param,
                 code="too_many_prompts",
             )

@@ -214,11 +214,11 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
             self._extras.append(step.extras)
         return b""
 
-    def close(self, usage: Usage | None) -> bytes:
+    def close(self, usage: Usage | None) -> Sequence[bytes]:
         pieces = sorted(self._pieces, key=lambda piece: piece.index)
         choices = b",".join(b'{"index":' + _rest_of_choice(piece) for piece in pieces)
         agreed = _members(_agreed(self._extras))
-        return self._opening + choices + b"]" + agreed + b',"usage":' + chat_usage_json(usage) + b"}"
+        return [self._opening + choices + b"]" + agreed + b',"usage":' + chat_usage_json(usage) + b"}"]
 
 
 def _rest_of_choice(piece: TextPiece) -> bytes:

@@ -19,14 +19,12 @@ from motet.api.answer import json_response
 from motet.api.caller import new_router, with_body
 from motet.api.failure import invalid_value
 from motet.api.incoming import is_tensors, read_tensors
-from motet.api.schemas.shared import Schema
+from motet.api.schemas.shared import MAX_VERSION_CHARS, Schema
 from motet.api.service import Service
 from motet.engines.base import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
 from motet.models.checkpoint import ZEROS, Checkpoint, MemoryFile
-
-MAX_VERSION_CHARS = 200
 
 Version = Annotated[str, Field(min_length=1, max_length=MAX_VERSION_CHARS)]
 
@@ -155,7 +153,7 @@ def transfer_router(service: Service) -> APIRouter:
         service.opened(service.weights)
         checkpoint = service.incoming.finish()
         version = None if body is None else body.weight_version
-        update = await _applied(service, checkpoint, version=version, field="body")
+        update = await bring_weights(service, checkpoint, version=version, field="body")
         return json_response({"message": "Weight update finished", **_told(update)})
 
     return router
@@ -185,12 +183,12 @@ async def _take_json(service: Service, body: NewWeights) -> Response:
 
 
 async def _update(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> Response:
-    update = await _applied(service, checkpoint, version=version, field=field)
+    update = await bring_weights(service, checkpoint, version=version, field=field)
     return json_response({"message": "Weights updated", **_told(update)})
 
 
-async def _applied(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> WeightUpdate:
-    """`field`: what brought the weights. Raises RequestError, which names it."""
+async def bring_weights(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> WeightUpdate:
+    """Gives the engines new weights. `field`: what brought them. Raises RequestError, which names it."""
     try:
         return await service.opened(service.weights).update(checkpoint, version)
     except RequestError as error:

@@ -265,6 +265,8 @@ class Journey:
             self._dispatcher.on_the_way.discard(self._unfinished)
             self._go(GroupState.OVER)
             self._turn.set()
+            if isinstance(self._source, Part):
+                self._source.over = None  # else the two would hold each other until a full garbage collection
             self._ended(self)
 
     def _go(self, state: GroupState) -> None:

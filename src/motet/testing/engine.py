@@ -132,6 +132,8 @@ class FakeEngine:
         self.script = script
         self.gate = gate
         self.fail_after = fail_after or {}
+        self.new_weights: dict[int, str] = {}
+        """Step -> the version of the weights that write from there on."""
         self.during_prefill = during_prefill
         self.leases = leases if leases is not None else FakeLeases()
         self.open: dict[RequestId, FakeGroup] = {}
@@ -265,10 +267,11 @@ class FakeGroup:
             self._tell_lease()
         deltas = tuple(self._advance(start) for start in list(self.unfinished.values()))
         report = self._report() if self.step == 0 else None
+        version = self._engine.new_weights.get(self.step, "")
         self.step += 1
         if not self.unfinished:
             self._end()
-        return GroupDelta(self._request.request_id, deltas, report)
+        return GroupDelta(self._request.request_id, deltas, report, weight_version=version)
 
     async def aclose(self) -> None:
         self._end()

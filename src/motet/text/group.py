@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from motet.engines.base import Engine
+from motet.engines.base import Engine, GroupStream
 from motet.errors import AnswerParserError, EngineError
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
 from motet.text.tokenizer import Tokenizer
@@ -43,11 +43,15 @@ class TextGroup:
         self, engine: Engine, request: GenerateRequest, *, tokenizer: Tokenizer, rules: TextRules, number: int = 0
     ) -> None:
         """`number`: of the prompt inside its request."""
-        self._choices = {
-            start.index: ChoiceStream(start, request.prompt, tokenizer=tokenizer, rules=rules)
-            for start in request.choices
-        }
-        self._unfinished = set(self._choices)
+        self._tokenizer, self._rules = tokenizer, rules
+        self._choices: dict[int, ChoiceStream] = {}
+        """Empty before the first delta and after the end: a request may have thousands of groups, and few that run."""
+        self._unfinished = {start.index for start in request.choices}
+        self._num_tokens = dict.fromkeys(self._unfinished, 0)
+        self._reasoning_tokens = 0
+        """The counts before the first delta, and after the end."""
+        if any(start.written for start in request.choices):
+            self._begin(request)
         self._ended_before = [index for index, choice in self._choices.items() if choice.ended]
         """Choices that were resumed after a stop string; the engine is told after its first step."""
         self._num_known = {start.index: len(start.written) if rules.written_known else 0 for start in request.choices}
@@ -63,17 +67,20 @@ class TextGroup:
         """Name of the worker that wrote last, once the engine has said it; engines need not say it."""
         self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
         """Called with the events of every step, before the step is read, and True if they may end a choice."""
-        self._stream = engine.generate(request)
+        self._stream: GroupStream | None = engine.generate(request)
+        """None once it is closed: what it consists of need not stay for as long as the request."""
 
     async def run(  # noqa: C901 (in one piece, since every token passes here)
         self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]
     ) -> None:
         """Reads the group to its end. Gives `take` each step that has something to show, and awaits what it returns. If
         `take` raises, the group may be run on."""
-        if not self._unfinished:
+        if not self._unfinished or self._stream is None:
             return
         on_step = self.on_step
         async for delta in self._stream:
+            if not self._choices:
+                self._begin(self._request)
             events: list[ChoiceEvent] = []
             ended = self._ended_before
             if delta.weight_version:
@@ -110,6 +117,11 @@ class TextGroup:
         left = sorted(self._unfinished)
         raise EngineError(f"the engine ended group {self._request.request_id} before its choices {left} had ended")
 
+    def _begin(self, request: GenerateRequest) -> None:
+        for start in request.choices:
+            stream = ChoiceStream(start, request.prompt, tokenizer=self._tokenizer, rules=self._rules)
+            self._choices[start.index] = stream
+
     def _with_versions(self, event: ChoiceEvent) -> ChoiceEvent:
         """Returns the last event of a choice with the versions of the weights that have written its tokens."""
         index, spans = event.index, list[WeightSpan]()
@@ -125,23 +137,25 @@ class TextGroup:
 
     async def aclose(self) -> None:
         """Ends the group if it is not over. May be called at any time, twice too."""
-        await self._stream.aclose()
+        if self._stream is not None:
+            await self._stream.aclose()
+            self._stream = None
 
     @property
     def usage(self) -> Usage:
         """Token counts so far, without the tokens that the reader brought."""
-        choices = self._choices.values()
         return Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=sum(self.num_tokens.values()),
             cached_tokens=self._cached_tokens,
-            reasoning_tokens=sum(choice.reasoning_tokens for choice in choices),
+            reasoning_tokens=self._reasoning_tokens + sum(one.reasoning_tokens for one in self._choices.values()),
         )
 
     @property
     def num_tokens(self) -> dict[int, int]:
         """The number of output tokens of each choice so far, without those that the reader brought."""
-        return {index: choice.num_tokens - self._num_known[index] for index, choice in self._choices.items()}
+        begun = {index: choice.num_tokens - self._num_known[index] for index, choice in self._choices.items()}
+        return self._num_tokens | begun
 
     async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:
         """Ends choices, which `delta` has ended in the engine too, or which have ended only here."""
@@ -152,4 +166,6 @@ class TextGroup:
             if index not in known:
                 await self._engine.stop_choice(self._request.request_id, index)
         if not self._unfinished:
+            self._num_tokens, self._reasoning_tokens = self.num_tokens, self.usage.reasoning_tokens or 0
+            self._choices = {}
             await self.aclose()

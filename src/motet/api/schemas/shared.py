@@ -54,6 +54,8 @@ IGNORED_OF_VLLM = frozenset({"routed_experts_prompt_start"})
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
+MAX_VERSION_CHARS = 200
+"""Characters in the name of a version of weights."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_CHARS_TOGETHER = 8192

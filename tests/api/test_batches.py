@@ -1,0 +1,110 @@
+"""A whole rollout batch in one completions request: the answers of single requests, and others get their turn."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from motet.api.admission import Place
+from motet.api.groups import FEW_GROUPS, AnswerGroup, MergedGroups, Take
+from motet.types import ChoiceStart, GenerateRequest
+from tests.api.serving import Served, Serving, chunks, named, streamed_or_not
+from tests.tiny_tokenizer import FIRST_BYTE_ID
+
+pytestmark = pytest.mark.anyio
+
+N = 4
+PROMPTS = [[FIRST_BYTE_ID + 97 + number, *range(10, 10 + number % 7)] for number in range(2 * FEW_GROUPS + 3)]
+FIELDS: dict[str, object] = {"max_tokens": 6, "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
+
+
+def drawn(request: GenerateRequest, start: ChoiceStart) -> list[int]:
+    """Returns an answer that depends on the prompt and the seed, and whose length depends on both too."""
+    first = sum(request.prompt) * 31 + start.seed * 7
+    return [FIRST_BYTE_ID + 97 + (first + place) % 26 for place in range(2 + first % 5)]
+
+
+@pytest.fixture
+async def drawing(serve: Serving) -> Served:
+    return await serve(drawn, max_waiting_groups=len(PROMPTS))
+
+
+def by_index(choices: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Joins the pieces of each choice: texts and arrays one behind the other; of other fields, the last one counts."""
+    joined: dict[int, dict[str, Any]] = {}
+    for piece in choices:
+        choice = joined.setdefault(piece["index"], {"text": "", "token_ids": [], "logprobs": {}})
+        choice["text"] += piece["text"]
+        choice["token_ids"] += piece["token_ids"]
+        for name, entries in (piece["logprobs"] or {}).items():
+            choice["logprobs"].setdefault(name, []).extend(entries)
+        choice |= {name: piece[name] for name in ("prompt_token_ids", "finish_reason") if piece.get(name) is not None}
+    return joined
+
+
+@streamed_or_not
+async def test_a_batch_has_the_answers_of_single_requests(drawing: Served, stream: bool) -> None:
+    answer = await drawing.complete(PROMPTS, n=N, seed=5, stream=stream, **FIELDS)
+    pieces = chunks(answer) if stream else [answer.json()]
+    batch = by_index([choice for piece in pieces for choice in piece["choices"]])
+    assert [*batch] == [*range(len(PROMPTS) * N)] or stream
+    for number, prompt in enumerate(PROMPTS):
+        for place in range(N):
+            single = (await drawing.complete(prompt, seed=5 + place, **FIELDS)).json()["choices"]
+            assert batch[number * N + place] == by_index(single)[0]
+            assert len(batch[number * N + place]["token_ids"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("limits", "flag"), [({"max_choices": 100}, "--max-choices"), ({"max_waiting_groups": 20}, "--max-waiting-groups")]
+)
+async def test_a_batch_above_a_limit_is_refused_with_the_setting(
+    serve: Serving, limits: dict[str, Any], flag: str
+) -> None:
+    served = await serve(**limits)
+    refused = await served.complete(PROMPTS, n=N)
+    assert named(refused) == (400, "prompt")
+    assert flag in refused.json()["error"]["message"]
+
+
+class ManySteps(AnswerGroup[int, int]):
+    """A group whose steps lie ready."""
+
+    usage = 0
+    worker = ""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def open(self, place: Place) -> None: ...
+
+    async def run(self, take: Take[int]) -> None:
+        for step in range(self.steps):
+            if (taking := take([step])) is not None:
+                await taking
+
+    async def close(self, *, status: int) -> None: ...
+
+
+async def test_others_get_their_turn_while_many_groups_have_steps() -> None:
+    taken: list[int] = []
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def take(steps: Any) -> None:
+        taken.append(len(steps))
+
+    watching = asyncio.create_task(other())
+    groups = [ManySteps(10) for _ in range(20 * FEW_GROUPS)]
+    merged = MergedGroups(groups)
+    await merged.run(take)
+    await merged.aclose()
+    watching.cancel()
+    assert sum(taken) == 10 * len(groups)
+    assert max(taken) <= FEW_GROUPS
+    assert turns >= len(taken)

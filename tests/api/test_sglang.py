@@ -1,0 +1,258 @@
+"""SGLang's routes: what slime sends, in the shapes that it reads, and answers equal to those of our own routes."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from motet.types import PauseMode
+from tests.api.noted_weights import BAD, NotedWeights
+from tests.api.serving import SEED, Served, Serving, coded, events, hello, named
+from tests.tiny_tokenizer import EOS_ID, fake_answer
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [5, 6, 7]
+# `generate` in slime/rollout/sglang_rollout.py (slime 624b824a, 2026-08-21), with the defaults of slime's arguments.
+OF_SLIME: dict[str, Any] = {
+    "sampling_params": {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_new_tokens": 100,
+        "stop": None,
+        "stop_token_ids": None,
+        "skip_special_tokens": True,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+        "sampling_seed": 44,
+    },
+    "return_logprob": True,
+    "input_ids": PROMPT,
+}
+
+
+async def generate(served: Served, **fields: Any) -> httpx.Response:
+    return await served.http.post("/generate", json=fields)
+
+
+async def test_a_sample_of_slime_is_answered_as_slime_reads_it(served: Served) -> None:
+    answer = (await generate(served, **OF_SLIME)).json()
+    tokens = fake_answer("hello 0")
+    meta = answer["meta_info"]
+    name = meta.pop("id")
+    assert name.startswith("generate-")
+    assert answer == {
+        "text": "hello 0",
+        "output_ids": tokens,
+        "meta_info": {
+            "finish_reason": {"type": "stop", "matched": EOS_ID},
+            "prompt_tokens": len(PROMPT),
+            "weight_version": "0",
+            "input_token_logprobs": [],
+            "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+            "output_token_logprobs_length": len(tokens),
+            "completion_tokens": len(tokens),
+            "cached_tokens": 0,
+        },
+    }
+    (request,) = served.engine.requests
+    assert (request.prompt, request.choices[0].seed, request.sampling.max_tokens) == (tuple(PROMPT), 44, 100)
+
+
+async def test_the_calls_of_slime_s_engine_are_answered(trained: Served, weights: NotedWeights) -> None:
+    """slime/backends/sglang_utils/sglang_engine.py and server_control.py (slime 624b824a), in the order of a step."""
+    http = trained.http
+    assert (await http.get("/health_generate", headers={"authorization": "Bearer None"})).status_code == 200
+    assert (await http.post("/abort_request", json={"abort_all": True})).status_code == 200
+    loads = (await http.get("/v1/loads?include=core")).json()["loads"]
+    assert loads == [{"num_running_reqs": 0, "num_waiting_reqs": 0, "num_total_reqs": 0}]
+    assert (await http.post("/pause_generation", json={})).json()["status"] == "ok"
+    update = {"model_path": "/step-3", "load_format": "auto", "weight_version": "3"}
+    assert (await http.post("/update_weights_from_disk", json=update)).json()["success"] is True
+    assert (await http.post("/continue_generation", json={})).json()["status"] == "ok"
+    assert (await http.get("/get_weight_version")).json() == {"weight_version": "3"}
+    assert weights.asked[:2] == [None, PauseMode.ABORT]
+    assert not weights.paused
+
+
+async def test_other_calls_of_trainers_reach_the_weights(trained: Served, weights: NotedWeights) -> None:
+    for mode in ("in_place", "retract"):
+        await trained.http.post("/pause_generation", json={"mode": mode})
+    await trained.http.post("/abort_request", json={"rid": "mine"})
+    await trained.http.post("/update_weights_from_disk", json={"model_path": "/x", "abort_all_requests": True})
+    assert weights.asked[:4] == [PauseMode.KEEP, PauseMode.KEEP, ["mine"], None]
+    for path in ("/get_model_info", "/model_info"):
+        told = (await trained.http.get(path)).json()
+        assert (told["is_generation"], told["weight_version"]) == (True, "1")
+
+
+async def test_weights_that_cannot_be_used_are_refused_by_sglang_s_name(trained: Served) -> None:
+    refused = await trained.http.post("/update_weights_from_disk", json={"model_path": str(BAD)})
+    assert named(refused) == (400, "model_path")
+    assert "'model_path'" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/abort_request", "/pause_generation", "/continue_generation"])
+async def test_trainers_routes_need_rl(served: Served, path: str) -> None:
+    assert coded(await served.http.post(path, json={})) == (404, "rl_off")
+
+
+async def test_trainers_routes_need_the_admin_key_and_generate_an_api_key(serve: Serving) -> None:
+    served = await serve(rl=True, api_keys=("client",), admin_key="admin")
+    served.service.weights = NotedWeights()
+    keys = {name: {"authorization": f"Bearer {name}"} for name in ("client", "admin")}
+    for path in ("/abort_request", "/pause_generation", "/continue_generation"):
+        statuses = [(await served.http.post(path, json={}, headers=keys[name])).status_code for name in keys]
+        assert statuses == [401, 200]
+    for path in ("/get_weight_version", "/get_model_info", "/model_info", "/v1/loads"):
+        statuses = [(await served.http.get(path, headers=keys[name])).status_code for name in keys]
+        assert statuses == [401, 200]
+    body = {"input_ids": PROMPT}
+    statuses = [(await served.http.post("/generate", json=body, headers=keys[name])).status_code for name in keys]
+    assert statuses == [200, 401]
+    assert (await served.http.get("/health_generate")).status_code == 200
+
+
+async def test_a_batch_with_several_choices_is_a_list_of_what_completions_answer(serve: Serving) -> None:
+    served = await serve(lambda request, start: fake_answer(f"{request.prompt[0]} {start.seed}"))
+    prompts = [[5, 6], [7]]
+    fields = {"n": 3, "ignore_eos": False}
+    told = (await generate(served, input_ids=prompts, sampling_params=fields | {"sampling_seed": 9}, rid="r")).json()
+    ours = (await served.complete(prompts, seed=9, max_tokens=100, return_token_ids=True, n=3)).json()["choices"]
+    assert [one["text"] for one in told] == [one["text"] for one in ours]
+    assert [one["output_ids"] for one in told] == [one["token_ids"] for one in ours]
+    assert [one["meta_info"]["id"] for one in told] == [f"r_{place}" for place in range(6)]
+    assert [one["meta_info"]["prompt_tokens"] for one in told] == [2, 2, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "listed"),
+    [({"text": "hi"}, False), ({"text": ["hi"]}, True), ({"input_ids": [5]}, False), ({"input_ids": [[5]]}, True)],
+)
+async def test_a_prompt_in_a_list_gets_a_list(served: Served, prompt: dict[str, object], listed: bool) -> None:
+    answer = (await generate(served, **prompt)).json()
+    assert isinstance(answer, list) == listed
+    (one,) = answer if listed else [answer]
+    assert one["text"] == "hello 0"
+
+
+async def test_each_event_of_a_stream_has_all_that_has_come(served: Served) -> None:
+    sampling = {"n": 2, "max_new_tokens": 3}
+    fields = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "rid": "r"}
+    whole = (await generate(served, **fields)).json()
+    *data, end = events(await generate(served, **fields, stream=True))
+    assert end == "[DONE]"
+    seen: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    for event in map(json.loads, data):
+        seen[event.pop("index")].append(event)
+    for index, told in seen.items():
+        assert told[-1] == whole[index]
+        assert told[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+        for before, after in pairwise(told):
+            assert before["meta_info"]["finish_reason"] is None
+            assert after["text"].startswith(before["text"])
+            assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+            logprobs = [one["meta_info"]["output_token_logprobs"] for one in (before, after)]
+            assert logprobs[1][: len(logprobs[0])] == logprobs[0]
+            assert len(logprobs[0]) == len(before["output_ids"]) == before["meta_info"]["completion_tokens"]
+
+
+async def test_log_probabilities_have_sglang_s_forms(served: Served) -> None:
+    fields = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+    meta = (await generate(served, **fields, logprob_start_len=0, top_logprobs_num=2)).json()["meta_info"]
+    (token,) = [entry[1] for entry in meta["output_token_logprobs"]]
+    assert meta["input_token_logprobs"] == [[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]]
+    assert meta["input_top_logprobs"] == [None, [], []]
+    assert meta["output_top_logprobs"] == [[[-0.5, token, None], [-1.5, token + 1, None]]]
+    meta = (await generate(served, **fields, token_ids_logprob=[9, token])).json()["meta_info"]
+    assert meta["output_token_ids_logprobs"] == [[[-1.0, 9, None], [-0.5, token, None]]]
+    meta = (await generate(served, **fields, return_text_in_logprobs=True)).json()["meta_info"]
+    assert meta["output_token_logprobs"] == [[-0.5, token, served.tokenizer.token_text(token)]]
+
+
+async def test_a_prompt_alone_is_scored_as_slime_s_teachers_do(served: Served) -> None:
+    """slime/rollout/on_policy_distillation.py."""
+    sampling = {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False}
+    fields = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    answer = (await generate(served, **fields)).json()
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    meta = answer["meta_info"]
+    assert meta["input_token_logprobs"][1:] == [[-1.0, 6, None], [-2.0, 7, None]]
+    assert (meta["output_token_logprobs"], meta["finish_reason"]) == ([], {"type": "length", "length": 0})
+
+
+async def test_each_prompt_of_a_batch_is_scored(served: Served) -> None:
+    fields = {"input_ids": [[5, 6], [7, 8, 9]], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+    told = (await generate(served, **fields, logprob_start_len=0)).json()
+    assert [one["meta_info"]["input_token_logprobs"] for one in told] == [
+        [[None, 5, None], [-1.0, 6, None]],
+        [[None, 7, None], [-1.0, 8, None], [-2.0, 9, None]],
+    ]
+
+
+async def test_stop_strings_are_kept_or_cut(served: Served) -> None:
+    for trim, text in ((False, "he"), (True, "hell")):
+        sampling = {"stop": ["ll"], "no_stop_trim": trim}
+        answer = (await generate(served, input_ids=PROMPT, sampling_params=sampling)).json()
+        assert (answer["text"], answer["meta_info"]["finish_reason"]) == (text, {"type": "stop", "matched": "ll"})
+
+
+async def test_new_weights_are_told(serve: Serving) -> None:
+    served = await serve(hello)
+    served.engine.new_weights = {2: "7"}
+    sampling = {"max_new_tokens": 5, "ignore_eos": True}
+    meta = (await generate(served, input_ids=PROMPT, sampling_params=sampling)).json()["meta_info"]
+    assert meta["weight_version"] == "7"
+    assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 5}]
+
+
+async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> None:
+    served = await serve()
+    await generate(served, input_ids=PROMPT, rid="one")
+    await generate(served, input_ids=[[5], [6]], rid=["a", "b"])
+    await generate(served, input_ids=[[5], [6]], rid="both")
+    assert [request.trace for request in served.engine.requests] == ["one", "a", "b", "both", "both"]
+    assert [request.choices[0].seed for request in served.engine.requests] == [SEED] * 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input_ids"),
+        ({"text": "a", "input_ids": [5]}, "text"),
+        ({"text": [5]}, "text"),
+        ({"input_ids": "a"}, "input_ids"),
+        ({"input_ids": [[5], []]}, "input_ids[1]"),
+        ({"input_ids": [9999]}, "input_ids"),
+        ({"sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
+        ({"sampling_params": {"max_new_tokens": 10**9}}, "input_ids"),
+        ({"sampling_params": {"min_new_tokens": 9, "max_new_tokens": 5}}, "sampling_params.min_new_tokens"),
+        ({"sampling_params": {"n": 0}}, "sampling_params.n"),
+        ({"sampling_params": {"n": 1000}}, "sampling_params.n"),
+        ({"sampling_params": {"ebnf": "root ::= a"}}, "sampling_params.ebnf"),
+        ({"sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
+        ({"sampling_params": {"regex": "a", "json_schema": "{}"}}, "sampling_params.json_schema"),
+        ({"sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
+        ({"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}, "sampling_params.custom_params"),
+        ({"sampling_params": [{}]}, "sampling_params"),
+        ({"return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
+        ({"return_logprob": True, "logprob_start_len": 0, "stream": True}, "logprob_start_len"),
+        ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
+        ({"return_logprob": True, "token_ids_logprob": [9999]}, "token_ids_logprob"),
+        ({"return_logprob": True, "token_ids_logprob": [5], "top_logprobs_num": 1}, "token_ids_logprob"),
+        ({"top_logprobs_num": 1}, "top_logprobs_num"),
+        ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"stream": True, "sampling_params": {"n": 64, "max_new_tokens": 1025}}, "stream"),
+        ({"image_data": ["x"]}, "image_data"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"priority": 1}, "priority"),
+        ({"rid": "a b"}, "rid"),
+        ({"rid": ["a", "b"]}, "rid"),
+    ],
+)
+async def test_what_is_not_honoured_is_refused_by_name(refusing: Served, fields: dict[str, object], param: str) -> None:
+    prompt = {} if not fields or "text" in fields else {"input_ids": [5]}
+    assert named(await generate(refusing, **prompt | fields)) == (400, param)
