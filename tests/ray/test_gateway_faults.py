@@ -8,8 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from safetensors.torch import load_file
 
+from motet import weights
 from motet.types import Ingress
+from motet.weights import Way
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
@@ -75,6 +78,31 @@ async def test_decode_does_without_a_killed_prefill_replica_and_meets_the_next_o
     assert len({answer.headers["x-motet-worker"] for answer in answers}) == 2, "one of the two was not asked"
     after = await ray.totals()
     assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (4, 0)
+
+
+async def test_a_trainer_gives_all_replicas_new_weights_and_one_that_comes_later_too(
+    ray: RunningRay, undisturbed: Undisturbed, folder: Path
+) -> None:
+    """A folder by its name, and tensors that pass Serve's proxy. In the end all have the first weights again."""
+    body = completion("new weights", COUNTED, n=4)
+    old = await undisturbed.answer(COMPLETIONS, body)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    pushed = {name: tensors[name] * 0.5}
+    push = partial(weights.push, str(ray.http.base_url), admin_key="admin", way=Way.HTTP)
+    assert await asyncio.to_thread(push, pushed, version="half") == "half"
+    new = await ask(ray.http, COMPLETIONS, body)
+    assert new != old
+    decode = ray.replicas("decode")[0]
+    kill(decode)
+    await ray.until_whole(seconds=BACK_S)
+    for i in range(4):
+        assert await ask(ray.http, COMPLETIONS, body) == new
+        assert await ask(ray.http, COMPLETIONS, completion(f"another {i}", n=4))
+    admin = {"Authorization": "Bearer admin"}
+    told = await ray.http.post("/update_weights", json={"weight_dir": str(folder)}, headers=admin)
+    assert told.json()["weight_version"] == "2", told.text
+    assert await ask(ray.http, COMPLETIONS, body) == old
 
 
 async def test_a_gateway_that_is_killed_breaks_its_streams_off_and_the_workers_free_all(

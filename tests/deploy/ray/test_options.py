@@ -14,6 +14,7 @@ from motet.deploy.ray.options import (
     PREFILL,
     REQUEST_ROUTER,
     check_hook,
+    check_trainers,
     deployment_options,
     most_replicas,
     request_router_options,
@@ -150,3 +151,11 @@ def test_the_hook_needs_haproxy_and_the_bodies(missing: str) -> None:
 
 def test_without_the_flag_nothing_is_checked() -> None:
     check_hook(direct(), {}, ray_version="3.0")
+
+
+def test_trainers_need_the_one_gateway_that_passes_weights_on_to_all() -> None:
+    check_trainers(settings(rl=True))
+    check_trainers(direct())
+    for flags in ({"ingress": "direct"}, {"gateways": 2}):
+        with pytest.raises(ConfigError, match="--rl needs --ingress gateway and --gateways 1"):
+            check_trainers(settings(rl=True, **flags))

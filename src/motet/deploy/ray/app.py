@@ -30,6 +30,7 @@ def application(args: Mapping[str, object]) -> Application:
     parser_names(settings)  # checked here, so that not every replica fails at its start
     if not settings.rows["cluster_key"].value:
         args = {**args, "cluster_key": secrets.token_hex(CLUSTER_KEY_BYTES)}
+    options.check_trainers(settings)
     options.check_hook(settings, environment(), ray_version=ray.__version__)
     told = options.deployment_options(settings)
     told[options.DECODE].update(options.request_router_options(settings, environment()))

@@ -179,6 +179,16 @@ def check_hook(settings: Settings, environ: Mapping[str, str], *, ray_version: s
         )
 
 
+def check_trainers(settings: Settings) -> None:
+    """Raises ConfigError if `--rl` is set where a request of a trainer would reach one of several servers."""
+    ray = settings.ray
+    if settings.server().rl and (ray.ingress is not Ingress.GATEWAY or ray.gateways > 1):
+        raise ConfigError(
+            "--rl needs --ingress gateway and --gateways 1: Serve gives a trainer's request to one replica, and only a "
+            "gateway passes new weights on to all"
+        )
+
+
 def _is_on(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name) == "1"
 
