@@ -45,6 +45,9 @@ class NotedWeights:
         self.version = version or "1"
         return WeightUpdate(self.version, "decode-0", 0.25)
 
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        self.asked.append(anew)
+
     async def rename(self, version: str) -> None:
         self.version = version
 

@@ -4,7 +4,7 @@ import pytest
 
 from motet.types import PauseMode
 from tests.api.noted_weights import NotedWeights
-from tests.api.serving import ROUTES, Served, Serving, chunks, coded, every_route, streamed_or_not
+from tests.api.serving import ROUTES, Served, Serving, chunks, coded, every_route, named, streamed_or_not
 
 pytestmark = pytest.mark.anyio
 
@@ -81,3 +81,13 @@ async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(s
         assert coded(await closed.http.post("/pause")) == (404, code)
         assert coded(await closed.http.post("/update_weights", json={"weight_dir": "/new"})) == (404, code)
         assert coded(await closed.http.get("/weight_info")) == (404, code)
+
+
+async def test_prefix_caches_are_emptied_with_or_without_groups_under_way(
+    trained: Served, weights: NotedWeights
+) -> None:
+    for query in ("", "?reset_running_requests=true", "?reset_external=true"):
+        assert (await trained.http.post(f"/reset_prefix_cache{query}")).json() == {"success": True}
+    assert (await trained.http.get("/flush_cache")).text == "Cache flushed.\n", "SGLang's name"
+    assert named(await trained.http.post("/reset_prefix_cache?reset_running_requests=perhaps"))[0] == 400
+    assert weights.asked == [False, True, False, False]

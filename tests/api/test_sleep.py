@@ -30,9 +30,6 @@ class NotedSleep:
 
     async def let_groups_end(self) -> None: ...
 
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        self.asked.append(anew)
-
 
 @pytest.fixture
 def sleep() -> NotedSleep:
@@ -67,13 +64,6 @@ async def test_all_wakes_or_what_the_tags_name(served: Served, sleep: NotedSleep
     assert sleep.asked[1:] == [(SleepTag.WEIGHTS, SleepTag.SCHEDULING), ()]
 
 
-async def test_prefix_caches_are_emptied_with_or_without_groups_under_way(served: Served, sleep: NotedSleep) -> None:
-    for query in ("", "?reset_running_requests=true", "?reset_external=true"):
-        assert (await served.http.post(f"/reset_prefix_cache{query}")).json() == {"success": True}
-    assert (await served.http.get("/flush_cache")).text == "Cache flushed.\n", "SGLang's name"
-    assert sleep.asked == [False, True, False, False]
-
-
 @pytest.mark.parametrize(
     ("path", "param"),
     [
@@ -82,7 +72,6 @@ async def test_prefix_caches_are_emptied_with_or_without_groups_under_way(served
         ("/sleep?level=deep", "level"),
         ("/sleep?mode=stop", "mode"),
         ("/wake_up?tags=weights&tags=all", "tags[1]"),
-        ("/reset_prefix_cache?reset_running_requests=perhaps", "reset_running_requests"),
     ],
 )
 async def test_values_that_are_not_known_are_refused_by_name(
@@ -105,6 +94,6 @@ async def test_engines_that_cannot_sleep_refuse_the_level(
 async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
-        for path in ("/sleep", "/wake_up", "/reset_prefix_cache"):
+        for path in ("/sleep", "/wake_up"):
             assert coded(await closed.http.post(path)) == (404, code)
         assert coded(await closed.http.get("/is_sleeping")) == (404, code)

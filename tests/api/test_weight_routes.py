@@ -247,6 +247,8 @@ async def two_steps(engine_server: EngineServer, weights: NotedWeights) -> None:
     assert weights.version == "6"
     await engine_server.hold(True)
     assert weights.paused
+    await engine_server.forget_prefixes(anew=True)
+    assert weights.asked == [True]
     await engine_server.drop_weights()
     assert weights.prepared is None
     assert await engine_server.checksums() == {"a": "01", "b": "02"}

@@ -134,7 +134,7 @@ async def test_an_engine_that_is_started_anew_sleeps_as_the_others_do(
 async def test_engines_that_die_on_the_way_hold_up_nobody() -> None:
     one, two = on_cpu(), on_cpu(sleep=DIED, wake=DIED, prepare=DIED, hold=DIED, forget=DIED)
     cell = SleepingCell(one, two)
-    await cell.sleep.forget_prefixes(anew=True)
+    await cell.weights.forget_prefixes(anew=True)
     await cell.fall_asleep(2)
     assert not one.has_kv
     assert await cell.sleep.wake(())
@@ -267,6 +267,6 @@ async def test_engines_on_a_gpu_are_only_paused() -> None:
 async def test_all_prefix_caches_are_emptied_at_once() -> None:
     engines = on_cpu(), on_cpu()
     cell = SleepingCell(*engines)
-    await cell.sleep.forget_prefixes(anew=False)
-    await cell.sleep.forget_prefixes(anew=True)
+    await cell.weights.forget_prefixes(anew=False)
+    await cell.weights.forget_prefixes(anew=True)
     assert [one.emptied for one in engines] == [[False, True]] * 2

@@ -148,6 +148,7 @@ async def test_a_gateway_gives_all_its_workers_the_weights_and_those_that_come_l
         await until_version(http, "three")
         async with client_of(servers[1]) as own:
             assert [await answer(own, body) for body in BODIES_OF_ONE_PROMPT] == new
+        assert (await http.post("/reset_prefix_cache")).json() == {"success": True}
         refused = await http.post("/update_weights", json={"weight_dir": "/nowhere"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "weight_dir"), refused.text
         os.kill(servers[0].pid, signal.SIGSTOP)

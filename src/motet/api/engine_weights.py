@@ -79,4 +79,9 @@ def engine_weight_router(service: Service) -> APIRouter:
         await service.opened(service.weights).hold(held)
         return Response(status_code=204)
 
+    @router.post("/forget")
+    async def forget(anew: bool) -> Response:
+        await service.opened(service.weights).forget_prefixes(anew=anew)
+        return Response(status_code=204)
+
     return router

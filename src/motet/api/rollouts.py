@@ -3,6 +3,7 @@
 POST /pause               groups under way end where they are, are waited for, or are kept (`mode`); new ones wait
 POST /resume              groups go on, under the weights that are there by then (`api.weights`)
 POST /abort_requests      groups end where they are, and others come
+POST /reset_prefix_cache  nothing that was cached is found any more
 """
 
 from fastapi import APIRouter, Response
@@ -44,5 +45,12 @@ def rollout_router(service: Service) -> APIRouter:
     @router.get("/is_paused")
     async def is_paused() -> Response:
         return json_response({"is_paused": service.opened(service.weights).paused})
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
+        """Always succeeds: blocks that groups hold stay theirs, and nobody finds them. `reset_external` is vLLM's, and
+        means nothing here: there is no other cache."""
+        await service.opened(service.weights).forget_prefixes(anew=reset_running_requests)
+        return json_response({"success": True})
 
     return router

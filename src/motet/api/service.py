@@ -69,6 +69,10 @@ class Weights(Protocol):
         that cannot be used, and EngineError if an engine is not there."""
         ...
 
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties all prefix caches. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
     async def rename(self, version: str) -> None:
         """Calls the weights by another version."""
         ...
@@ -115,10 +119,6 @@ class Sleep(Protocol):
 
     async def let_groups_end(self) -> None:
         """Wakes all before the server stops; never raises."""
-        ...
-
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties all prefix caches. Groups under way keep their KV, or compute it `anew`."""
         ...
 
 

@@ -102,7 +102,7 @@ def _add_weights(router: APIRouter, service: Service) -> None:
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
         """Groups under way keep their KV, so it never fails."""
-        await service.opened(service.sleep).forget_prefixes(anew=False)
+        await service.opened(service.weights).forget_prefixes(anew=False)
         return Response("Cache flushed.\n", media_type="text/plain")
 
 

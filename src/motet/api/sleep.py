@@ -2,7 +2,6 @@
 
 POST /sleep                 a pause in which engines give back the KV cache, at level 2 the weights too
 POST /wake_up               memory is taken again, all or that of `tags`; when all is there, groups go on
-POST /reset_prefix_cache    nothing that was cached is found any more
 """
 
 from typing import Annotated
@@ -36,13 +35,6 @@ def sleep_router(service: Service) -> APIRouter:
     async def is_sleeping() -> Response:
         """True during a pause too, as in vLLM: nothing is computed."""
         return json_response({"is_sleeping": _engines(service).asleep})
-
-    @router.post("/reset_prefix_cache")
-    async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
-        """Always succeeds: blocks that groups hold stay theirs, and nobody finds them. `reset_external` is vLLM's, and
-        means nothing here: there is no other cache."""
-        await _engines(service).forget_prefixes(anew=reset_running_requests)
-        return json_response({"success": True})
 
     return router
 

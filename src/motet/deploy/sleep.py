@@ -53,11 +53,6 @@ class CellSleep:
         except EngineError as error:
             logger.error("the engines do not wake, so answers under way are cut: %s", error.message)
 
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties the prefix caches of all engines. Groups under way keep their KV, or compute it `anew`."""
-        async with self._weights.lock:
-            await self._all(lambda engine: engine.forget_prefixes(anew=anew))
-
     async def _sleep(self, *, weights: bool) -> None:
         async with self._weights.lock:
             await self._weights.halt()  # somebody may have resumed it since the pause

@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 
 from motet.engines.base import Engine, PreparedWeights, Renewable, Sleeper, SleepTag, WeightUpdate, Worker, WorkerState
 from motet.engines.far import FarEngine
-from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    NoWorkerError,
+    RequestError,
+    StartupError,
+)
 from motet.metrics.routing import UPDATE_S
 from motet.models.checkpoint import START, Checkpoint
 from motet.routing.router import Router
@@ -148,6 +156,17 @@ class CellWeights:
         except asyncio.CancelledError:
             self._router.waiting.shut(self.paused)
             raise
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix caches of all engines. Groups under way keep their KV, or compute it `anew`. Raises
+        EngineError if a server elsewhere cannot be asked; an engine here that dies comes back without any."""
+        async with self.lock:
+            engines = self._there()
+            asked = (engine.forget_prefixes(anew=anew) for engine in engines)
+            for engine, answer in zip(engines, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+                died = isinstance(answer, EngineDiedError | EngineClosedError) and not isinstance(engine, FarEngine)
+                if isinstance(answer, BaseException) and not died:
+                    raise answer
 
     async def rename(self, version: str) -> None:
         """Calls the weights by another version. Raises EngineError unless all engines are there."""
@@ -349,12 +368,16 @@ class CellWeights:
     async def _hold(self, held: bool, *, here: bool = False) -> None:
         """Holds all engines that are there, or only those `here`, or lets them go on. One that dies meanwhile is held
         when it is back."""
-        workers = [member.worker for member in self._fleet.members if member.worker is not None]
-        wanted = [one.engine for one in workers if one.local or (self._everywhere and not here)]
-        engines = [engine for engine in wanted if isinstance(engine, Renewable)]
+        engines = self._there(here=here)
         for answer in await asyncio.gather(*(engine.hold(held) for engine in engines), return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, MotetError):
                 raise answer
+
+    def _there(self, *, here: bool = False) -> list[Renewable]:
+        """Returns the engines that are there now, or only those of this machine."""
+        workers = [member.worker for member in self._fleet.members if member.worker is not None]
+        wanted = [one.engine for one in workers if one.local or (self._everywhere and not here)]
+        return [engine for engine in wanted if isinstance(engine, Renewable)]
 
     def there(self) -> list[Sleeper]:
         """Returns the engines of this machine that are there now."""

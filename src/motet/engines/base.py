@@ -121,14 +121,14 @@ class Renewable(Protocol):
         """Stops all groups between two steps, or lets them go on. They keep all they have."""
         ...
 
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
+        ...
+
 
 @runtime_checkable
 class Sleeper(Renewable, Protocol):
     """An engine on this machine, whose memory others may want for a while."""
-
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
-        ...
 
     async def sleep(self, *, weights: bool) -> None:
         """Gives the memory of the KV cache back, and with `weights` theirs. It must be held."""

@@ -195,6 +195,9 @@ class EngineServer:
     async def hold(self, held: bool) -> None:
         await self._calls.ask("POST", f"/engine/weights/hold?held={int(held)}", timeout_s=WEIGHTS_TIMEOUT_S)
 
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        await self._calls.ask("POST", f"/engine/weights/forget?anew={int(anew)}")
+
     async def _post(
         self, path: str, body: msgspec.Struct, *, trace: str = "", timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> bytes:
@@ -258,6 +261,9 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
 
     async def hold(self, held: bool) -> None:
         await self._call(self.server.hold(held))
+
+    async def forget_prefixes(self, *, anew: bool) -> None:
+        await self._call(self.server.forget_prefixes(anew=anew))
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         """Tells the worker in a task: nobody waits for an answer. For the last choice it closes the connection."""

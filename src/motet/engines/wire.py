@@ -15,6 +15,7 @@
     POST /engine/weights/name   WeightVersion                     they are called by another version
     GET  /engine/weights/sums   ─► name of each tensor -> the SHA-256 of what the engines have in its place
     POST /engine/weights/hold?held=                               they stop between two steps, or go on
+    POST /engine/weights/forget?anew=                             their prefix caches are emptied
 
 All bodies but those with `TENSORS` are msgpack. A frame of a group's answer is
 

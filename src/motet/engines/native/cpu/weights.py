@@ -33,6 +33,7 @@ from motet.engines.native.cpu.panels import (
     write_numbers,
 )
 from motet.engines.native.kv.storage import KVStorage
+from motet.engines.native.memory import trim_heap
 from motet.engines.native.weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
@@ -204,6 +205,7 @@ class PackedModel:
             begin += part.out_features
             _empty(part)
         self.memory.products.append(panels)
+        trim_heap()  # a parameter that is freed would stay in the process, between others
         return linear
 
     def _rows(self, weight: torch.Tensor) -> int:
