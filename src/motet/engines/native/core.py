@@ -233,7 +233,7 @@ class EngineCore:
         return tickets
 
     def stats(self) -> EngineStats:
-        running, waiting = self._scheduler.running, list(self._scheduler.waiting)
+        running, waiting = self._scheduler.running, self._scheduler.queued
         choices = Counter[SequenceState]()
         for sequence in (s for group in (*running, *waiting) for s in group.sequences):
             choices[sequence.state] += len(sequence.indices)
@@ -255,7 +255,7 @@ class EngineCore:
         """Raises `AssertionError` if a block is held that belongs to no group."""
         self._handover.leases.check()
         self._scheduler.check(self._handover.tables())
-        if {*self._scheduler.running, *self._scheduler.waiting} != set(self._groups.values()):
+        if {*self._scheduler.running, *self._scheduler.queued} != set(self._groups.values()):
             raise AssertionError("the scheduler and the core know different groups")
 
     def _check_free(self, request_id: RequestId) -> None:

@@ -177,7 +177,7 @@ class Scene:
         return torch.stack(rows)
 
     def _group(self, prompt_len: int, starts: list[ChoiceStart], *, fragmented: bool) -> Group:
-        group = group_of(request(f"g{self._groups}", range(prompt_len), starts=starts))
+        group = group_of(request(f"g{self._groups}", range(prompt_len), starts=starts), self._groups)
         self._groups += 1
         group.blocks = self._table(prompt_len, fragmented=fragmented)
         self.vectors[group] = self._vectors(prompt_len)

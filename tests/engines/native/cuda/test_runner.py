@@ -76,7 +76,7 @@ def test_a_step_wider_than_every_graph_is_launched(tiny: Tiny) -> None:
     recorder = Repeating()
     core = core_over(tiny("llama"), recorder, max_rows=4)
     assert recorder.recorded == 3, "graphs for 1, 2 and 4 rows"
-    outcome = run(core, [group("wide", prompt_of(20), n=9, max_tokens=5), group("one", prompt_of(9), max_tokens=30)])
+    outcome = run(core, [group("wide", prompt_of(20), n=9, max_tokens=5), group("one", prompt_of(9, 1), max_tokens=30)])
     assert len(outcome["wide"].tokens) == 9
     assert 20 <= recorder.replayed <= 25, "steps are replayed once the wide group has ended"
 

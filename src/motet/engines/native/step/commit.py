@@ -86,9 +86,9 @@ class Commit:
             group = tail.sequence.group
             prompt_tokens = len(group.prompt)
             counters.trunk_tokens_unshared += prompt_tokens
-            if group is not last:  # siblings are neighbours
+            if group.trunk != last:  # all that share a trunk are neighbours
                 counters.trunk_tokens_read += prompt_tokens
-                last = group
+                last = group.trunk
 
     def write(self, drawn: Iterable[DrawnToken]) -> list[GroupDelta]:
         """Appends the drawn tokens to their sequences; returns one delta a group."""

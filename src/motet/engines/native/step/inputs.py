@@ -5,7 +5,7 @@
 Rows are padded because matrix products with fewer rows than 4, or an uneven number, give other bits on the CPU.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -26,7 +26,7 @@ from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
 from motet.engines.native.step.sequence import Group, Sequence
 
 ROW_MULTIPLE = 4
-_GROUP = attrgetter("sequence.group")
+_TRUNK = attrgetter("sequence.group.trunk")
 
 
 class NonFiniteRowsError(Exception):
@@ -77,8 +77,8 @@ class StepInputs:
 def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
     """Returns the flat batch of a step."""
     builder = _Builder(block_size)
-    for group, chunks in groupby(plan.tails, key=_GROUP):
-        builder.add_tails(group, chunks)
+    for _, chunks in groupby(plan.tails, key=_TRUNK):
+        builder.add_tails(list(chunks))
     num_tail_rows = len(builder.token_ids)
     for trunk in plan.trunks:
         builder.add_trunk(trunk)
@@ -109,8 +109,9 @@ class _Builder:
     trunks: list[TrunkRead] = field(default_factory=list)
     tails: TailReads = field(default_factory=TailReads)
 
-    def add_tails(self, group: Group, chunks: Iterable[TailChunk]) -> None:
-        """Adds all rows of one group's choices, and one read of its trunk for them."""
+    def add_tails(self, chunks: SequenceOf[TailChunk]) -> None:
+        """Adds all rows of choices with one trunk, and one read of it for them."""
+        group = chunks[0].sequence.group
         first_row, trunk_tokens = len(self.token_ids), len(group.prompt)
         for chunk in chunks:
             sequence, end = chunk.sequence, chunk.end
@@ -128,6 +129,8 @@ class _Builder:
         """Adds a piece of a prompt, cut where the padded number of keys changes."""
         group, row = chunk.group, len(self.token_ids)
         self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=group.blocks)
+        if group.joined:  # its last row is stored already, in a block that others read
+            self.slots[-1] = group.fresh[0].blocks[0] * self.block_size
         self.prompts += [
             PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, group.blocks)
             for first, last, keys in pieces(chunk.begin, chunk.end)

@@ -31,7 +31,7 @@ class TrunkChunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Tails are ordered by group, so that attention reads the trunk of neighbouring siblings once."""
+    """Tails are ordered by trunk and group, so that attention reads the trunk of neighbours once."""
 
     tails: tuple[TailChunk, ...] = ()
     trunks: tuple[TrunkChunk, ...] = ()
@@ -59,6 +59,7 @@ class Draft:
     def add_token(self, sequence: Sequence) -> None:
         """Adds the last output token of a sequence."""
         self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + 1))
+        self._in_order &= not sequence.group.joined
         self.budget -= 1
 
     def add_replay(self, sequence: Sequence) -> None:
@@ -76,6 +77,6 @@ class Draft:
             self.budget -= count
 
     def plan(self) -> StepPlan:
-        if not self._in_order:  # makes siblings neighbours again
-            self._tails.sort(key=lambda chunk: chunk.sequence.age)
+        if not self._in_order:  # makes neighbours of siblings, and of groups that share a trunk
+            self._tails.sort(key=lambda chunk: (chunk.sequence.group.trunk, chunk.sequence.age))
         return StepPlan(tuple(self._tails), tuple(self._trunks))

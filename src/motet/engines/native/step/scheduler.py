@@ -6,7 +6,8 @@ One rule: computed tokens catch up with known tokens (see `sequence`), within a 
     2. one token for every choice that is being written    (decode)
     3. tokens that resumed choices have written before     (replay)
     4. prompts of admitted groups, in order of age         (prefill, in chunks)
-    5. new groups, in order, all sequences of a group or none
+    5. new groups, in order, all sequences of a group or none; those that need blocks which another group is computing
+       wait for them, and let others pass (`sharing`)
 
 Steps 2 and 3 may run out of blocks; then the youngest group gives some up: tail by tail, youngest sibling first, its
 trunk last. Step 5 never takes from anybody, and waits while a preempted sequence waits.
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from enum import Enum
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -27,6 +29,7 @@ from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.step.plan import Draft, StepPlan
 from motet.engines.native.step.sequence import Group, Sequence, SequenceState, blocks_for
+from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.errors import ContextLengthError, RequestError
 from motet.types import EngineInfo, EngineStats
 
@@ -39,6 +42,14 @@ class SchedulerLimits:
     max_num_batched_tokens: int
 
 
+class Admission(Enum):
+    ADMITTED = "admitted"
+    FOLLOWS = "follows"
+    """It waits for blocks that another group is computing."""
+    REFUSED = "refused"
+    """There is no room for it, nor for those behind it."""
+
+
 @dataclass(eq=False)
 class Scheduler:
     """Owns the queue of waiting groups, the running ones, and their blocks."""
@@ -49,13 +60,20 @@ class Scheduler:
     handover: Handover
 
     def __post_init__(self) -> None:
+        self.sharing = Sharing()
         self.waiting = ByAge[Group]()
+        """Groups that wait for room. `queued` are those that wait for another group too."""
         self.running = ByAge[Group]()
         self._preempted = ByAge[Sequence]()
         """Sequences of running groups that wait for their tail blocks."""
         self._num_sequences = 0
         self._refused: tuple[Group, int] | None = None
         """The last group for which blocks were missing, and the pool's `gains` then: until they rise, it cannot fit."""
+
+    @property
+    def queued(self) -> list[Group]:
+        """All groups that do not run."""
+        return [*self.waiting, *self.sharing.followers]
 
     def add(self, group: Group) -> None:
         self.waiting.add(group)
@@ -70,10 +88,14 @@ class Scheduler:
         draft = Draft(self.limits.max_num_batched_tokens)
         self._schedule_tails(draft)
         for group in self.running:
-            draft.add_trunk(group)
-        while draft.budget and (first := self.waiting.oldest()) and self._admit(first):
-            self.handover.fetch(first)
-            draft.add_trunk(first)
+            self._schedule_trunk(group, draft)
+        while draft.budget and (first := self.waiting.oldest()):
+            match self._admit(first):
+                case Admission.REFUSED:
+                    break
+                case Admission.ADMITTED:
+                    self.handover.fetch(first)
+                    self._schedule_trunk(first, draft)
         return draft.plan()
 
     def finish(self, sequence: Sequence) -> None:
@@ -100,11 +122,12 @@ class Scheduler:
         """Takes all blocks of all groups."""
         for group in list(self.running):
             self.suspend(group)
-        for group in self.waiting:
+        for group in self.queued:
             self.handover.give_up(group)
 
     def forget_prefixes(self) -> None:
         """Takes the names of all blocks. Groups that run give none to theirs from now on, as they began before."""
+        self._wake(self.sharing.forget())
         for group in self.running:
             group.published = len(group.names)
         self.pool.forget()
@@ -120,6 +143,8 @@ class Scheduler:
         self.handover.give_up(group)
         if group.admitted:
             self._leave(group)
+        elif group.leader is not None:
+            self.sharing.remove(group)
         else:
             self.waiting.remove(group)
         for sequence in group.sequences:
@@ -130,12 +155,13 @@ class Scheduler:
         group.blocks = []
 
     def publish(self, group: Group) -> None:
-        """Publishes the trunk's blocks that have become complete in the prefix cache."""
-        complete = min(group.computed // self.limits.block_size, len(group.names))
-        if complete > group.published:
-            blocks = group.blocks[group.published : complete]
-            self.pool.publish(blocks, group.content(group.published, complete, block_size=self.limits.block_size))
+        """Publishes the trunk's blocks that have become complete in the prefix cache, and wakes who waits for them."""
+        published, complete = group.published, min(group.computed // self.limits.block_size, len(group.names))
+        if complete > published:
+            content = group.content(published, complete, block_size=self.limits.block_size)
+            self.pool.publish(group.blocks[published:complete], content)
             group.published = complete
+        self._wake(self.sharing.advanced(group, published))
 
     def check(self, others: Iterable[SequenceOf[int]] = ()) -> None:
         """Raises AssertionError unless these tables and `others` hold each block as often as the pool believes."""
@@ -144,14 +170,15 @@ class Scheduler:
         tables += [list(table) for table in others]
         if (held := self.pool.holders()) != Counter(block for table in tables for block in table):
             raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
-        for group in (*self.running, *self.waiting):
+        self.sharing.check(set(self.running))
+        for group in (*self.running, *self.queued):
             group.check()
         sequences = [sequence for group in self.running for sequence in group.sequences]
         if len(sequences) != self._num_sequences:
             raise AssertionError(f"{len(sequences)} sequences run, {self._num_sequences} are counted")
         if list(self._preempted) != [s for s in sequences if s.state is SequenceState.WAITING]:
             raise AssertionError("the preempted sequences are not those that wait")
-        if not all(group.admitted for group in self.running) or any(group.admitted for group in self.waiting):
+        if not all(group.admitted for group in self.running) or any(group.admitted for group in self.queued):
             raise AssertionError("a group runs without being admitted, or waits though it was")
 
     def _schedule_tails(self, draft: Draft) -> None:
@@ -204,38 +231,80 @@ class Scheduler:
             self._preempted.remove(sequence)
             self._start_tail(sequence)
 
-    def _admit(self, group: Group) -> bool:
-        """Takes trunk and tail blocks for all sequences, or nothing. Returns True if the group runs now.
+    def _schedule_trunk(self, group: Group, draft: Draft) -> None:
+        """Adds what the budget allows of a prompt. One that has joined a trunk needs only its last row, whose key and
+        value a fresh tail takes up until it writes there itself."""
+        if group.joined and group.computed < group.trunk_tokens:
+            fresh = group.fresh
+            if not fresh:
+                group.computed = group.trunk_tokens
+            elif not fresh[0].blocks:
+                return
+        draft.add_trunk(group)
+
+    def _wake(self, followers: Iterable[Group]) -> None:
+        for group in followers:
+            self.waiting.add(group)
+
+    def _admit(self, group: Group) -> "Admission":
+        """Takes trunk and tail blocks for all sequences, or nothing, or lets the group follow another one.
 
         A suspended or resumed group may have written more than all blocks together can hold. It is admitted once
         nothing else runs, with as many tails as there is room for; the others are preempted from the start. If leases
         and pulls hold blocks even then, it waits for them.
         """
         if self._num_sequences + len(group.sequences) > self.limits.max_num_seqs or self._preempted:
-            return False
+            return Admission.REFUSED
         if self._refused == (group, self.pool.gains):
-            return False
-        # The last prompt token is always run: the first tokens are drawn from its logits.
-        usable = (len(group.prompt) - 1) // self.limits.block_size
-        hits = self.pool.find(group.names[:usable]) if group.request.sampling.prompt_logprobs is None else []
+            return Admission.REFUSED
+        shared = self.sharing.trunk(group)
+        hits = self._hits(group) if shared is None else next(iter(shared.groups)).blocks
+        if (leader := self._leader(group, shared, num_hits=len(hits))) is not None:
+            self.waiting.remove(group)
+            self.sharing.follow(group, leader, whole=shared is not None)
+            return Admission.FOLLOWS
         trunk = self._blocks(group.trunk_tokens) - len(hits)
         tails = [self._tail_blocks(sequence) for sequence in group.sequences]
         room = self.pool.num_free - self.pool.num_idle_among(hits)
         if trunk + sum(tails if self.running else tails[:1]) > room:
             self._refused = (group, self.pool.gains)
-            return False
+            return Admission.REFUSED
         self.waiting.remove(group)
         self.pool.share(hits)
         group.blocks = hits + self.pool.take(trunk, after=hits[-1] if hits else None)
         group.computed, group.published = len(hits) * self.limits.block_size, len(hits)
+        if shared is not None:
+            self.handover.give_up(group)
+            group.joined, group.trunk = True, shared.first.trunk
+            group.computed, group.published = group.trunk_tokens - 1, len(group.names)
         self._enter(group)
         self._count_admission(group)
-        return True
+        return Admission.ADMITTED
+
+    def _hits(self, group: Group) -> list[int]:
+        """Returns the blocks of a prompt that the prefix cache has."""
+        if group.request.sampling.prompt_logprobs is not None:
+            return []
+        return self.pool.find(group.names[: self._usable(group)])
+
+    def _usable(self, group: Group) -> int:
+        """Returns the most cached blocks that a group can use without joining a trunk: the last prompt token is always
+        run, since the first tokens are drawn from its logits."""
+        return (len(group.prompt) - 1) // self.limits.block_size
+
+    def _leader(self, group: Group, shared: SharedTrunk | None, *, num_hits: int) -> Group | None:
+        """Returns the running group that computes what this one would compute too."""
+        if shared is not None:
+            return None if shared.ready else shared.first
+        if group.request.sampling.prompt_logprobs is not None:
+            return None
+        return self.sharing.leader(group, num_hits, usable=self._usable(group))
 
     def _enter(self, group: Group) -> None:
         """Starts a group that has its trunk's blocks, with as many of its sequences as there is room for."""
         group.admitted = True
         self.running.add(group)
+        self.sharing.entered(group)
         self._num_sequences += len(group.sequences)
         for sequence in group.sequences:
             if self._preempted or self._tail_blocks(sequence) > self.pool.num_free:
@@ -247,6 +316,7 @@ class Scheduler:
         """Takes a group out of those that run; it keeps its blocks."""
         group.admitted = False
         self.running.remove(group)
+        self._wake(self.sharing.left(group))
         self._num_sequences -= len(group.sequences)
         for sequence in group.sequences:
             if sequence.state is SequenceState.WAITING:
@@ -279,6 +349,7 @@ class Scheduler:
         self._leave(group)
         self.pool.release(group.blocks)
         group.blocks, group.computed, group.published = [], 0, 0
+        group.joined, group.trunk = False, group.age
         self.waiting.add(group)
 
     def _free_tail(self, sequence: Sequence) -> None:

@@ -26,6 +26,9 @@ from motet.types import ChoiceStart, EngineInfo, GenerateRequest, TokenLogprob
 
 _RANK = attrgetter("rank")
 
+TrunkKey = tuple[BlockName | str, tuple[int, ...]]
+"""Equal for groups with the same prompt: the name of its last full block, or its salt, and the tokens after that."""
+
 
 class SequenceState(Enum):
     WAITING = "waiting"
@@ -95,16 +98,24 @@ class Group:
     """The ticket with which its prompt's KV can be fetched, until that is done or has failed."""
     pull: int | None = None
     """Number of the pull that is fetching it; until it ends, nothing of the group is computed."""
+    trunk_key: TrunkKey | None = None
+    """None if it shares its trunk with no other group."""
+    joined: bool = False
+    """True if its trunk is that of another group, which has computed it."""
+    leader: "Group | None" = field(default=None, repr=False)
+    """The running group for whose blocks it waits."""
 
     prompt: tuple[int, ...] = field(init=False)
     trunk_tokens: int = field(init=False)
     """Number of prompt tokens whose KV is needed: readers run the last one themselves, for its logits."""
     age: tuple[int, int] = field(init=False)
+    trunk: tuple[int, int] = field(init=False)
+    """The age of the group that has computed its trunk; equal for all that share it."""
 
     def __post_init__(self) -> None:
         self.prompt = self.request.prompt
         self.trunk_tokens = len(self.prompt) - bool(self.readers)
-        self.age = self.request.priority, self.arrival
+        self.age = self.trunk = self.request.priority, self.arrival
 
     @property
     def fresh(self) -> list[Sequence]:
@@ -159,6 +170,7 @@ class GroupMaker:
         if matchers is None:
             matchers = matchers_of(self._grammars, request)
         group = Group(request, arrival, self._names(request))
+        group.trunk_key = self._trunk_key(group)
         prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling)
         sequences = []
         for starts in _shared_starts(request):
@@ -183,6 +195,14 @@ class GroupMaker:
     def rename(self, group: Group) -> None:
         """Gives the blocks of a group that holds none the names of the present weights."""
         group.names = self._names(group.request)
+        group.trunk_key = self._trunk_key(group)
+
+    def _trunk_key(self, group: Group) -> TrunkKey | None:
+        """Prompts that are scored, or handed over, are computed for themselves."""
+        if not self._prefix_cache or group.readers or group.request.sampling.prompt_logprobs is not None:
+            return None
+        last = group.names[-1] if group.names else group.request.cache_salt
+        return last, tuple(group.prompt[len(group.names) * self._block_size :])
 
     def _names(self, request: GenerateRequest) -> list[BlockName]:
         if not self._prefix_cache:

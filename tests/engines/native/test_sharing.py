@@ -1,0 +1,200 @@
+"""Groups with one prompt, or with one beginning, compute it once between them, and write what they write alone."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet.engines.native.core import EngineCore
+from motet.types import ChoiceStart, GenerateRequest
+from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
+from tests.engines.native.pair import Pair, with_ticket
+
+SLOW, KERNELS = pytest.mark.slow, pytest.mark.kernels
+NUMBERS = [
+    pytest.param({"dtype": "bfloat16"}, marks=KERNELS, id="bfloat16"),
+    pytest.param({"dtype": "float32", "kernels": "torch"}, id="torch"),
+    pytest.param({"dtype": "bfloat16", "quantization": "int8"}, marks=[KERNELS, SLOW], id="int8"),
+    pytest.param({"dtype": "float32"}, marks=[KERNELS, SLOW], id="float32"),
+]
+PROMPT = prompt_of(83, 1)
+TOKENS = 12
+
+Tiny = Callable[[str], Path]
+
+
+def asked(name: str, prompt: Sequence[int] = PROMPT, *, seed: int = 0, **fields: Any) -> GenerateRequest:
+    return group(name, prompt, seed=seed, **{"max_tokens": TOKENS, **fields})
+
+
+def alone(core: EngineCore, requests: Sequence[GenerateRequest]) -> dict[str, dict[int, list[int]]]:
+    """Returns the tokens of each request, of which the core runs one at a time."""
+    return {request.request_id: run(core, [request])[request.request_id].tokens for request in requests}
+
+
+def tokens_of(outcomes: dict[str, Outcome]) -> dict[str, dict[int, list[int]]]:
+    return {name: outcome.tokens for name, outcome in outcomes.items()}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("length", [83, 80, 5])
+def test_equal_prompts_that_come_at_once_are_computed_once(numbers: dict[str, Any], length: int, tiny: Tiny) -> None:
+    """Each of the others runs the last token once more, for the logits of its first tokens."""
+    prompt = prompt_of(length, 1)
+    requests = [asked(f"g{i}", prompt, seed=10 * i, n=1 + (i == 3)) for i in range(16)]
+    core = make_core(tiny("llama"), budget=48, **numbers)
+    together = run(core, requests)
+    stats = core.stats()
+    assert stats.prefill_tokens == length + 15
+    assert stats.trunk_tokens_unshared == 17 * (TOKENS - 1) * length
+    assert stats.trunk_tokens_read <= (TOKENS + 1) * length
+    assert {outcome.prompt.cached_tokens for outcome in together.values() if outcome.prompt} == {0, length - 1}
+    assert tokens_of(together) == alone(make_core(tiny("llama"), prefix_cache=False, **numbers), requests)
+
+
+def test_a_group_joins_a_trunk_that_is_there_and_goes_on_with_it_when_the_first_has_left(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"))
+    requests = [asked("first"), asked("second", seed=5), asked("third", seed=9), asked("other salt", cache_salt="s")]
+    outcomes = {str(request.request_id): Outcome() for request in requests}
+    core.submit(requests[0])
+    for _ in range(5):
+        take_step(core, outcomes)
+    core.submit(requests[1])
+    take_step(core, outcomes)
+    take_step(core, outcomes)
+    assert core.stats().prefill_tokens == len(PROMPT) + 1
+    assert core.stats().blocks_used == 11 + 1 + 1
+    while outcomes["first"].finish == {}:
+        take_step(core, outcomes)
+    core.submit(requests[2])
+    core.submit(requests[3])
+    while core.busy:
+        take_step(core, outcomes)
+    assert core.stats().prefill_tokens == 2 * len(PROMPT) + 2
+    assert tokens_of(outcomes) == alone(make_core(tiny("llama"), prefix_cache=False), requests)
+
+
+@pytest.mark.parametrize("end", ["abort", "stop", "suspend"])
+def test_if_the_first_leaves_while_it_computes_another_takes_over(end: str, tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), budget=32)
+    requests = [asked(f"g{i}", seed=10 * i) for i in range(4)]
+    outcomes = {str(request.request_id): Outcome() for request in requests}
+    for request in requests:
+        core.submit(request)
+    take_step(core, outcomes)
+    assert (core.stats().groups_running, core.stats().groups_waiting) == (1, 3)
+    match end:
+        case "abort":
+            core.abort(requests[0].request_id)
+        case "stop":
+            core.stop_choice(requests[0].request_id, 0)
+        case "suspend":
+            core.forget_prefixes(anew=True)
+    core.abort(requests[2].request_id)  # one that waits leaves too
+    while core.busy:
+        take_step(core, outcomes)
+    left = requests if end == "suspend" else requests[1:]
+    left = [request for request in left if request is not requests[2]]
+    assert core.stats().blocks_used == 0
+    expected = alone(make_core(tiny("llama"), prefix_cache=False), left)
+    assert {name: outcomes[name].tokens for name in expected} == expected
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_different_prompts_with_one_beginning_compute_it_once(numbers: dict[str, Any], tiny: Tiny) -> None:
+    """The one that comes first computes it, and the others need not wait for all of that one's prompt."""
+    common = prompt_of(64, 2)
+    long = asked("long", (*common, *prompt_of(150, 3)), seed=1)
+    questions = [asked(f"q{i}", (*common, *prompt_of(9, 4 + i)), seed=20 * i) for i in range(8)]
+    core = make_core(tiny("llama"), budget=48, **numbers)
+    outcomes = run(core, [long, *questions])
+    assert core.stats().prefill_tokens == 64 + 150 + 8 * 9
+    assert tokens_of(outcomes) == alone(make_core(tiny("llama"), prefix_cache=False, **numbers), [long, *questions])
+
+
+def test_followers_let_others_pass(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), budget=24)
+    requests = [asked("first"), asked("follower", seed=3), asked("stranger", prompt_of(9, 5), seed=4)]
+    outcomes = {str(request.request_id): Outcome() for request in requests}
+    for request in requests:
+        core.submit(request)
+    while not outcomes["stranger"].tokens:
+        take_step(core, outcomes)
+    assert not outcomes["follower"].tokens
+    while core.busy:
+        take_step(core, outcomes)
+
+
+def test_without_a_prefix_cache_and_for_scored_prompts_nothing_is_shared(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), prefix_cache=False)
+    run(core, [asked(f"g{i}", seed=i) for i in range(3)])
+    assert core.stats().prefill_tokens == 3 * len(PROMPT)
+    core = make_core(tiny("llama"))
+    run(core, [asked(f"g{i}", seed=i, prompt_logprobs=1) for i in range(3)])
+    assert core.stats().prefill_tokens == 3 * len(PROMPT)
+
+
+def test_after_the_caches_are_emptied_nobody_joins_what_was_computed_before(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"))
+    outcomes = {name: Outcome() for name in ("before", "after")}
+    core.submit(asked("before"))
+    for _ in range(3):
+        take_step(core, outcomes)
+    core.forget_prefixes(anew=False)
+    core.submit(asked("after", seed=4))
+    while core.busy:
+        take_step(core, outcomes)
+    assert core.stats().prefill_tokens == 2 * len(PROMPT)
+
+
+def test_equal_prompts_fetch_one_prefilled_trunk_between_them(tiny: Tiny) -> None:
+    """One prefill and one transfer, and the leases of all other tickets end."""
+    pair = Pair(tiny("llama"))
+    requests = [asked(f"g{i}", seed=10 * i) for i in range(6)]
+    for request in requests:
+        pair.p.prefill(request)
+    tickets = pair.step_p_until(lambda tickets: len(tickets) == len(requests))
+    last_block = (len(PROMPT) - 1) % 8
+    assert pair.p.stats().prefill_tokens == len(PROMPT) - 1 + 5 * last_block
+    pair.submit(*(with_ticket(request, tickets[request.request_id]) for request in requests))
+    pair.finish()
+    assert pair.d.stats().transfers == 1
+    pair.check_empty()
+    pair.check_same(*requests)
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=SLOW) for seed in range(3, 12))])
+@pytest.mark.parametrize("numbers", [NUMBERS[0], pytest.param({"dtype": "float32", "kernels": "torch"}, id="torch")])
+def test_in_any_company_and_with_little_memory_each_writes_what_it_writes_alone(
+    seed: int, numbers: dict[str, Any], tiny: Tiny
+) -> None:
+    """A tree of prompts, four levels deep. Groups come, leave and are preempted at random."""
+    dice = random.Random(seed)
+    prompts = [prompt_of(dice.randrange(1, 40), 100 + i) for i in range(2)]
+    for _ in range(3):
+        prompts += [(*dice.choice(prompts), *prompt_of(dice.randrange(1, 30), dice.randrange(10**6))) for _ in range(3)]
+    requests = []
+    for i in range(24):
+        written = [tuple(prompt_of(dice.choice((0, 0, 0, 5)), seed + i + c)) for c in range(dice.choice((1, 1, 2, 4)))]
+        starts = [ChoiceStart(c, 31 * i + c, tokens) for c, tokens in enumerate(written)]
+        requests.append(asked(f"g{i}", dice.choice(prompts), starts=starts))
+    core = make_core(tiny("llama"), blocks=34, max_model_len=200, budget=dice.choice((16, 48, 512)), **numbers)
+    outcomes = {str(request.request_id): Outcome() for request in requests}
+    waiting, gone = list(requests), set[str]()
+    while waiting or core.busy:
+        for _ in range(min(len(waiting), dice.choice((0, 0, 1, 5)))):
+            core.submit(waiting.pop())
+        if dice.random() < 0.05:
+            leaving = dice.choice(requests).request_id
+            gone.add(leaving)
+            core.abort(leaving)
+        take_step(core, outcomes)
+    assert core.stats().blocks_used == 0
+    assert core.stats().preemptions > 0 and core.stats().cached_tokens > 0
+    expected = alone(make_core(tiny("llama"), prefix_cache=False, **numbers), requests)
+    for name, tokens in expected.items():
+        for index, own in outcomes[name].tokens.items():
+            assert own == tokens[index][: len(own)], f"choice {index} of {name}"
+            assert name in gone or len(own) == len(tokens[index])
