@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from motet.engines.native.receiver import NcclReceiver
+from tests.deploy.gateways import RunningGateway
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, chat
 from tests.fault.running_cell import RunningCell
@@ -99,6 +100,17 @@ async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_a
     assert (await cell.http.post("/shutdown_weight_transfer_engine")).status_code == 200
     await cell.whole()
     assert await ask(cell.http, CHAT, BODY) == new
+
+
+async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
+    cell: RunningCell, library: str, other: Path, answers: tuple[Answer, Answer]
+) -> None:
+    async with RunningGateway(cell.url, rl=True, admin_key="") as gateway:
+        gateway.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+        async with trainer(Plan(gateway.serving.url, library, [weights_of(other)], buffer_bytes=SMALL)) as running:
+            await running.says("updated 0")
+        assert await ask(gateway.http, CHAT, BODY) == await ask(cell.http, CHAT, BODY) == answers[1]
+        assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 0"}
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["nccl notices", "nccl waits for ever"])
