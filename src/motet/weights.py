@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 import torch
 
-from motet.models.checkpoint import MemoryFile
+from motet.models.checkpoint import MemoryFile, TensorFacts, safetensors_header
 
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 """Their names in safetensors files."""
@@ -143,17 +143,13 @@ def _send(target: Target, tensors: Mapping[str, torch.Tensor], *, version: str |
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Returns the beginning of a safetensors file: the length of the header, 8 bytes little endian, and the header as
-    JSON. Raises ValueError for a tensor that cannot be in it."""
-    entries: dict[str, dict[str, object]] = {}
-    end = 0
+    """Raises ValueError for a tensor that cannot be in a file of weights."""
+    facts = []
     for name, tensor in tensors.items():
         if (dtype := DTYPES.get(tensor.dtype)) is None:
             raise ValueError(f"tensor {name}: its dtype is {tensor.dtype}; {', '.join(map(str, DTYPES))} can be sent")
-        begin, end = end, end + tensor.nbytes
-        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    header = json.dumps(entries).encode()
-    return len(header).to_bytes(8, "little") + header
+        facts.append(TensorFacts(name, dtype, tuple(tensor.shape)))
+    return safetensors_header(facts)
 
 
 def _pieces(header: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:

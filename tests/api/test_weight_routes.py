@@ -186,13 +186,6 @@ async def test_pieces_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     assert (weights.asked, open_files()) == ([], 0)
 
 
-async def test_a_trainer_that_would_send_over_nccl_is_told_at_once(trained: Served) -> None:
-    info = {"master_address": "10.0.0.1", "master_port": 51216, "rank_offset": 1, "world_size": 2, "packed": True}
-    refused = await trained.http.post("/init_weight_transfer_engine", json={"init_info": info})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "init_info")
-    assert "motet.weights.push" in refused.json()["error"]["message"]
-
-
 async def test_checksums_are_told_and_compared_and_a_reset_is_an_update(trained: Served, weights: NotedWeights) -> None:
     async def check(**body: object) -> httpx.Response:
         return await trained.http.post("/weight_checker", json=body)

@@ -233,6 +233,7 @@ class RunningCell:
 
     def _on_ready(self, serving: Serving[Cell]) -> None:
         self._cell = serving.workforce
+        self.service = serving.service
         self._ready.set_result(serving.url)
 
     def _member(self, id: str) -> Member:

@@ -7,10 +7,12 @@ An update may come in one body, or in pieces between a start and a finish, as vL
     /update_weights {"update_info": ...}        names the next tensors, and returns when they have come
     /update_weights, a safetensors file         brings them, before that or after it
     /finish_weight_update                       the engines get all that has come
+
+Those of a trainer that sends over NCCL come without a body (`api.trainer_group`).
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -113,6 +115,14 @@ class IncomingWeights:
         update.files.append(file)
         update.names |= names
         update.changed.set()
+
+    def check_new(self, names: Sequence[str]) -> None:
+        """Raises RequestError unless an update is open, and tensors of these names may still come, each once."""
+        seen = set(self._opened().names)
+        for name in names:
+            if name in seen:
+                raise invalid_value("update_info.names", f"tensor {name} comes twice in this update")
+            seen.add(name)
 
     async def wait_for(self, names: Collection[str]) -> None:
         """Returns when tensors of these names have come. Raises RequestError if they do not."""

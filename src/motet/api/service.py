@@ -20,7 +20,16 @@ from motet.api.failure import above_maximum
 from motet.api.incoming import IncomingWeights
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
-from motet.engines.base import ANSWERING, PreparedWeights, SleepTag, WeightUpdate, WorkerReport, Workers, WorkerState
+from motet.engines.base import (
+    ANSWERING,
+    PreparedWeights,
+    SleepTag,
+    WeightReceiver,
+    WeightUpdate,
+    WorkerReport,
+    Workers,
+    WorkerState,
+)
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
@@ -145,6 +154,8 @@ class Service:
     """None if its engines are elsewhere."""
     sleep: Sleep | None = None
     """As `weights`."""
+    receiver: WeightReceiver | None = None
+    """What receives tensors over NCCL, if an engine runs on a GPU; None if nothing can."""
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
     """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
     connect: Connect | None = None

@@ -21,21 +21,13 @@ from motet.api.failure import invalid_value
 from motet.api.incoming import is_tensors, read_tensors
 from motet.api.schemas.shared import MAX_VERSION_CHARS, Schema
 from motet.api.service import Service
+from motet.api.trainer_group import InitInfo, UpdateInfo, join_group, leave_group, take_announced
 from motet.engines.base import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
 from motet.models.checkpoint import ZEROS, Checkpoint, MemoryFile
 
 Version = Annotated[str, Field(min_length=1, max_length=MAX_VERSION_CHARS)]
-
-
-class UpdateInfo(Schema):
-    """The tensors that come next, in vLLM's words."""
-
-    names: Annotated[list[str], Field(min_length=1)]
-    dtype_names: list[str] | None = None
-    """Not needed: the tensors come with their dtypes and shapes."""
-    shapes: list[list[int]] | None = None
 
 
 class NewWeights(Schema):
@@ -66,7 +58,7 @@ class Rename(Schema):
 class Init(Schema):
     """The body of /init_weight_transfer_engine."""
 
-    init_info: dict[str, JsonValue]
+    init_info: InitInfo
 
 
 class Check(Schema):
@@ -129,16 +121,16 @@ def transfer_router(service: Service) -> APIRouter:
 
     @router.post("/init_weight_transfer_engine")
     async def init_weight_transfer_engine(body: Init) -> Response:
-        """There is nothing to set up. Trainers that would send over NCCL are told at once, and not left waiting."""
+        """Over HTTP there is nothing to set up. A trainer that sends over NCCL is met, or told at once that it cannot
+        be."""
         service.opened(service.weights)
-        if "master_address" in body.init_info or body.init_info.get("backend", "http") != "http":
-            why = "tensors come here over HTTP (POST /update_weights), not over NCCL; motet.weights.push sends them"
-            raise invalid_value("init_info", why)
+        await join_group(service, body.init_info)
         return json_response({"message": "Weight transfer initialized"})
 
     @router.post("/shutdown_weight_transfer_engine")
     async def shutdown_weight_transfer_engine() -> Response:
         service.opened(service.weights)
+        await leave_group(service)
         service.incoming.drop()
         return json_response({"message": "Weight transfer shut down"})
 
@@ -166,7 +158,7 @@ async def _take_json(service: Service, body: NewWeights) -> Response:
         why = "give one of 'weight_dir', 'weight_file' and 'update_info', or tensors as application/octet-stream"
         raise invalid_value("weight_dir", why)
     if body.update_info is not None:
-        await service.incoming.wait_for(body.update_info.names)
+        await take_announced(service, body.update_info)
         return json_response({"message": "Weights updated"})
     field, version = ways.pop(), body.weight_version
     if service.incoming.open:

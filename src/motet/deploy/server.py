@@ -39,6 +39,7 @@ from motet.deploy.plan import GatewayPlan, ServerPlan
 from motet.deploy.stop import StopSignals, first_of
 from motet.engines.base import WorkerState
 from motet.engines.http import Client, server_client
+from motet.engines.native.receiver import NcclReceiver, cuda_device
 from motet.errors import StartupError
 from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
@@ -104,6 +105,7 @@ async def run_server(
             figures=cell.figures,
             weights=cell.weights,
             sleep=cell.sleep,
+            receiver=NcclReceiver(partial(cuda_device, router.fleet)),
             tokenizer_files=partial(read_files, plan.tokenizer_path),
             connect=cell.connect,
             takes_tickets=bool(plan.engine.cluster_key),
@@ -133,6 +135,7 @@ async def run_gateway(
             figures=gateway.router.figures,
             membership=gateway,
             weights=gateway.weights,
+            receiver=NcclReceiver(partial(cuda_device, gateway.router.fleet)),
             tokenizer_files=models.tokenizer_files,
         )
         return await serve(service, gateway, listener=listener, on_ready=on_ready, signals=signals)
@@ -232,6 +235,8 @@ async def serve(
         await asyncio.wait([watching])  # it would start engines again that are ended now
         # Before the connections: answers that are still open end with an error event, and close theirs.
         await workforce.close()
+        if service.receiver is not None:
+            await service.receiver.close()
         service.incoming.drop()
         http.stop(at_once=signals.at_once.is_set())
     return outcome

@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from motet.ids import ModelName, RequestId
-from motet.models.checkpoint import Checkpoint
+from motet.models.checkpoint import Checkpoint, TensorFacts
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineKind, EngineStats, GenerateRequest, GroupDelta, Role
 
@@ -136,6 +137,52 @@ class Sleeper(Renewable, Protocol):
 
     async def wake(self) -> None:
         """Takes the memory of the KV cache again."""
+        ...
+
+
+class TrainerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer's NCCL group: how to meet, and in which form its tensors come. The trainer is rank 0."""
+
+    rank: int
+    """That of this server."""
+    world_size: int
+    master_address: str = ""
+    """Where the trainer's store is."""
+    master_port: int = 0
+    unique_id: bytes = b""
+    """The group's id, if the trainer has no store."""
+    packed: bool
+    """True if several tensors come in one broadcast."""
+    buffer_bytes: int
+    """A packed broadcast ends with the tensor that makes it larger than this."""
+    num_buffers: int
+    """Most broadcasts that are received at a time."""
+
+
+class WeightReceiver(Protocol):
+    """Receives tensors that a trainer broadcasts."""
+
+    @property
+    def device(self) -> str | None:
+        """The device that receives; None if no engine of the server runs on one that can."""
+        ...
+
+    @property
+    def joined(self) -> bool:
+        """True from a join to `close`, even if the group has broken meanwhile."""
+        ...
+
+    async def join(self, group: TrainerGroup) -> None:
+        """Leaves the group before, and returns when all ranks of the new one have met. Raises EngineError."""
+        ...
+
+    async def receive(self, tensors: Sequence[TensorFacts], path: Path, *, at: int) -> None:
+        """Returns when the trainer has sent all these tensors and they are in the file from `at` on. Raises
+        EngineError; then the group is broken."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves the group. What waits for the trainer fails. May be called at any time, twice too."""
         ...
 
 

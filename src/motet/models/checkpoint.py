@@ -8,6 +8,8 @@ the process that made it, so all that read it read the same.
 import contextlib
 import errno
 import fcntl
+import json
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -15,11 +17,49 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
+
 from motet.errors import ModelLoadError
 from motet.models.folder import weight_files
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+"""The size of an element of each dtype that weights may have, under its name in safetensors files."""
+
+
+class TensorFacts(msgspec.Struct, frozen=True):
+    """A tensor of a safetensors file, without its elements."""
+
+    name: str
+    dtype: str
+    """One of `ITEM_BYTES`."""
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def safetensors_header(tensors: Iterable[TensorFacts]) -> bytes:
+    """Returns the beginning of a file in which the elements of these tensors follow in this order: the length of the
+    header, 8 bytes little endian, and the header as JSON."""
+    entries: dict[str, dict[str, object]] = {}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.num_bytes
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def write_all(descriptor: int, data: bytes | memoryview, *, at: int) -> int:
+    """Writes to an open file from `at` on, and returns the place after it."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
+    return at
 
 
 class MemoryFile:
@@ -65,11 +105,7 @@ class MemoryFile:
 
     def write(self, data: bytes | memoryview, at: int) -> int:
         """Writes all of `data`, and returns the place after it."""
-        left = memoryview(data)
-        while left:
-            written = os.pwrite(self._descriptor, left, at)
-            left, at = left[written:], at + written
-        return at
+        return write_all(self._descriptor, data, at=at)
 
     def seal(self) -> None:
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)

@@ -1,0 +1,194 @@
+"""The routes of a trainer that sends over NCCL: what they pass on to the receiver, and what they refuse by name."""
+
+import base64
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save
+
+from motet.engines.base import TrainerGroup
+from motet.errors import EngineError
+from motet.models.checkpoint import TensorFacts
+from tests.api.noted_weights import NotedWeights
+from tests.api.serving import Served, coded, named
+from tests.nccl.running import open_files
+
+pytestmark = pytest.mark.anyio
+
+ID = bytes(range(128))
+MEETING: dict[str, object] = {
+    "master_address": "10.0.0.1",
+    "master_port": 51216,
+    "rank_offset": 1,
+    "world_size": 2,
+    "packed": True,
+}
+TENSORS = {"a": torch.arange(3, dtype=torch.float32), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
+INFO: dict[str, object] = {"names": ["a", "b"], "dtype_names": ["float32", "bfloat16"], "shapes": [[3], [2, 2]]}
+
+
+class NotedReceiver:
+    """Keeps what it is asked for, and writes tensors as if a trainer had sent them."""
+
+    def __init__(self) -> None:
+        self.device: str | None = "cuda:0"
+        self.joined = False
+        self.group: TrainerGroup | None = None
+        self.fails = False
+
+    async def join(self, group: TrainerGroup) -> None:
+        if self.fails:
+            raise EngineError("there is no store of a trainer at 10.0.0.1:51216")
+        self.group, self.joined = group, True
+
+    async def receive(self, tensors: Sequence[TensorFacts], path: Path, *, at: int) -> None:
+        if self.fails:
+            raise EngineError("the trainer has gone")
+        sent = b"".join(TENSORS[one.name].view(torch.uint8).numpy().tobytes() for one in tensors)
+        descriptor = os.open(path, os.O_WRONLY)
+        os.pwrite(descriptor, sent, at)
+        os.close(descriptor)
+
+    async def close(self) -> None:
+        self.joined = False
+
+
+@pytest.fixture
+def receiver(trained: Served) -> NotedReceiver:
+    noted = NotedReceiver()
+    trained.service.receiver = noted
+    return noted
+
+
+async def init(served: Served, **info: object) -> httpx.Response:
+    return await served.http.post("/init_weight_transfer_engine", json={"init_info": info})
+
+
+async def announce(served: Served, **info: object) -> httpx.Response:
+    return await served.http.post("/update_weights", json={"update_info": {**INFO, **info}})
+
+
+@pytest.mark.parametrize("info", [MEETING, {"backend": "nccl"}, {"backend": "ipc"}])
+async def test_a_server_without_a_gpu_refuses_nccl_at_once(
+    trained: Served, receiver: NotedReceiver, info: dict[str, object]
+) -> None:
+    for there in (receiver, None):
+        trained.service.receiver, receiver.device = there, None
+        refused = await init(trained, **info)
+        assert named(refused) == (400, "init_info")
+        assert "motet.weights.push" in refused.text and "--device cuda" in refused.text
+    assert receiver.group is None
+
+
+async def test_a_group_is_joined_with_all_that_the_trainer_says(trained: Served, receiver: NotedReceiver) -> None:
+    assert (await init(trained, **MEETING)).status_code == 200
+    vllm_s = TrainerGroup(
+        rank=1,
+        world_size=2,
+        master_address="10.0.0.1",
+        master_port=51216,
+        packed=True,
+        buffer_bytes=2**30,
+        num_buffers=2,
+    )
+    assert receiver.group == vllm_s
+    by_id = {"nccl_unique_id_b64": base64.b64encode(ID).decode(), "rank_offset": 2, "world_size": 3}
+    assert (await init(trained, **by_id, packed_buffer_size_bytes=10, packed_num_buffers=3)).status_code == 200
+    theirs = TrainerGroup(rank=2, world_size=3, unique_id=ID, packed=False, buffer_bytes=10, num_buffers=3)
+    assert receiver.group == theirs
+    assert (await init(trained)).status_code == 200
+    assert not receiver.joined, "over HTTP there is no group"
+
+
+@pytest.mark.parametrize(
+    ("info", "field"),
+    [
+        ({"master_port": None}, "master_port"),
+        ({"master_address": None}, "master_address"),
+        ({"master_address": ""}, "master_address"),
+        ({"master_port": 0}, "master_port"),
+        ({"master_port": "51216"}, "master_port"),
+        ({"rank_offset": None}, "rank_offset"),
+        ({"rank_offset": 0}, "rank_offset"),
+        ({"rank_offset": 2}, "rank_offset"),
+        ({"world_size": None}, "world_size"),
+        ({"world_size": 1}, "world_size"),
+        ({"packed_buffer_size_bytes": 0}, "packed_buffer_size_bytes"),
+        ({"packed_num_buffers": 17}, "packed_num_buffers"),
+        ({"nccl_unique_id_b64": base64.b64encode(ID).decode()}, "nccl_unique_id_b64"),
+        ({"master_address": None, "master_port": None, "nccl_unique_id_b64": "_-"}, "nccl_unique_id_b64"),
+        ({"master_address": None, "master_port": None, "nccl_unique_id_b64": "AAAA"}, "nccl_unique_id_b64"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+async def test_a_group_that_cannot_be_is_refused_by_its_field(
+    trained: Served, receiver: NotedReceiver, info: dict[str, object], field: str
+) -> None:
+    assert named(await init(trained, **{**MEETING, **info})) == (400, f"init_info.{field}")
+    assert receiver.group is None
+
+
+async def test_announced_tensors_are_received_and_come_with_those_in_bodies(
+    trained: Served, receiver: NotedReceiver, weights: NotedWeights
+) -> None:
+    await init(trained, **MEETING)
+    assert coded(await announce(trained)) == (400, "no_weight_update")
+    await trained.http.post("/start_weight_update")
+    assert (await announce(trained)).json() == {"message": "Weights updated"}
+    body = save({"c": torch.zeros(1)})
+    binary = {"content-type": "application/octet-stream"}
+    assert (await trained.http.post("/update_weights", content=body, headers=binary)).status_code == 200
+    assert named(await announce(trained)) == (400, "update_info.names")
+    finished = await trained.http.post("/finish_weight_update", json={"weight_version": "5"})
+    assert finished.json()["weight_version"] == "5"
+    assert (weights.asked, weights.tensors) == ([("memory", "5")], ["a", "b", "c"])
+    assert open_files() == 0
+
+
+@pytest.mark.parametrize(
+    ("info", "field"),
+    [
+        ({"names": ["a", "a"]}, ".names"),
+        ({"names": []}, ".names"),
+        ({"dtype_names": None}, ".dtype_names"),
+        ({"dtype_names": ["float32"]}, ".dtype_names"),
+        ({"dtype_names": ["float32", "int8"]}, ".dtype_names"),
+        ({"shapes": None}, ".shapes"),
+        ({"shapes": [[3], [2, 2], [1]]}, ".shapes"),
+        ({"shapes": [[3], [2, 0]]}, ".shapes"),
+        ({"shapes": [[3], [-2, -2]]}, ".shapes"),
+        ({"shapes": [[3], [2**30, 2**30]]}, ""),
+    ],
+)
+async def test_an_announcement_that_cannot_be_is_refused_by_its_field_and_the_update_stays_open(
+    trained: Served, receiver: NotedReceiver, weights: NotedWeights, info: dict[str, object], field: str
+) -> None:
+    await init(trained, **MEETING)
+    await trained.http.post("/start_weight_update")
+    assert named(await announce(trained, **info)) == (400, f"update_info{field}")
+    assert open_files() == 0
+    assert (await announce(trained)).status_code == 200
+    assert (await trained.http.post("/finish_weight_update")).status_code == 200
+    assert weights.tensors == ["a", "b"]
+
+
+async def test_what_a_trainer_fails_in_is_told_and_the_update_is_forgotten(
+    trained: Served, receiver: NotedReceiver, weights: NotedWeights
+) -> None:
+    receiver.fails = True
+    refused = await init(trained, **MEETING)
+    assert named(refused) == (400, "init_info") and "there is no store of a trainer" in refused.text
+    receiver.fails = False
+    await init(trained, **MEETING)
+    await trained.http.post("/start_weight_update")
+    receiver.fails = True
+    refused = await announce(trained)
+    assert named(refused) == (400, "update_info") and "the trainer has gone; the update is forgotten" in refused.text
+    assert coded(await trained.http.post("/finish_weight_update")) == (400, "no_weight_update")
+    assert (weights.asked, open_files()) == ([], 0)
+    assert (await trained.http.post("/shutdown_weight_transfer_engine")).status_code == 200
+    assert not receiver.joined

@@ -1,0 +1,192 @@
+"""A trainer broadcasts new weights to a running server as vLLM's trainers do, and dies at any moment: the server
+answers as one that was started on the weights which it has then. NCCL is a library that moves bytes through sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from motet.engines.native.receiver import NcclReceiver
+from tests.deploy.gateways import RunningGateway
+from tests.fault.answers import Answer, ask
+from tests.fault.asked import CHAT, chat
+from tests.fault.running_cell import RunningCell
+from tests.fault.striking import kill
+from tests.forked import ForkingProcess
+from tests.nccl.library import fake_nccl
+from tests.nccl.running import open_files, trainer
+from tests.nccl.trainer import Plan
+from tests.patience import PATIENCE_S
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+BODY = chat("a chat", n=3)
+SMALL = 40_000
+"""Bytes of a packed buffer: a model takes several."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return fake_nccl(tmp_path_factory.mktemp("nccl"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with other weights."""
+    return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("other"), seed=4))
+
+
+@pytest.fixture(scope="module")
+async def shared(folder: Path, library: str, forking: ForkingProcess) -> AsyncIterator[RunningCell]:
+    async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
+        cell.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+        yield cell
+
+
+@pytest.fixture(scope="module")
+async def answers(shared: RunningCell, folder: Path, other: Path) -> tuple[Answer, Answer]:
+    """What is answered under the old weights and under the new ones."""
+    old = await ask(shared.http, CHAT, BODY)
+    assert (await shared.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
+    new = await ask(shared.http, CHAT, BODY)
+    assert old != new
+    return old, new
+
+
+@pytest.fixture
+async def cell(shared: RunningCell, answers: object, folder: Path) -> AsyncIterator[RunningCell]:
+    """The cell with the old weights; afterwards nothing of a trainer is left."""
+    assert (await shared.http.post("/update_weights", json={"weight_dir": str(folder)})).status_code == 200
+    yield shared
+    assert (await shared.http.post("/shutdown_weight_transfer_engine")).status_code == 200
+    await shared.whole()
+    await shared.check_nothing_left()
+
+
+def weights_of(folder: Path) -> str:
+    return str(folder / "model.safetensors")
+
+
+def receiver_pid(cell: RunningCell) -> int | None:
+    assert isinstance(cell.service.receiver, NcclReceiver)
+    return cell.service.receiver.pid
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"buffer_bytes": SMALL}, {"num_buffers": 1}, {"packed": False, "by_id": True}],
+    ids=str,
+)
+async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_and_engines(
+    cell: RunningCell, library: str, form: dict[str, object], folder: Path, other: Path, answers: tuple[Answer, Answer]
+) -> None:
+    old, new = answers
+    files = [weights_of(one) for one in (other, folder, other)]
+    async with trainer(Plan(cell.url, library, files, **form)) as running:  # type: ignore[arg-type]
+        for number in range(3):
+            await running.says(f"updated {number}")
+    assert await ask(cell.http, CHAT, BODY) == new != old
+    assert open_files() == 1, "that of the weights that serve"
+    assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 2"}
+    if form != {"buffer_bytes": SMALL}:
+        return
+    struck = cell.engine("decode-0")
+    kill(struck)
+    await struck.died.wait()
+    assert (await cell.http.post("/shutdown_weight_transfer_engine")).status_code == 200
+    await cell.whole()
+    assert await ask(cell.http, CHAT, BODY) == new
+
+
+async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
+    cell: RunningCell, library: str, other: Path, answers: tuple[Answer, Answer]
+) -> None:
+    async with RunningGateway(cell.url, rl=True, admin_key="") as gateway:
+        gateway.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+        async with trainer(Plan(gateway.serving.url, library, [weights_of(other)], buffer_bytes=SMALL)) as running:
+            await running.says("updated 0")
+        assert await ask(gateway.http, CHAT, BODY) == await ask(cell.http, CHAT, BODY) == answers[1]
+        assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 0"}
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["nccl notices", "nccl waits for ever"])
+async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothing_else(
+    cell: RunningCell,
+    library: str,
+    deaf: bool,
+    other: Path,
+    answers: tuple[Answer, Answer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if deaf:
+        monkeypatch.setenv("FAKE_NCCL_DEAF", "1")
+    plan = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=2)
+    async with trainer(plan) as running:
+        await running.says("sent 2")
+        await until(cell, lambda: open_files() == 1)
+        assert receiver_pid(cell) is not None
+        await running.kill()
+    await until(cell, lambda: not cell.service.incoming.open)
+    assert (receiver_pid(cell), open_files()) == (None, 0)
+    refused = await cell.http.post("/finish_weight_update")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_weight_update")
+    await cell.http.post("/start_weight_update")
+    info = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}
+    refused = await cell.http.post("/update_weights", json={"update_info": info})
+    assert "POST /init_weight_transfer_engine" in refused.json()["error"]["message"]
+    assert await ask(cell.http, CHAT, BODY) == answers[0]
+
+
+async def test_a_second_trainer_takes_the_place_of_the_first(
+    cell: RunningCell, library: str, other: Path, answers: tuple[Answer, Answer]
+) -> None:
+    halting = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=1)
+    async with trainer(halting) as first:
+        await first.says("sent 1")
+        await until(cell, lambda: open_files() == 1)
+        async with trainer(Plan(cell.url, library, [weights_of(other)])) as second:
+            await second.says("updated 0")
+        assert await ask(cell.http, CHAT, BODY) == answers[1]
+    assert open_files() == 1
+
+
+async def test_a_shutdown_ends_an_update_that_is_on_its_way(cell: RunningCell, library: str, other: Path) -> None:
+    plan = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=1)
+    async with trainer(plan) as running:
+        await running.says("sent 1")
+        await until(cell, lambda: open_files() == 1)
+        assert (await cell.http.post("/shutdown_weight_transfer_engine")).status_code == 200
+        await until(cell, lambda: open_files() == 0)
+        assert receiver_pid(cell) is None
+
+
+async def test_a_trainer_that_is_not_there_is_told_of(cell: RunningCell, library: str) -> None:
+    cell.service.receiver = NcclReceiver(lambda: "cpu", library=library, timeout_s=0.5)
+    info = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
+    refused = await init(cell, info)
+    assert "has not done its part within 0.5 s" in refused
+    cell.service.receiver = NcclReceiver(lambda: "cuda", library=library)
+    assert "this server sees no CUDA device" in await init(cell, info)
+    cell.service.receiver = NcclReceiver(lambda: "cpu", library="/no such library")
+    assert "NCCL cannot be used" in await init(cell, info)
+    cell.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+
+
+async def until(cell: RunningCell, holds: Callable[[], bool]) -> None:
+    """Waits for what the server does while it answers this question and the next."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await cell.http.get("/health")
+
+
+async def init(cell: RunningCell, info: dict[str, object]) -> str:
+    """Returns the message of the refusal."""
+    refused: httpx.Response = await cell.http.post("/init_weight_transfer_engine", json={"init_info": info})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "init_info")
+    assert receiver_pid(cell) is None
+    message: str = refused.json()["error"]["message"]
+    return message

@@ -1,0 +1,67 @@
+"""A trainer broadcasts new weights over NCCL itself, from one GPU to another, or on one GPU where NCCL lets two ranks
+share it (from 2.30 on)."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from motet.config import CellConfig
+from motet.engines.native.receiver import LIBRARY, NcclReceiver
+from tests.devices import GPU, ON_GPU
+from tests.fault.answers import ask
+from tests.fault.asked import CHAT, chat
+from tests.fault.running_cell import RunningCell
+from tests.forked import ForkingProcess
+from tests.nccl.running import open_files, trainer
+from tests.nccl.trainer import Plan
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+SHARING = (2, 30)
+"""The first version of NCCL in which NCCL_MULTI_RANK_GPU_ENABLE lets ranks share a GPU."""
+pytestmark = [pytest.mark.anyio, *ON_GPU]
+BODY = chat("a chat", n=3)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def trainer_s_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The second GPU, or the only one."""
+    if torch.cuda.device_count() > 1:
+        return "cuda:1"
+    if torch.cuda.nccl.version()[:2] < SHARING:  # type: ignore[no-untyped-call]
+        pytest.skip("there is one GPU, and this NCCL lets no two ranks share it")
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    return GPU
+
+
+@pytest.fixture
+async def cell(folder: Path, forking: ForkingProcess) -> AsyncIterator[RunningCell]:
+    together = CellConfig()
+    async with RunningCell(folder, spawn=forking.spawn, cell=together, server={"rl": True}, device=GPU) as cell:
+        yield cell
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_broadcast_weights_are_those_of_a_folder(
+    cell: RunningCell, trainer_s_gpu: str, packed: bool, folder: Path, tmp_path: Path
+) -> None:
+    other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path, seed=4))
+    assert isinstance(cell.service.receiver, NcclReceiver) and cell.service.receiver.device == GPU
+    old = await ask(cell.http, CHAT, BODY)
+    assert (await cell.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
+    new = await ask(cell.http, CHAT, BODY)
+    assert old != new
+    files = [str(one / "model.safetensors") for one in (folder, other, folder)]
+    plan = Plan(cell.url, LIBRARY, files, device=trainer_s_gpu, packed=packed, buffer_bytes=40_000)
+    async with trainer(plan) as running:
+        for number in range(3):
+            await running.says(f"updated {number}")
+    assert await ask(cell.http, CHAT, BODY) == old
+    assert open_files() == 1, "that of the weights that serve"

@@ -1,0 +1,38 @@
+"""The process that receives ends with the server that started it, in whatever it waits."""
+
+import socket
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from motet.config import environment
+from motet.engines.base import TrainerGroup
+from motet.engines.native.receiver import PROGRAM, Join
+from tests.nccl.library import fake_nccl
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_process_that_waits_for_a_trainer_ends_with_its_standard_input(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    library = fake_nccl(tmp_path_factory.mktemp("nccl"))
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address, port = nobody.getsockname()
+        group = TrainerGroup(
+            rank=1, world_size=2, master_address=address, master_port=port, packed=True, buffer_bytes=1, num_buffers=1
+        )
+        order = msgspec.json.encode(Join(group, "cpu", library, 300.0)) + b"\n"
+        command = [sys.executable, "-m", PROGRAM]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(order)
+            process.stdin.flush()
+            connection, _ = nobody.accept()
+            with connection:
+                assert connection.recv(1), "it waits for an answer of this store"
+                process.stdin.close()
+                assert process.wait() == 0
+                assert process.stdout.read() == b""

@@ -1,0 +1,158 @@
+"""A trainer that sends its weights as vLLM's do, in a process of its own: `python -m tests.nccl.trainer`.
+
+It reads a `Plan` from its standard input, opens a store, meets the server as rank 0, and brings each folder of the plan
+as one update. It says `sent NUMBER` after each broadcast of an update whose number is in `halts`, and then stands still
+until it is killed.
+"""
+
+import ctypes
+import pickle  # noqa: TID251  what vLLM's trainers put into their stores
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import httpx
+import msgspec
+import torch
+from safetensors.torch import load_file
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports it
+
+from motet.engines.native.cuda.nccl import DATA_TYPES, ID_KEY, SUM, Handle, Nccl, UniqueId
+from tests.patience import PATIENCE_S
+
+LATER = threading.Event()
+
+
+class Plan(msgspec.Struct, frozen=True):
+    server: str
+    library: str
+    files: list[str]
+    """A safetensors file for each update."""
+    device: str = "cpu"
+    packed: bool = True
+    buffer_bytes: int = 2**30
+    num_buffers: int = 2
+    by_id: bool = False
+    """True if the id goes to the server, and there is no store."""
+    halt_at: int | None = None
+    """Stands still after so many broadcasts of the last update."""
+
+
+class ncclUniqueId(UniqueId):
+    """Has the name under which vLLM's is pickled."""
+
+
+def packed(tensors: Iterable[torch.Tensor], *, buffer_bytes: int) -> Iterator[torch.Tensor]:
+    """Yields what is broadcast: tensors one behind the other, until they are larger than the buffer."""
+    waiting: list[torch.Tensor] = []
+    for tensor in tensors:
+        waiting.append(tensor.contiguous().view(-1).view(torch.uint8))
+        if sum(one.nbytes for one in waiting) > buffer_bytes:
+            yield torch.cat(waiting)
+            waiting = []
+    if waiting:
+        yield torch.cat(waiting)
+
+
+class Root:
+    """Rank 0 of a group of two."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._nccl = Nccl(plan.library)
+        self._device = torch.device(plan.device)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._handle = Handle()
+        self.id = ncclUniqueId()
+        self._nccl.call("ncclGetUniqueId", ctypes.byref(self.id))
+
+    def meet(self) -> None:
+        self._nccl.call("ncclCommInitRank", ctypes.byref(self._handle), 2, self.id, 0)
+        one = torch.zeros(1, device=self._device)
+        place = ctypes.c_void_p(one.data_ptr())
+        self._nccl.call("ncclAllReduce", place, place, 1, DATA_TYPES[one.dtype], SUM, self._handle, None)
+        self._wait()
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        place = ctypes.c_void_p(tensor.data_ptr())
+        kind = DATA_TYPES[tensor.dtype]
+        self._nccl.call("ncclBroadcast", place, place, tensor.numel(), kind, 0, self._handle, None)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def meet(plan: Plan, http: httpx.Client) -> tuple[Root, TCPStore | None]:
+    root = Root(plan)
+    info: dict[str, object] = {"rank_offset": 1, "world_size": 2, "packed": plan.packed}
+    info |= {"packed_buffer_size_bytes": plan.buffer_bytes, "packed_num_buffers": plan.num_buffers}
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    if plan.by_id:
+        info["nccl_unique_id_b64"] = msgspec.json.decode(msgspec.json.encode(bytes(root.id.internal)))
+    else:
+        info |= {"master_address": "127.0.0.1", "master_port": port}
+    store = None
+    with ThreadPoolExecutor(1) as others:
+        asked = others.submit(http.post, "/init_weight_transfer_engine", json={"init_info": info})
+        if not plan.by_id:
+            limit = timedelta(seconds=PATIENCE_S)
+            descriptor = listener.detach()
+            store = TCPStore(
+                "127.0.0.1", port, 2, is_master=True, timeout=limit, use_libuv=False, master_listen_fd=descriptor
+            )
+            store.set(ID_KEY, pickle.dumps(root.id))  # type: ignore[arg-type]  # bytes are taken too
+        root.meet()
+        check(asked.result())
+    listener.close()
+    return root, store
+
+
+def update(plan: Plan, number: int, *, root: Root, http: httpx.Client) -> None:
+    tensors = {name: tensor.to(plan.device) for name, tensor in load_file(plan.files[number]).items()}
+    info = {
+        "names": [*tensors],
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+        "shapes": [[*tensor.shape] for tensor in tensors.values()],
+    }
+    check(http.post("/start_weight_update"))
+    last = number == len(plan.files) - 1
+    pieces = packed(tensors.values(), buffer_bytes=plan.buffer_bytes) if plan.packed else tensors.values()
+    with ThreadPoolExecutor(1) as others:
+        asked = others.submit(http.post, "/update_weights", json={"update_info": info})
+        for sent, piece in enumerate(pieces):
+            if last and sent == plan.halt_at:
+                say(f"sent {sent}")
+                LATER.wait()
+            root.broadcast(piece.contiguous())
+        check(asked.result())
+    check(http.post("/finish_weight_update", json={"weight_version": f"nccl {number}"}))
+
+
+def check(response: httpx.Response) -> None:
+    assert response.status_code == httpx.codes.OK, response.text
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
+    with httpx.Client(base_url=plan.server, timeout=PATIENCE_S) as http:
+        root, store = meet(plan, http)
+        for number in range(len(plan.files)):
+            update(plan, number, root=root, http=http)
+            say(f"updated {number}")
+        sys.stdin.buffer.read()
+    del store
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""vLLM's own trainer code brings weights to our server over NCCL: a library that moves bytes through sockets."""
+
+import asyncio
+from asyncio.subprocess import DEVNULL, PIPE
+from pathlib import Path
+
+import pytest
+
+from motet.config import environment
+from motet.engines.native.receiver import NcclReceiver
+from tests.fault.answers import ask
+from tests.fault.asked import CHAT, chat
+from tests.fault.running_cell import RunningCell
+from tests.forked import ForkingProcess
+from tests.nccl.library import fake_nccl
+from tests.nccl.running import open_files
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).parent / "vllm_trainer.py"
+BODY = chat("a chat", n=3)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize("form", ["packed", "one by one"])
+async def test_vllm_s_trainer_brings_the_weights_of_a_folder(
+    vllm_folder: Path, folder: Path, forking: ForkingProcess, tmp_path: Path, form: str
+) -> None:
+    library = fake_nccl(tmp_path)
+    other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path / "other", seed=4))
+    async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
+        cell.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+        old = await ask(cell.http, CHAT, BODY)
+        assert (await cell.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
+        new = await ask(cell.http, CHAT, BODY)
+        for files, expected in (((other, folder), old), ((folder, other), new)):
+            await send(vllm_folder, [cell.url, form, *(str(one / "model.safetensors") for one in files)], library)
+            assert await ask(cell.http, CHAT, BODY) == expected
+        assert old != new and open_files() == 1
+
+
+async def send(vllm_folder: Path, arguments: list[str], library: str) -> None:
+    ours = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    environ = {**ours, "VLLM_NCCL_SO_PATH": library, "VLLM_NO_USAGE_STATS": "1"}
+    command = (str(vllm_folder / "bin" / "python"), str(SCRIPT), *arguments)
+    trainer = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, env=environ)
+    _, said = await trainer.communicate()
+    assert trainer.returncode == 0, said.decode()[-4000:]
