@@ -46,7 +46,7 @@ class Policy:
         return [(name, tensor.detach()) for name, tensor in self.model.named_parameters()]
 
     def nudge(self) -> None:
-        """Changes every weight by as much as some tens of steps would, each in a direction of its own."""
+        """Changes every weight by as much as a hundred steps in random directions would."""
         size = STEP_OF_ADAM * math.sqrt(STEPS_OF_A_NUDGE)
         for _, tensor in self.named_tensors():
             tensor += size * torch.randn(tensor.shape, generator=self._dice)
