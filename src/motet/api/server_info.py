@@ -39,7 +39,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightTransferConfig(msgspec.Struct, frozen=True, kw_only=True):
-    backend: str = "http"
+    backend: str
+    """`nccl` where the engines are on GPUs, which take tensors over HTTP too."""
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_config: CacheConfig
     parallel_config: ParallelConfig = ParallelConfig()
     lora_config: None = None
-    weight_transfer_config: WeightTransferConfig = WeightTransferConfig()
+    weight_transfer_config: WeightTransferConfig
 
     @classmethod
     def of(cls, info: EngineInfo, *, logprobs_mode: LogprobsMode) -> "VllmConfig":
@@ -61,6 +62,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
                 max_model_len=info.max_model_len,
                 logprobs_mode=logprobs_mode,
             ),
+            weight_transfer_config=WeightTransferConfig(backend="nccl" if info.device.startswith("cuda") else "http"),
             cache_config=CacheConfig(block_size=info.block_size, num_gpu_blocks=info.num_blocks),
         )
 
