@@ -212,7 +212,8 @@ class Reader {
   }
 
   // Packs keys as columns and values as rows, and fills the last panel with zeros. The first `packed` keys are there.
-  void pack(int table, int begin, int end, int packed) {
+  // Inlined, its loops would run out of registers.
+  __attribute__((noinline)) void pack(int table, int begin, int end, int packed) {
     const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
     const std::size_t* offsets = locate(table, begin, end);
     const auto row = [&](const Number* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
