@@ -63,6 +63,8 @@ class Limits:
 class Timed:
     """A runner that measures the time of each pass on the device."""
 
+    trunk_tokens_joined = 0
+
     def __init__(self, runner: ModelRunner) -> None:
         self.device = runner.device
         self.verify, self.copy_slots, self.settle = runner.verify, runner.copy_slots, runner.settle

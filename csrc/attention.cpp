@@ -8,14 +8,6 @@
 namespace motet {
 namespace {
 
-constexpr std::size_t kMaxSharedBytes = 64 << 20;
-
-// Size in floats of a line's state over the keys read so far: the sum of values [head_dim] with weights
-// 2^(score - best), then best, then the sum of the weights.
-int state_size(const Model& model) { return model.head_dim + 2; }
-int group_size(const Model& model) { return model.heads / model.kv_heads; }
-int stretches_of(int keys) { return (keys + kStretch - 1) / kStretch; }
-
 struct Weighed {
   float best, mass;
 };
@@ -66,43 +58,64 @@ struct Seen {
 
 }  // namespace
 
-// Reads stretches for one task.
+// Reads stretches for one key head.
 template <class Number>
 class Reader {
  public:
-  using Task = typename Attention<Number>::Task;
   using Workspace = typename Attention<Number>::Workspace;
 
-  Reader(const Model& model, const Layer& layer, const Batch& batch, const Number* queries, const Task& task,
-         Workspace& space)
+  Reader(const Model& model, const Layer& layer, const Batch& batch, const Number* queries, int kv_head,
+         Workspace& space, float* trunk_states)
       : model_(model),
         layer_(layer),
         batch_(batch),
-        task_(task),
+        kv_head_(kv_head),
         space_(space),
+        trunk_states_(trunk_states),
         keys_(static_cast<const Number*>(layer.keys)),
         values_(static_cast<const Number*>(layer.values)),
-        queries_(queries + std::size_t(task.kv_head) * batch.num_rows * group_size(model) * model.head_dim) {}
+        queries_(queries + std::size_t(kv_head) * batch.num_rows * group_size(model) * model.head_dim) {}
 
-  // Reads one stretch of the trunk for all rows of the task, and writes their states to `states`, one after the other.
-  void trunk(int stretch, float* states) {
-    const Span& span = *task_.span;
-    const int window = layer_.window;
-    const auto seen = [&](int row) {
-      return Seen{window ? std::max(0, batch_.positions[row] + 1 - window) : 0, span.trunk_keys};
+  // Reads one stretch of trunks for parts that follow each other in a reading; equal keys are read once.
+  void parts(const Part* begin, const Part* end, int stretch) {
+    int packed = 0;  // number of keys that lie packed, and that the next part has too
+    const auto equal = [](const Part& part, const Part& before) {
+      return part.common == part.keys && part.common == before.keys;
     };
-    read(span.trunk_table, stretch, task_.row_begin, task_.row_end, seen, states);
+    for (const Part *first = begin, *last; first < end; first = last) {
+      for (last = first + 1; last < end && equal(last[0], last[-1]);) ++last;
+      const bool alone = last - first == 1;
+      const int rows = alone ? first->row_end - first->row_begin : gather(first, last);
+      const Number* queries = alone ? lines_of(first->row_begin) : space_.queries.data();
+      const auto seen = [&](int i) {
+        return Seen{in_window(alone ? first->row_begin + i : space_.rows[i]), stretch * kStretch + first->keys};
+      };
+      packed = read(first->span->trunk_table, stretch, std::min(packed, first->common), rows, queries, seen,
+                    alone ? states_of(*first, stretch) : space_.fresh.data());
+      if (!alone) scatter(first, last, stretch);
+    }
+  }
+
+  // Returns where the states of a part's rows over one stretch are. Those of a trunk that is in no reading are needed
+  // only until the next stretch.
+  float* states_of(const Part& part, int stretch) {
+    if (part.states == kOwn) return space_.fresh.data();
+    const Span& span = *part.span;
+    const int rows = span.row_end - span.row_begin;
+    const std::size_t place = (std::size_t(kv_head_) * stretches_of(span.trunk_keys) + stretch) * rows;
+    return trunk_states_ + part.states + (place + part.row_begin - span.row_begin) * group_size(model_) *
+                                             state_size(model_);
   }
 
   // Reads all keys of their own table that rows [begin, end) of a piece see, and merges the states into `total`.
   void piece(const Piece& piece, int begin, int end, float* total) {
     const int window = layer_.window;
-    const auto seen = [&](int row) {
-      const int last = piece.first + row - piece.row_begin + 1;
+    const auto seen = [&](int i) {
+      const int last = piece.first + begin + i - piece.row_begin + 1;
       return Seen{window ? std::max(0, last - window) : 0, last};
     };
-    for (int stretch = seen(begin).begin / kStretch; stretch < stretches_of(seen(end - 1).end); ++stretch) {
-      read(piece.table, stretch, begin, end, seen, space_.fresh.data());
+    for (int stretch = seen(0).begin / kStretch; stretch < stretches_of(seen(end - begin - 1).end); ++stretch) {
+      read(piece.table, stretch, 0, end - begin, lines_of(begin), seen, space_.fresh.data());
       merge_all(space_.fresh.data(), total, end - begin);
     }
   }
@@ -114,41 +127,70 @@ class Reader {
   }
 
  private:
-  // Writes the states of rows [row_begin, row_end) over one stretch of a table.
-  template <class See>
-  void read(int table, int stretch, int row_begin, int row_end, See seen, float* states) {
-    const int group = group_size(model_), lines = (row_end - row_begin) * group, size = state_size(model_);
-    const int begin = stretch * kStretch;
-    int end = begin;
-    for (int row = row_begin; row < row_end; ++row)
-      if (const Seen s = seen(row); s.begin < begin + kStretch) end = std::max(end, std::min(s.end, begin + kStretch));
-    if (end > begin) pack(table, begin, end);
-    const int height = even_tile(lines, kMaxRows);
-    for (int line = 0; line < lines; line += height)
-      read_lines(row_begin, line, std::min(height, lines - line), begin, end, seen, states + line * size);
+  const Number* lines_of(int row) const { return queries_ + std::size_t(row) * group_size(model_) * model_.head_dim; }
+
+  // Returns the first key of its trunk that a row sees.
+  int in_window(int row) const {
+    return layer_.window ? std::max(0, batch_.positions[row] + 1 - layer_.window) : 0;
   }
 
-  // Reads the packed keys [begin, end) for up to kMaxRows lines; `line` counts from the first one of row `row_begin`.
+  // Copies the queries of parts into one place, and returns the number of their rows.
+  int gather(const Part* first, const Part* last) {
+    const std::size_t size = std::size_t(group_size(model_)) * model_.head_dim;
+    int rows = 0;
+    for (const Part* part = first; part < last; ++part)
+      for (int row = part->row_begin; row < part->row_end; ++row, ++rows) {
+        space_.rows[rows] = row;
+        std::copy_n(lines_of(row), size, space_.queries.data() + rows * size);
+      }
+    return rows;
+  }
+
+  // Copies the states of parts from one place to where they belong.
+  void scatter(const Part* first, const Part* last, int stretch) {
+    const float* from = space_.fresh.data();
+    for (const Part* part = first; part < last; ++part) {
+      const std::size_t count = std::size_t(part->row_end - part->row_begin) * group_size(model_) * state_size(model_);
+      std::copy_n(from, count, states_of(*part, stretch));
+      from += count;
+    }
+  }
+
+  // Writes the states of rows over one stretch of a table. The first `packed` keys of the stretch lie packed already.
+  // Returns how many do so afterwards.
   template <class See>
-  void read_lines(int row_begin, int line, int count, int begin, int end, See seen, float* states) {
+  int read(int table, int stretch, int packed, int rows, const Number* queries, See seen, float* states) {
+    const int lines = rows * group_size(model_), size = state_size(model_), begin = stretch * kStretch;
+    int end = begin;
+    for (int row = 0; row < rows; ++row)
+      if (const Seen s = seen(row); s.begin < begin + kStretch) end = std::max(end, std::min(s.end, begin + kStretch));
+    if (end > begin) pack(table, begin, end, packed);
+    const int height = even_tile(lines, kMaxRows);
+    for (int line = 0; line < lines; line += height)
+      read_lines(queries, line, std::min(height, lines - line), begin, end, seen, states + line * size);
+    return end > begin ? end - begin : packed;
+  }
+
+  // Reads the packed keys [begin, end) for up to kMaxRows lines of `queries`, from `line` on.
+  template <class See>
+  void read_lines(const Number* queries, int line, int count, int begin, int end, See seen, float* states) {
     const int group = group_size(model_), dim = model_.head_dim, size = state_size(model_);
-    const int visible = std::min(end, seen(row_begin + (line + count - 1) / group).end) - begin;  // the last sees most
+    const int visible = std::min(end, seen((line + count - 1) / group).end) - begin;  // the last sees most
     if (visible <= 0) {
       for (int i = 0; i < count; ++i) states[i * size + dim] = -kInfinity;
       return;
     }
     const int panels = panels_of(visible), width = panels * kPanel;
-    const Number* lines = queries_ + (std::size_t(row_begin) * group + line) * dim;
     float* scores = space_.scores.data();
     Number* weights = space_.weights.data();
-    product(count, lines, dim, space_.keys.data(), panel_size(dim), panels, dim, nullptr,
+    product(count, queries + std::size_t(line) * dim, dim, space_.keys.data(), panel_size(dim), panels, dim, nullptr,
             [&](int row, int panel, Floats left, Floats right) {
               float* to = scores + row * kStretch + panel * kPanel;
               store(to, score(left));
               store(to + kLanes, score(right));
             });
     for (int i = 0; i < count; ++i) {
-      const Seen s = seen(row_begin + (line + i) / group);
+      const Seen s = seen((line + i) / group);
       const Weighed w = weigh(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin, width,
                               weights + i * kStretch);
       states[i * size + dim] = w.best;
@@ -169,12 +211,13 @@ class Reader {
     return tanh(x * all(layer_.score_scale / cap)) * all(cap * kLog2E);
   }
 
-  // Packs keys as columns and values as rows, and fills the last panel with zeros.
-  void pack(int table, int begin, int end) {
+  // Packs keys as columns and values as rows, and fills the last panel with zeros. The first `packed` keys are there.
+  // Inlined, its loops would run out of registers.
+  __attribute__((noinline)) void pack(int table, int begin, int end, int packed) {
     const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
     const std::size_t* offsets = locate(table, begin, end);
     const auto row = [&](const Number* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
-    for (int key = 0; key < columns; key += kLanes) {
+    for (int key = packed / kLanes * kLanes; key < columns; key += kLanes) {
       for (int next = key + kLanes; next < std::min(key + 2 * kLanes, end - begin); ++next)
         for (int at = 0; at < dim; at += 64 / sizeof(Number)) {  // fetch the next keys while these are packed
           _mm_prefetch((const char*)(keys_ + offsets[next] + at), _MM_HINT_T0);
@@ -207,7 +250,7 @@ class Reader {
     std::size_t* offsets = space_.offsets.data();
     for (int key = begin; key < end;) {
       const std::size_t slot = std::size_t(batch_.tables[table + key / size]) * size + key % size;
-      std::size_t offset = slot * stride + std::size_t(task_.kv_head) * model_.head_dim;
+      std::size_t offset = slot * stride + std::size_t(kv_head_) * model_.head_dim;
       for (const int stop = std::min(end, (key / size + 1) * size); key < stop; ++key, offset += stride)
         offsets[key - begin] = offset;
     }
@@ -217,73 +260,55 @@ class Reader {
   const Model& model_;
   const Layer& layer_;
   const Batch& batch_;
-  const Task& task_;
+  const int kv_head_;
   Workspace& space_;
+  float* const trunk_states_;  // of all spans
   const Number *keys_, *values_;  // the layer's pools
-  const Number* queries_;         // of the task's key head
+  const Number* queries_;         // of the key head
 };
 
 template <class Number>
 void Attention<Number>::prepare(const Model& model, const Batch& batch, int num_threads) {
-  trunk_tasks_.clear();
+  trunks_.prepare(model, batch, num_threads);
+  *batch.trunk_keys_read = trunks_.keys_read();
+  if (trunk_states_.size() < trunks_.num_states()) trunk_states_.resize(trunks_.num_states());
   row_tasks_.clear();
-  trunk_states_.clear();
-  for (int i = 0; i < batch.num_spans; ++i) cut(model, batch.spans[i], num_threads);
+  for (int i = 0; i < batch.num_spans; ++i) cut(model, batch.spans[i], trunks_.states(i), num_threads);
   workspaces_.resize(num_threads);
-  const std::size_t states = std::size_t(std::max(kMaxLines, group_size(model))) * state_size(model);
+  const std::size_t lines = std::max(kMaxLines, group_size(model));
   for (auto& space : workspaces_) {
     space.keys.resize(kStretch * model.head_dim);
     space.values.resize(kStretch * model.head_dim);
     space.offsets.resize(kStretch);
     space.scores.resize(kMaxRows * kStretch);
     space.weights.resize(kMaxRows * kStretch);
-    space.fresh.resize(states);
-    space.total.resize(states);
+    space.fresh.resize(lines * state_size(model));
+    space.total.resize(lines * state_size(model));
+    space.queries.resize(lines * model.head_dim);
+    space.rows.resize(lines);
   }
 }
 
-// Cuts the rows of a span into tiles. If these are too few to keep all threads busy, as in a group that is being
-// written, the stretches of its trunk are tasks of their own; their states are merged afterwards, in the same order.
+// Cuts the rows of a span into tasks, small ones if there would be too few to keep all threads busy.
 template <class Number>
-void Attention<Number>::cut(const Model& model, const Span& span, int num_threads) {
-  const int rows = span.row_end - span.row_begin, enough = 4 * num_threads;
-  const auto tiles = [&](std::vector<Task>& tasks, int height, int stretch, std::size_t states) {
-    for (int row = span.row_begin; row < span.row_end; row += height)
-      for (int head = 0; head < model.kv_heads; ++head)
-        tasks.push_back({&span, row, std::min(row + height, span.row_end), head, stretch, states});
-  };
-  const int height = std::max(1, kMaxLines / group_size(model));
-  const std::size_t floats =
-      std::size_t(stretches_of(span.trunk_keys)) * rows * model.heads * state_size(model);
-  const bool few = (rows + height - 1) / height * model.kv_heads < enough;
-  std::size_t states = kOwn;
-  if (span.trunk_keys && few && floats * sizeof(float) <= kMaxSharedBytes) {
-    states = trunk_states_.size();
-    trunk_states_.resize(states + floats);
-    for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch)
-      tiles(trunk_tasks_, height, stretch, states);
-  }
+void Attention<Number>::cut(const Model& model, const Span& span, std::size_t states, int num_threads) {
+  const int rows = span.row_end - span.row_begin, most = height_of(model), enough = enough_for(num_threads);
   const int least = (rows * model.kv_heads + enough - 1) / enough;
-  tiles(row_tasks_, few ? std::clamp(least, 1, height) : height, 0, states);
-}
-
-// Returns the place of the state of a row's first line over one stretch of the trunk. Those of the next rows follow.
-template <class Number>
-float* Attention<Number>::shared_state(const Model& model, const Task& task, int stretch, int row) {
-  const Span& span = *task.span;
-  const int rows = span.row_end - span.row_begin;
-  const std::size_t place = (std::size_t(task.kv_head) * stretches_of(span.trunk_keys) + stretch) * rows;
-  return trunk_states_.data() + task.states +
-         (place + row - span.row_begin) * group_size(model) * state_size(model);
+  const int height = is_few(model, rows, num_threads) ? std::clamp(least, 1, most) : most;
+  for (int row = span.row_begin; row < span.row_end; row += height)
+    for (int head = 0; head < model.kv_heads; ++head)
+      row_tasks_.push_back({&span, row, std::min(row + height, span.row_end), head, states});
 }
 
 template <class Number>
 void Attention<Number>::run(const Model& model, const Layer& layer, const Batch& batch, const Number* queries,
                             Number* output, Team& team) {
-  team.share(int(trunk_tasks_.size()), [&](int i, int thread) {
-    const Task& task = trunk_tasks_[i];
-    Reader<Number>(model, layer, batch, queries, task, workspaces_[thread])
-        .trunk(task.stretch, shared_state(model, task, task.stretch, task.row_begin));
+  const int heads = model.kv_heads;
+  team.share(int(trunks_.readings().size()) * heads, [&](int i, int thread) {
+    const Reading& reading = trunks_.readings()[i / heads];
+    const Part* parts = trunks_.parts().data();
+    Reader<Number>(model, layer, batch, queries, i % heads, workspaces_[thread], trunk_states_.data())
+        .parts(parts + reading.part_begin, parts + reading.part_end, reading.stretch);
   });
   team.share(int(row_tasks_.size()), [&](int i, int thread) {
     finish(model, layer, batch, queries, row_tasks_[i], workspaces_[thread], output);
@@ -297,16 +322,14 @@ void Attention<Number>::finish(const Model& model, const Layer& layer, const Bat
   const int group = group_size(model), dim = model.head_dim, size = state_size(model);
   const int rows = task.row_end - task.row_begin;
   const Span& span = *task.span;
-  Reader<Number> reader(model, layer, batch, queries, task, space);
+  Reader<Number> reader(model, layer, batch, queries, task.kv_head, space, trunk_states_.data());
   float* total = space.total.data();
   for (int line = 0; line < rows * group; ++line) total[line * size + dim] = -kInfinity;
   for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
-    const float* fresh = space.fresh.data();
-    if (task.states == kOwn)
-      reader.trunk(stretch, space.fresh.data());
-    else
-      fresh = shared_state(model, task, stretch, task.row_begin);
-    reader.merge_all(fresh, total, rows);
+    const int keys = std::min(span.trunk_keys - stretch * kStretch, kStretch);
+    const Part part{&span, task.row_begin, task.row_end, keys, 0, task.states};
+    if (task.states == kOwn) reader.parts(&part, &part + 1, stretch);
+    reader.merge_all(reader.states_of(part, stretch), total, rows);
   }
   for (int p = span.piece_begin; p < span.piece_end; ++p) {
     const Piece& piece = batch.pieces[p];

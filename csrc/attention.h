@@ -1,20 +1,19 @@
-// Attention of one layer over paged keys and values: a trunk is read once for all its siblings, then each tail.
+// Attention of one layer over paged keys and values: first the trunks, each key for all rows that share it, then what
+// each row has alone.
 //
 // A stretch of a table is packed for the matrix unit, multiplied with the queries of up to kMaxLines lines, and
 // weighed. The result is merged into that of the stretches before it (online softmax, as in FlashAttention). Stretches
 // are cut at fixed places of a table and merged in their order, so a row's bits depend only on its own keys, whichever
-// threads read them.
+// threads read them, and whatever rows they are read for besides (`trunks.h` says who reads with whom).
 #pragma once
 
 #include <vector>
 
 #include "model.h"
 #include "team.h"
+#include "trunks.h"
 
 namespace motet {
-
-constexpr int kStretch = 256;
-constexpr int kMaxLines = 96;  // a line is one query head of one row
 
 template <class Number>
 class Reader;
@@ -36,10 +35,8 @@ class Attention {
   struct Task {
     const Span* span;
     int row_begin, row_end, kv_head;
-    int stretch;          // the stretch of the trunk that a trunk task reads
-    std::size_t states;   // where the span's shared trunk states begin; kOwn: a row task reads the trunk itself
+    std::size_t states;  // where the states of the span's trunk begin; kOwn: the task reads the trunk itself
   };
-  static constexpr std::size_t kOwn = ~std::size_t(0);
 
   struct Workspace {
     std::vector<std::size_t> offsets;  // offsets of a stretch's rows in the pools
@@ -47,15 +44,16 @@ class Attention {
     std::vector<float> scores;         // [kMaxRows][kStretch]
     std::vector<Number> weights;       // [kMaxRows][kStretch]: factors of the values
     std::vector<float> fresh, total;   // states of kMaxLines lines
+    std::vector<Number> queries;       // of kMaxLines lines, from several spans
+    std::vector<int> rows;             // of these spans
   };
 
+  void cut(const Model& model, const Span& span, std::size_t states, int num_threads);
   void finish(const Model& model, const Layer& layer, const Batch& batch, const Number* queries, const Task& task,
               Workspace& space, Number* output);
-  void cut(const Model& model, const Span& span, int num_threads);
-  float* shared_state(const Model& model, const Task& task, int stretch, int row);
 
-  std::vector<Task> trunk_tasks_;  // stretches of trunks that threads read for each other
-  std::vector<Task> row_tasks_;    // rows whose output is computed
+  Trunks trunks_;                // what threads read for each other
+  std::vector<Task> row_tasks_;  // rows whose output is computed
   std::vector<Workspace> workspaces_;
   std::vector<float> trunk_states_;
 };

@@ -79,6 +79,7 @@ struct Batch {
   const std::int32_t* logit_rows; // [num_logits]
   float* logits;                  // [num_logits][vocab]
   std::uint8_t* sick;             // [num_rows]: set to 1 if a row's values are not finite
+  std::int64_t* trunk_keys_read;  // set to the number of trunk keys read; those that spans read together count once
 };
 
 }  // namespace motet

@@ -439,7 +439,7 @@ class EngineStats:
         "greedy_choices_shared", "choices", "Choices of greedy groups, answered by a sibling's tokens."
     )
     trunk_tokens_read: int = counter_field(
-        "trunk_tokens_read", "positions", "Trunk positions that decode attention read, once a group and step."
+        "trunk_tokens_read", "positions", "Trunk positions that decode attention read, once for choices read together."
     )
     trunk_tokens_unshared: int = counter_field(
         "trunk_tokens_unshared",

@@ -26,6 +26,8 @@ from tests.tiny_engine import engine_config
 class CountingRunner:
     """A runner that counts how often `settle` was called."""
 
+    trunk_tokens_joined = 0
+
     def __init__(self, runner: ModelRunner) -> None:
         self.settled = 0
         self.device = runner.device

@@ -22,6 +22,10 @@ class WrappedRunner:
     def device(self) -> torch.device:
         return self._runner.device
 
+    @property
+    def trunk_tokens_joined(self) -> int:
+        return self._runner.trunk_tokens_joined
+
     def run(self, inputs: StepInputs) -> torch.Tensor:
         return self._runner.run(inputs)
 

@@ -209,7 +209,7 @@ class EngineCore:
         except NonFiniteRowsError as error:
             # Nothing is settled, so none of their blocks are published; the other groups run the same step again.
             return [], self._fail(dict.fromkeys(plan.groups_of(error.rows), EngineError(NONSENSE)))
-        self._commit.advance(plan)
+        self._commit.advance(plan, trunk_tokens_joined=self._runner.trunk_tokens_joined)
         for rows in inputs.prompt_rows:
             score_prompt(rows, logits)
         broken = failures_of(drawn)

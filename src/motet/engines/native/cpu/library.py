@@ -39,7 +39,7 @@ class KernelBatch(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "num_spans", "num_logits")),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "spans", "pieces", "tables")),
-        *((name, c_void_p) for name in ("logit_rows", "logits", "sick")),
+        *((name, c_void_p) for name in ("logit_rows", "logits", "sick", "trunk_keys_read")),
     )
 
 

@@ -91,6 +91,9 @@ class _Graphs:
 class CudaRunner:
     """A model whose layers are `fuse`d, and the KV memory it reads and writes; see `step.run.ModelRunner`."""
 
+    trunk_tokens_joined = 0
+    """Each group reads its own trunk."""
+
     def __init__(
         self,
         model: PreTrainedModel,

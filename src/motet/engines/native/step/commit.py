@@ -68,8 +68,8 @@ class Commit:
     max_model_len: int
     answers: "AnswerCache | None" = None
 
-    def advance(self, plan: StepPlan) -> None:
-        """Counts the step's tokens as computed: their KV is stored."""
+    def advance(self, plan: StepPlan, *, trunk_tokens_joined: int = 0) -> None:
+        """Counts the step's tokens as computed: their KV is stored. `trunk_tokens_joined`: see `ModelRunner`."""
         counters = self.counters
         counters.steps += 1
         for trunk in plan.trunks:
@@ -78,6 +78,7 @@ class Commit:
             if trunk.group.request.ticket is not None:
                 counters.recomputed_tokens += trunk.end - trunk.begin
             self.scheduler.publish(trunk.group)
+        counters.trunk_tokens_read -= trunk_tokens_joined
         last = None
         for tail in plan.tails:
             tail.sequence.computed = tail.end

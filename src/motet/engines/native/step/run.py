@@ -28,6 +28,11 @@ class ModelRunner(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def trunk_tokens_joined(self) -> int:
+        """Trunk positions that the last run did not read, because it had read the same blocks for another group."""
+        ...
+
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Returns logits [rows wanted, vocab_size], valid until the next run. A GPU may still be computing them."""
         ...
@@ -84,6 +89,9 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 
 class TorchRunner:
     """A model and the KV memory it reads and writes, run by torch's operators on any device."""
+
+    trunk_tokens_joined = 0
+    """Each group reads its own trunk."""
 
     def __init__(self, model: PreTrainedModel, storage: KVStorage) -> None:
         self._model = model

@@ -1,0 +1,147 @@
+"""Measures steps of decode whose block tables share blocks: many groups with one prompt, or with a common beginning.
+
+The model has the default model's sizes and random weights. All cases take turns, so that other load on the machine
+affects all alike. Prints a table of milliseconds a step, and JSON on the last line. To compare two builds of the
+kernels, run it with each of them by turns.
+
+Run: python -m bench.kernel_trunks [--repeats 9] [--threads 2] [--cases "32 groups, one prompt of 1340"]
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from statistics import median
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from bench.report import machine, table, tell
+from motet.engines.native.attention.plan import AttentionPlan, TailReads, TrunkRead, padded_keys
+from motet.engines.native.cpu.library import library
+from motet.engines.native.cpu.runner import CpuRunner
+from motet.engines.native.cpu.weights import PackedModel
+from motet.engines.native.kv.storage import KVLayout, KVStorage
+from motet.engines.native.step.inputs import StepInputs
+from motet.engines.native.step.run import ATTENTION_NAME
+from motet.errors import StartupError
+
+BLOCK_SIZE, TAIL, LAYERS = 16, 24, 30
+"""TAIL: tokens that each choice has written."""
+VOCAB_SIZE = 49152
+
+
+@dataclass(frozen=True)
+class Case:
+    """`groups` groups of `n` choices; their prompts have `common` tokens in common, and `own` more each."""
+
+    groups: int
+    n: int
+    common: int
+    own: int = 0
+
+    @property
+    def trunk(self) -> int:
+        return self.common + self.own
+
+    @property
+    def shared_blocks(self) -> int:
+        """Number of blocks in all tables: a block that is not full is shared only where the prompts are equal."""
+        return self.common // BLOCK_SIZE if self.own else -(-self.common // BLOCK_SIZE)
+
+    @property
+    def num_blocks(self) -> int:
+        own = -(-self.trunk // BLOCK_SIZE) - self.shared_blocks
+        return self.shared_blocks + self.groups * (own + self.n * -(-TAIL // BLOCK_SIZE))
+
+
+CASES = {
+    "32 groups, one prompt of 1340": Case(32, 1, 1340),
+    "32 groups, one prompt of 200": Case(32, 1, 200),
+    "32 groups, 1200 in common, 40 own": Case(32, 1, 1200, 40),
+    "8 groups, one prompt of 1340": Case(8, 1, 1340),
+    "2 groups, one prompt of 1340": Case(2, 1, 1340),
+    "2 groups, one prompt of 40": Case(2, 1, 40),
+    "32 groups, 64 in common, 500 own": Case(32, 1, 64, 500),
+    "32 groups, nothing in common": Case(32, 1, 0, 1340),
+    "1 group of 32": Case(1, 32, 1340),
+}
+
+
+def inputs_of(case: Case) -> StepInputs:
+    """Returns the step in which every choice runs its last written token."""
+    free = count()
+
+    def take(tokens: int) -> list[int]:
+        return list(islice(free, -(-tokens // BLOCK_SIZE)))
+
+    shared = take(case.shared_blocks * BLOCK_SIZE)
+    tails, trunks, slots = TailReads(), [], []
+    for first in range(0, case.groups * case.n, case.n):
+        rows = range(first, first + case.n)
+        tables = [take(TAIL) for _ in rows]
+        slots += [table[-1] * BLOCK_SIZE + (TAIL - 1) % BLOCK_SIZE for table in tables]
+        for row, one in zip(rows, tables, strict=True):
+            tails.add(row, TAIL - 1, count=1, num_keys=padded_keys(TAIL), table=one)
+        trunk = [*shared, *take(max(0, case.trunk - len(shared) * BLOCK_SIZE))]
+        positions = (case.trunk + TAIL - 1,) * case.n
+        trunks.append(TrunkRead(first, first + case.n, positions, case.trunk, trunk))
+    num_rows = len(slots)
+    plan = AttentionPlan(num_rows, (), tuple(trunks), tails.finished())
+    positions_of_rows = [case.trunk + TAIL - 1] * num_rows
+    return StepInputs([0] * num_rows, positions_of_rows, slots, [*range(num_rows)], num_rows, [], [], plan)
+
+
+def runner_for(num_blocks: int, num_threads: int) -> CpuRunner:
+    """Returns the kernels over random weights, keys and values."""
+    if (kernels := library()) is None:
+        raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
+    config = LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=VOCAB_SIZE,
+        tie_word_embeddings=True,
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
+    )
+    storage = KVStorage(KVLayout(LAYERS, BLOCK_SIZE, 3, 64, torch.bfloat16), num_blocks, device=torch.device("cpu"))
+    for pool in (storage.keys, storage.values):
+        pool.copy_(torch.randn(pool.shape[1:], dtype=torch.bfloat16))
+    packed = PackedModel(model, storage, max_positions=8192, kernels=kernels)
+    return CpuRunner(packed, storage, num_threads=num_threads, kernels=kernels)
+
+
+def measure(cases: dict[str, Case], *, repeats: int, num_threads: int) -> Iterator[tuple[str, float, float]]:
+    """Yields each case's name with the median and the least of its milliseconds a step."""
+    runner = runner_for(max(case.num_blocks for case in cases.values()), num_threads)
+    inputs = {name: inputs_of(case) for name, case in cases.items()}
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(repeats):
+        for name, step in inputs.items():
+            begin = time.perf_counter()
+            runner.run(step)
+            taken[name].append(1e3 * (time.perf_counter() - begin))
+    for name, times in taken.items():
+        yield name, median(times), min(times)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=[*CASES])
+    arguments = parser.parse_args(argv)
+    chosen = {name: CASES[name] for name in arguments.cases}
+    rows = list(measure(chosen, repeats=arguments.repeats, num_threads=arguments.threads))
+    shown = table([("case", "<"), ("ms a step", ".2f"), ("least", ".2f")], rows)
+    return tell({"rows": rows}, f"{TAIL} tokens written, {arguments.threads} threads", shown, about=machine())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,19 @@
+"""The steps that `bench.kernel_trunks` times share the blocks that their names say."""
+
+import pytest
+
+from bench.kernel_trunks import BLOCK_SIZE, CASES, Case, inputs_of
+
+
+@pytest.mark.parametrize("case", [Case(3, 1, 40), Case(3, 2, 64, 20), Case(2, 1, 0, 40), *CASES.values()], ids=str)
+def test_groups_share_the_blocks_of_what_they_have_in_common_and_no_others(case: Case) -> None:
+    plan = inputs_of(case).attention
+    tables = [trunk.table for trunk in plan.trunks]
+    shared = case.common // BLOCK_SIZE  # and a last one that is not full, where the prompts are equal
+    shared += not case.own and case.common % BLOCK_SIZE > 0
+    used = {block for table in tables for block in table}
+    assert len(used) == shared + case.groups * (len(tables[0]) - shared)
+    assert all(list(table[:shared]) == list(tables[0][:shared]) for table in tables)
+    tails = {block for read in plan.tails for table in read.tables for block in table}
+    assert not used & tails
+    assert used | tails == set(range(case.num_blocks)), "the memory has just as many blocks"
