@@ -181,14 +181,15 @@ def test_prompts_with_nothing_in_common_are_read_one_by_one() -> None:
     assert joined((range(20), 320)) == 0
 
 
-def test_the_engine_counts_a_prompt_that_many_requests_share_once_for_those_read_together(
+def test_the_engine_counts_a_beginning_that_many_prompts_share_once_for_those_read_together(
     tiny: Callable[[str], Path],
 ) -> None:
     core = make_core(tiny("llama"), num_threads=1)
-    prompt = prompt_of(83)  # ten full blocks, which requests share; three tokens more, which they do not
-    run(core, [group("first", prompt, max_tokens=1)])
+    beginning = prompt_of(80)  # ten full blocks
+    prompts = [(*beginning, *prompt_of(3, 1 + i)) for i in range(8)]
+    run(core, [group("first", (*beginning, 9), max_tokens=1)])
     assert core.counters.trunk_tokens_read == 0, "the first token comes from the prompt's own last row"
-    run(core, [group(f"{i}", prompt, max_tokens=3, seed=i) for i in range(8)])
+    run(core, [group(f"{i}", prompt, max_tokens=3, seed=i) for i, prompt in enumerate(prompts)])
     read, unshared = core.counters.trunk_tokens_read, core.counters.trunk_tokens_unshared
     assert unshared == 2 * 8 * 83
     assert unshared - read == 2 * 6 * 80, "two readings of four rows each"
