@@ -12,8 +12,8 @@ last line.
 Floors (`--check` fails when one is missed): separate requests have 0.9 of the tokens per second of one group, and their
 last first token within 1.2 times its time.
 
-Run: python -m bench.shared [--ns 32] [--prompt-tokens 1340] [--question-tokens 40] [--repeats 3] [--before URL]
-    [--check]
+Run: python -m bench.shared [--ns 32] [--prompt-tokens 1340] [--question-tokens 40] [--repeats 3] [--cases separate,few-shot]
+    [--before URL] [--check]
 """
 
 import argparse
@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from rich.table import Table
 
@@ -30,6 +31,8 @@ from bench.fork import connected, server
 from bench.load import Load, Setup, Timing, middle, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.report import Bound, Floor, machine, table, tell
+
+CASES = ("group", "separate", "few-shot", "different")
 
 Case = Callable[[Load], Awaitable[Timing]]
 
@@ -72,8 +75,8 @@ def cases(fresh: FreshPrompts, n: int, *, prompt_tokens: int, question_tokens: i
     }
 
 
-async def measure(urls: Mapping[str, str], setup: Setup, *, question_tokens: int) -> list[Row]:
-    """Measures all cases on every server by turns."""
+async def measure(urls: Mapping[str, str], setup: Setup, *, question_tokens: int, chosen: Sequence[str]) -> list[Row]:
+    """Measures the chosen cases on every server by turns."""
     async with AsyncExitStack() as stack:
         loads = {
             name: Load(await stack.enter_async_context(connected(url)), setup.max_tokens, count_blocks=False)
@@ -86,12 +89,12 @@ async def measure(urls: Mapping[str, str], setup: Setup, *, question_tokens: int
         for n in setup.ns:
             times: dict[tuple[str, str], list[Timing]] = {}
             for repeat in range(setup.repeats + 1):  # the first is the warm-up
-                for case, ask in make(n, seed=repeat).items():
-                    for name, load in loads.items():
-                        timing = await ask(load)
-                        progress(f"{name}: {case}, n = {n}: {timing.total_s:.2f} s")
-                        if repeat:
-                            times.setdefault((name, case), []).append(timing)
+                asked = make(n, seed=repeat)
+                for case, (name, load) in product(chosen, loads.items()):
+                    timing = await asked[case](load)
+                    progress(f"{name}: {case}, n = {n}: {timing.total_s:.2f} s")
+                    if repeat:
+                        times.setdefault((name, case), []).append(timing)
             rows += rows_of(times, n)
     return rows
 
@@ -125,6 +128,7 @@ def floors(rows: Sequence[Row]) -> list[Floor]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=(32,), prompt_tokens=1340, max_tokens=64, repeats=3)
     parser.add_argument("--question-tokens", type=int, default=40, help="tokens of a few-shot question")
+    parser.add_argument("--cases", type=lambda text: ("group", *text.split(",")), default=CASES, help="beside group")
     parser.add_argument("--before", metavar="URL", help="another running server that gets the same requests")
     return parser.parse_args(argv)
 
@@ -137,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
         urls = {"motet": stack.enter_context(server(arguments.model)).url}
         if arguments.before:
             urls["before"] = arguments.before
-        rows = asyncio.run(measure(urls, setup, question_tokens=arguments.question_tokens))
+        rows = asyncio.run(measure(urls, setup, question_tokens=arguments.question_tokens, chosen=arguments.cases))
     shown = f"prompt {setup.prompt_tokens} tokens, {setup.max_tokens} tokens a choice"
     record = {"prompt_tokens": setup.prompt_tokens, "max_tokens": setup.max_tokens, "rows": [r.record() for r in rows]}
     return tell(record, shown, table_of(rows), about=about, floors=floors(rows), check=arguments.check)
