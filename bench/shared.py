@@ -12,8 +12,8 @@ last line.
 Floors (`--check` fails when one is missed): separate requests have 0.9 of the tokens per second of one group, and their
 last first token within 1.2 times its time.
 
-Run: python -m bench.shared [--ns 32] [--prompt-tokens 1340] [--question-tokens 40] [--repeats 3] [--cases separate,few-shot]
-    [--before URL] [--check]
+Run: python -m bench.shared [--ns 32] [--prompt-tokens 1340] [--question-tokens 40] [--repeats 3]
+    [--cases separate,few-shot] [--before URL] [--check]
 """
 
 import argparse
@@ -129,6 +129,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__doc__, ns=(32,), prompt_tokens=1340, max_tokens=64, repeats=3)
     parser.add_argument("--question-tokens", type=int, default=40, help="tokens of a few-shot question")
     parser.add_argument("--cases", type=lambda text: ("group", *text.split(",")), default=CASES, help="beside group")
+    parser.add_argument("--url", help="a running server, in place of one started here")
     parser.add_argument("--before", metavar="URL", help="another running server that gets the same requests")
     return parser.parse_args(argv)
 
@@ -138,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
     about = machine()
     setup = Setup.of(arguments)
     with ExitStack() as stack:
-        urls = {"motet": stack.enter_context(server(arguments.model)).url}
+        urls = {"motet": arguments.url or stack.enter_context(server(arguments.model)).url}
         if arguments.before:
             urls["before"] = arguments.before
         rows = asyncio.run(measure(urls, setup, question_tokens=arguments.question_tokens, chosen=arguments.cases))
