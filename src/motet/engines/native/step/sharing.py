@@ -42,13 +42,14 @@ class Sharing:
         self._computing: dict[BlockName, Group] = {}
         """The group that will publish a block of this name."""
         self._followers: dict[Group, list[tuple[int, int, Group]]] = {}
-        """For each leader a heap of: number of its blocks that are needed | number of the follower | follower."""
+        """For each leader a heap of: number of its blocks that are needed | number of the follower | follower. One that
+        has left stays in it, without a leader, until its turn comes."""
         self._order = count()
 
     @property
     def followers(self) -> Iterator[Group]:
-        for heap in self._followers.values():
-            yield from (group for _, _, group in heap)
+        for leader, heap in self._followers.items():
+            yield from (group for _, _, group in heap if group.leader is leader)
 
     def trunk(self, group: Group) -> SharedTrunk | None:
         """Returns the trunk of running groups with the same prompt, if there is one."""
@@ -84,7 +85,9 @@ class Sharing:
         there = WHOLE if whole else group.published
         woken = []
         while heap and heap[0][0] <= there:
-            woken.append(_freed(heappop(heap)[2]))
+            follower = heappop(heap)[2]
+            if follower.leader is group:
+                woken.append(_freed(follower))
         if not heap:
             self._followers.pop(group, None)
         return woken
@@ -97,16 +100,11 @@ class Sharing:
             trunk.groups.remove(group)
             if not (trunk.groups and trunk.ready):
                 del self._trunks[group.trunk_key]
-        return [_freed(follower) for _, _, follower in self._followers.pop(group, [])]
+        heap = self._followers.pop(group, [])
+        return [_freed(follower) for _, _, follower in heap if follower.leader is group]
 
     def remove(self, group: Group) -> None:
         """Takes out a follower that waits for nothing any more."""
-        leader = group.leader
-        assert leader is not None
-        heap = self._followers[leader]
-        heap[:] = sorted(entry for entry in heap if entry[2] is not group)  # a sorted list is a heap
-        if not heap:
-            del self._followers[leader]
         _freed(group)
 
     def forget(self) -> list[Group]:
@@ -123,7 +121,7 @@ class Sharing:
         if not known <= running:
             raise AssertionError("a group is followed that does not run")
         for leader, heap in self._followers.items():
-            if not heap or any(group.leader is not leader for _, _, group in heap):
+            if not heap or any(group.leader not in (leader, None) for _, _, group in heap):
                 raise AssertionError("a follower does not know its leader")
         for trunk in self._trunks.values():
             if len(trunk.groups) > 1 and len({tuple(group.blocks) for group in trunk.groups}) > 1:
