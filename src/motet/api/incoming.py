@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from anyio import to_thread
 from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -29,6 +30,7 @@ TENSOR_ROUTES = ("/update_weights", "/engine/weights")
 """Their bodies may be tensors, and are then as large as a model."""
 ANNOUNCED_S = 300.0
 """Seconds for tensors to come that were named; a client of vLLM waits as long for the answer."""
+MAX_LENGTH_DIGITS = 18
 MAX_PIECES = 4096
 """Most bodies of one update. Each takes an open file."""
 
@@ -47,10 +49,10 @@ def takes_tensors(path: str, headers: Headers) -> bool:
 async def read_tensors(request: Request) -> MemoryFile:
     """Returns the body, sealed. Raises RequestError if it is no whole safetensors file, or if there is no memory."""
     length = request.headers.get("content-length", "")
-    if not length.isdigit():
+    if not (length.isdigit() and len(length) <= MAX_LENGTH_DIGITS):
         raise RequestError("A body of tensors needs a Content-Length.", code="length_required")
     try:
-        file = MemoryFile.create(int(length))
+        file = await to_thread.run_sync(MemoryFile.create, int(length))  # a second for 5 GB
     except OSError as error:
         raise BodyTooLargeError(f"There is no memory for {length} bytes of tensors: {error.strerror}.") from error
     try:

@@ -15,6 +15,7 @@ import binascii
 from collections.abc import Sequence
 from typing import Annotated
 
+from anyio import to_thread
 from pydantic import Field
 
 from motet.api.failure import invalid_value
@@ -144,7 +145,7 @@ async def _received(service: Service, receiver: WeightReceiver, *, tensors: Sequ
     header = safetensors_header(tensors)
     num_bytes = len(header) + sum(tensor.num_bytes for tensor in tensors)
     try:
-        file = MemoryFile.create(num_bytes)
+        file = await to_thread.run_sync(MemoryFile.create, num_bytes)
     except OSError as error:
         raise invalid_value("update_info", f"there is no memory for {num_bytes} bytes: {error.strerror}") from error
     try:
