@@ -107,7 +107,7 @@ async def shared(
     gateway = ingress is Ingress.GATEWAY
     running = RunningRay(
         folder,
-        *(("--rl", "--admin-key=admin") if gateway else (f"--resources-of=decode={NEAR}:1",)),
+        *(("--rl",) if gateway else (f"--resources-of=decode={NEAR}:1",)),
         joined=None if gateway else await theirs.joined(),
         engines=engines,
         prefill=1,

@@ -53,6 +53,7 @@ SETTINGS = {
 AS_OTHERS = {"RAY_worker_niceness": "0"}
 """Without this, Ray's processes and whatever starts in them would give way to any other program."""
 API_KEY = "client-key"
+ADMIN_KEY = "admin-key"
 CLUSTER_KEY = "cluster-key"
 LOOK_S = 0.25
 """Time between two looks."""
@@ -91,6 +92,7 @@ class RunningRay:
             **environment(),
             "RAY_TMPDIR": str(self.temporary),
             "MOTET_API_KEYS": API_KEY,
+            "MOTET_ADMIN_KEY": ADMIN_KEY,
             "MOTET_CLUSTER_KEY": CLUSTER_KEY,
             **AS_OTHERS,
             **(environ_of(engines.at) if engines else {}),

@@ -19,7 +19,7 @@ from tests.fault.oracle import Undisturbed
 from tests.patience import PATIENCE_S
 from tests.ray.asking import LONG, ask_and_strike, streaming
 from tests.ray.processes import check_gone, engine_of, give_way, kill, stopped
-from tests.ray.running_ray import CONTROLLER, RunningRay, eventually_in
+from tests.ray.running_ray import ADMIN_KEY, CONTROLLER, RunningRay, eventually_in
 from tests.ray.told import Status
 
 pytestmark = [
@@ -89,7 +89,7 @@ async def test_a_trainer_gives_all_replicas_new_weights_and_one_that_comes_later
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     pushed = {name: tensors[name] * 0.5}
-    push = partial(weights.push, str(ray.http.base_url), admin_key="admin", way=Way.HTTP)
+    push = partial(weights.push, str(ray.http.base_url), admin_key=ADMIN_KEY, way=Way.HTTP)
     assert await asyncio.to_thread(push, pushed, version="half") == "half"
     new = await ask(ray.http, COMPLETIONS, body)
     assert new != old
@@ -99,7 +99,7 @@ async def test_a_trainer_gives_all_replicas_new_weights_and_one_that_comes_later
     for i in range(4):
         assert await ask(ray.http, COMPLETIONS, body) == new
         assert await ask(ray.http, COMPLETIONS, completion(f"another {i}", n=4))
-    admin = {"Authorization": "Bearer admin"}
+    admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
     told = await ray.http.post("/update_weights", json={"weight_dir": str(folder)}, headers=admin)
     assert told.json()["weight_version"] == "2", told.text
     assert await ask(ray.http, COMPLETIONS, body) == old
