@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from motet.errors import ModelLoadError
 from motet.models import weights
 from motet.models.folder import INDEX
-from motet.models.weights import begin_weights_digest, weights_digest
+from motet.models.weights import KEPT, begin_weights_digest, weights_digest
 from tests.patience import PATIENCE_S
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -74,14 +74,14 @@ def test_the_digest_of_large_weights_is_kept_until_a_file_changes(
     monkeypatch.setattr(weights, "MIN_KEPT_BYTES", 1)
     folder, cache = saved(tmp_path / "model", WEIGHTS), tmp_path / "cache"
     real = weights_digest([folder], cache)
-    (kept,) = (cache / "weights").iterdir()
+    (kept,) = (cache / KEPT).iterdir()
     assert kept.read_text() == real
     kept.write_text("0" * 64)
     assert weights_digest([folder], cache) == "0" * 64, "the kept digest was not used"
     file = folder / "model-0.safetensors"
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
     assert weights_digest([folder], cache) == real
-    for kept in (cache / "weights").iterdir():
+    for kept in (cache / KEPT).iterdir():
         kept.write_text("broken")
     assert weights_digest([folder], cache) == real
 

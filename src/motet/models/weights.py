@@ -1,10 +1,10 @@
 """Computes a digest of weights, so that two servers know if they run the same model.
 
-    sha256 over, for each tensor in the order of names: name | dtype | shape | bytes
+    sha256 over, for each tensor in the order of names: sha256 of name | dtype | shape | bytes
 
 It does not depend on how tensors are spread over files. The digest of large weights is kept in Motet's cache, by the
 paths, sizes and times of the files, so that later starts do not read them twice. SHA-256 has instructions of its own on
-today's processors: 0.16 s for 269 MB, half the time of BLAKE2b.
+today's processors: 0.16 s for 269 MB, half the time of BLAKE2b. Two threads share the tensors.
 
 Hugging Face's cache names each large file by its SHA-256. It is compared when the digest is computed, so that a file
 that was damaged after its download is noticed.
@@ -18,7 +18,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from motet.models.checkpoint import checkpoint_files
 from motet.models.folder import check_safetensors
 
 SHA256 = re.compile("[0-9a-f]{64}")
+KEPT = "weights-2"
+"""The folder of kept digests. Digests of another form belong into another one."""
+THREADS = 2
 MIN_KEPT_BYTES = 2**27
 """Digests of smaller weights are computed at every start, which takes at most 0.1 s."""
 
@@ -53,7 +56,7 @@ def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:
     files = list(headers)
     if cache is None or sum(file.stat().st_size for file in files) < MIN_KEPT_BYTES:
         return _checked(headers)
-    kept = cache / "weights" / _key(files)
+    kept = cache / KEPT / _key(files)
     with contextlib.suppress(OSError):
         if len(digest := kept.read_text()) == 64:
             return digest
@@ -92,15 +95,20 @@ def _computed(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
         for file, (header, data_begin) in headers.items()
         for name, entry in header.items()
     ]
-    digest = hashlib.sha256()
     with contextlib.ExitStack() as stack:
         memory = {file: stack.enter_context(_mapped(file)) for file in headers}
-        for name, file, entry, data_begin in sorted(places, key=itemgetter(0, 1)):
+        threads = stack.enter_context(ThreadPoolExecutor(THREADS))
+
+        def of_tensor(place: tuple[str, Path, dict[str, Any], int]) -> bytes:
+            name, file, entry, data_begin = place
             begin, end = entry["data_offsets"]
-            digest.update(f"{name}|{entry['dtype']}|{entry['shape']}|{end - begin}\n".encode())
+            digest = hashlib.sha256(f"{name}|{entry['dtype']}|{entry['shape']}|{end - begin}\n".encode())
             with memoryview(memory[file])[data_begin + begin : data_begin + end] as content:
                 digest.update(content)  # without the GIL
-    return digest.hexdigest()
+            return digest.digest()
+
+        each = threads.map(of_tensor, sorted(places, key=itemgetter(0, 1)))
+        return hashlib.sha256(b"".join(each)).hexdigest()
 
 
 @contextlib.contextmanager

@@ -70,8 +70,9 @@ class LiveWeights(Protocol):
         """The names of each tensor that has more than one."""
         ...
 
-    def begin(self) -> NewWeights:
-        """Returns new weights that begin as a copy of those that serve."""
+    def begin(self, *, whole: bool) -> NewWeights:
+        """Returns new weights that begin as a copy of those that serve, or with anything if the `whole` of them will be
+        written."""
         ...
 
     def numbers(self, name: str) -> list[torch.Tensor]:
@@ -110,7 +111,7 @@ class TensorWeights:
         slots = {name: Slot(one.detach()) for name, one in model.named_parameters(remove_duplicate=False)}
         return cls(slots, tied=tied_names(names_of(model)), dtype=next(model.parameters()).dtype)
 
-    def begin(self) -> "NewTensors":
+    def begin(self, *, whole: bool) -> "NewTensors":
         return NewTensors(self._slots, self._dtype)
 
     def numbers(self, name: str) -> list[torch.Tensor]:
@@ -205,7 +206,7 @@ class Renewal:
             if missing and self._forgotten:
                 raise wrong(min(missing), "it is not there, and the old weights are asleep: POST /wake_up?tags=weights")
             digesting = begin_weights_digest(paths, self._cache if keep_digest else None)
-            new = self._live.begin()
+            new = self._live.begin(whole=not missing)
             with ExitStack() as stack:
                 for name, tensor in _tensors(stack, headers, tied=self._live.tied):
                     new.write(name, tensor)
@@ -218,7 +219,7 @@ class Renewal:
 
     def prepare_zeros(self) -> Prepared:
         """Makes weights that are all zeros."""
-        begun_s, new = time.monotonic(), self._live.begin()
+        begun_s, new = time.monotonic(), self._live.begin(whole=True)
         for name, shape in self._live.shapes.items():
             new.write(name, torch.zeros(shape))
         return _prepared(new, tensors=len(self._live.shapes), begun_s=begun_s, whole=True, digest=ZEROS)
@@ -229,7 +230,8 @@ class Renewal:
         try:
             if weights_digest([first.folder], self._cache) != first.digest:
                 raise EngineError(f"{first.folder} does not hold the weights of the start any more")
-            new, tensors = self._live.begin(), dict(first.load().named_parameters(remove_duplicate=False))
+            new = self._live.begin(whole=True)
+            tensors = dict(first.load().named_parameters(remove_duplicate=False))
         except StartupError as error:
             raise EngineError(f"the weights of the start cannot be read again: {error.message}") from error
         for name, tensor in tensors.items():

@@ -129,10 +129,11 @@ class Arena:
         self._used = 0
 
     @classmethod
-    def like(cls, other: "Arena") -> "Arena":
-        """Returns an arena with the same content in memory of its own."""
+    def like(cls, other: "Arena", *, empty: bool) -> "Arena":
+        """Returns an arena of the same size in memory of its own, with the same content or with zeros."""
         arena = cls(len(other.memory), 0)
-        arena.memory.copy_(other.memory)
+        if not empty:
+            arena.memory.copy_(other.memory)
         return arena
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -162,9 +163,9 @@ class Memory:
     rows: list[int] = field(default_factory=list)
     """Numbers of those of `kept` that are embeddings."""
 
-    def copied(self) -> tuple["Memory", dict[int, int]]:
-        """Returns a copy, and the address there of each tensor by its address here."""
-        arena = Arena.like(self.arena)
+    def copied(self, *, empty: bool) -> tuple["Memory", dict[int, int]]:
+        """Returns a copy, and the address there of each tensor by its address here. `empty`: its panels are zeros."""
+        arena = Arena.like(self.arena, empty=empty)
         kept = [self.arena.moved(tensor, arena.memory) for tensor in self.kept]
         of = {id(old): new for old, new in zip(self.kept, kept, strict=True)}
         addresses = {old.data_ptr(): new.data_ptr() for old, new in zip(self.kept, kept, strict=True)}

@@ -87,8 +87,8 @@ class PackedWeights:
         self.shapes = {name: place.shape for name, place in runner.model.places.items()}
         self.tied = runner.model.tied
 
-    def begin(self) -> "NewPackedWeights":
-        return NewPackedWeights(self._runner)
+    def begin(self, *, whole: bool) -> "NewPackedWeights":
+        return NewPackedWeights(self._runner, whole=whole)
 
     def numbers(self, name: str) -> list[torch.Tensor]:
         return self._runner.model.numbers(name)
@@ -98,9 +98,9 @@ class PackedWeights:
 
 
 class NewPackedWeights:
-    def __init__(self, runner: CpuRunner) -> None:
+    def __init__(self, runner: CpuRunner, *, whole: bool) -> None:
         self._runner = runner
-        self._twin = runner.model.twin()
+        self._twin = runner.model.twin(empty=whole)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         self._twin.write(name, tensor)

@@ -129,10 +129,11 @@ class PackedModel:
         _empty(body.embed_tokens)
         del self._pack  # it holds the memory, which a twin must not
 
-    def twin(self) -> "PackedModel":
-        """Returns a copy with weights of its own. The KV cache is that of both."""
+    def twin(self, *, empty: bool = False) -> "PackedModel":
+        """Returns a copy with weights of its own, or with memory for them that is `empty`. The KV cache is that of
+        both."""
         twin = copy.copy(self)
-        twin.memory, addresses = self.memory.copied()
+        twin.memory, addresses = self.memory.copied(empty=empty)
         twin.layers = type(self.layers).from_buffer_copy(self.layers)
         twin.struct = c.Model.from_buffer_copy(self.struct)
         for struct in (*twin.layers, twin.struct):
