@@ -113,6 +113,8 @@ def _version_in(status: int, body: bytes) -> str:
     except ValueError:
         told = {}
     if status == http.HTTPStatus.OK and isinstance(told, dict):
+        if "weight_version" not in told:
+            raise PushError("The server has an update in pieces open, and has taken these for one.", status=status)
         return str(told["weight_version"])
     error = told.get("error") if isinstance(told, dict) else None
     error = error if isinstance(error, dict) else {}

@@ -272,3 +272,26 @@ async def test_engines_whose_weights_differ_have_no_checksums() -> None:
     two.info = msgspec.structs.replace(two.info, model_digest="damaged")
     with pytest.raises(EngineError, match="decode-1 has other weights than decode-0"):
         await weights.checksums()
+
+
+async def test_an_engine_that_missed_one_of_several_updates_gets_the_rest() -> None:
+    one = RenewableEngine()
+    weights, _ = cell(one)
+    await weights.update(SOME, None)
+    missed = RenewableEngine()
+    await weights.bring(missed)
+    await weights.update(SOME, None)
+    await weights.bring(missed)
+    assert missed.info.model_digest == one.info.model_digest == "old+some+some"
+    strange = RenewableEngine()
+    strange.info = msgspec.structs.replace(strange.info, model_digest="of another update", weight_version="7")
+    await weights.bring(strange)
+    assert strange.info.model_digest == one.info.model_digest and strange.read[0] == OLD
+
+
+async def test_an_engine_keeps_its_version_if_nobody_has_named_one_here() -> None:
+    weights, _ = cell()
+    elsewhere = RenewableEngine()
+    elsewhere.info = msgspec.structs.replace(elsewhere.info, weight_version="7")
+    await weights.bring(elsewhere)
+    assert versions(elsewhere) == ["7"]

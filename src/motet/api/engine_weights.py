@@ -11,6 +11,7 @@ from motet.api.engine_routes import msgpack_response, read_body
 from motet.api.incoming import MAX_PIECES, is_tensors, read_tensors
 from motet.api.service import Service
 from motet.engines.wire import WeightOrder, WeightVersion
+from motet.errors import RequestError
 from motet.models.checkpoint import Checkpoint, MemoryFile
 
 Piece = Annotated[int, Query(ge=0, lt=MAX_PIECES)]
@@ -24,9 +25,12 @@ class Pieces:
         self._files: list[MemoryFile] = []
 
     def add(self, file: MemoryFile, piece: int) -> None:
-        """The first piece forgets what a checkpoint before has left."""
+        """The first piece forgets what a checkpoint before has left. Raises RequestError for one out of order."""
         if piece == 0:
             self.take().close()
+        if piece != len(self._files):
+            file.close()
+            raise RequestError(f"piece {piece} comes where piece {len(self._files)} was expected", code="invalid_value")
         self._files.append(file)
 
     def take(self) -> Checkpoint:

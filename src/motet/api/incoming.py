@@ -104,9 +104,18 @@ class IncomingWeights:
         self.drop()
         self._update = OpenUpdate()
 
-    def add(self, file: MemoryFile) -> None:
-        """Raises RequestError if no update is open any more, or if a tensor has come before."""
-        update = self._opened()
+    @property
+    def now(self) -> OpenUpdate | None:
+        """The update that is open at this moment."""
+        return self._update
+
+    def add(self, file: MemoryFile, to: OpenUpdate | None = None) -> None:
+        """Adds tensors `to` an update, by default the one that is open. Raises RequestError if it is over, or if a
+        tensor has come before."""
+        update = to or self._opened()
+        if update.over:
+            file.close()
+            raise RequestError("The weight update has ended before these tensors had come.", code="no_weight_update")
         names = check_safetensors(file.path)[0].keys()
         if again := sorted(names & update.names):
             file.close()

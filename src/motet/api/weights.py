@@ -80,9 +80,10 @@ def weight_router(service: Service) -> APIRouter:
         service.opened(service.weights)
         if not is_tensors(request.headers):
             return await from_json(request)
+        update = service.incoming.now
         file = await read_tensors(request)
-        if service.incoming.open:
-            service.incoming.add(file)
+        if update is not None:
+            service.incoming.add(file, update)
             return json_response({"message": "Weights updated"})
         return await _update(service, Checkpoint.of_memory([file]), version=weight_version, field="body")
 

@@ -33,8 +33,9 @@ from motet.types import FIRST_VERSION, PauseMode
 
 logger = logging.getLogger(__name__)
 
-PREPARED_S = 60.0
-"""Seconds for which a server keeps weights that a gateway has let it prepare: the gateway may have died."""
+PREPARED_S = 600.0
+"""Seconds for which a server keeps weights that a gateway has let it prepare: the gateway may wait as long for other
+servers, or have died."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ class CellWeights:
         self.lock = asyncio.Lock()
         self.paused = False
         self.version: str = FIRST_VERSION
+        self._named = False
+        """True once the version is known here: servers elsewhere may have others before."""
+        self._has_paused = False
         self.asleep = Asleep()
         self._router = router
         self._fleet = router.fleet
@@ -108,10 +112,10 @@ class CellWeights:
             return
         if self._updates and engine.info.model_digest != self._updates[-1].digest:
             await self._bring_updates(engine)
-        if engine.info.weight_version != self.version:
+        if self._named and engine.info.weight_version != self.version:
             await engine.name_weights(self.version)
-        if self.paused:
-            await engine.hold(True)
+        if self.paused or (self._has_paused and isinstance(engine, FarEngine)):
+            await engine.hold(self.paused)  # a server elsewhere may have missed the end of a pause
         if self.asleep.tags and sleeper is not None:
             await sleeper.sleep(weights=self.asleep.weights_lost)
             if SleepTag.KV_CACHE not in self.asleep.tags:
@@ -120,15 +124,29 @@ class CellWeights:
     async def bring_again(self, engine: Renewable) -> None:
         """Gives an engine that has lost its weights those of the cell. Raises what `bring` raises."""
         if not (self._updates and self._updates[0].whole):
-            await engine.prepare_weights(START)
-            await engine.apply_weights(self.version)
-        await self._bring_updates(engine)
+            await self._bring_first(engine)
+        await self._bring(self._updates, to=engine)
+        if self._named and engine.info.weight_version != self.version:
+            await engine.name_weights(self.version)
+
+    async def _bring_first(self, engine: Renewable) -> None:
+        await engine.prepare_weights(START)
+        await engine.apply_weights(FIRST_VERSION)
 
     async def _bring_updates(self, engine: Renewable) -> None:
-        for update in self._updates:
-            await engine.prepare_weights(update.checkpoint)
-            await engine.apply_weights(self.version)
-            if engine.info.model_digest != update.digest:
+        """Gives an engine what it lacks of the updates, from that on whose weights it has."""
+        digests = [update.digest for update in self._updates]
+        has = engine.info.model_digest
+        first = digests.index(has) + 1 if has in digests else 0
+        if self._updates and not (first or self._updates[0].whole) and engine.info.weight_version != FIRST_VERSION:
+            await self._bring_first(engine)
+        await self._bring(self._updates[first:], to=engine)
+
+    async def _bring(self, updates: Sequence[Update], *, to: Renewable) -> None:
+        for update in updates:
+            await to.prepare_weights(update.checkpoint)
+            await to.apply_weights(self.version)
+            if to.info.model_digest != update.digest:
                 raise StartupError(
                     f"{update.checkpoint.name} does not hold the weights of version {update.version} any more"
                 )
@@ -146,7 +164,7 @@ class CellWeights:
     async def halt(self) -> None:
         """Holds all engines and shuts the queue. The caller has `lock`."""
         self._router.waiting.shut(True)
-        self.paused = True
+        self.paused = self._has_paused = True
         await self._hold(True)
 
     async def _rest(self) -> None:
@@ -172,7 +190,7 @@ class CellWeights:
         """Calls the weights by another version. Raises EngineError unless all engines are there."""
         async with self.lock:
             await asyncio.gather(*(engine.name_weights(version) for _, engine in self._all()))
-            self.version = version
+            self.version, self._named = version, True
 
     async def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of what the engines have in place of each tensor of a checkpoint. Raises EngineError
@@ -243,6 +261,7 @@ class CellWeights:
 
     async def hold(self, held: bool) -> None:
         """Does for a gateway what a pause does to the engines."""
+        self.drop_weights()  # a gateway that pauses is in no update any more
         async with self.lock:
             if not held:
                 self.asleep.check_awake()
@@ -274,7 +293,11 @@ class CellWeights:
                 ended_s[worker.id] = time.monotonic()
                 return facts
 
-            facts = await asyncio.gather(*(prepare(*one) for one in engines))
+            answers = await asyncio.gather(*(prepare(*one) for one in engines), return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer  # when all have ended: they would read files that are closed
+            facts = [answer for answer in answers if isinstance(answer, PreparedWeights)]
             for (worker, _), other in zip(engines, facts, strict=True):
                 if other.digest != facts[0].digest:
                     first = engines[0][0].id
@@ -311,7 +334,7 @@ class CellWeights:
             self._updates.clear()
             self.asleep.weights_lost = False
         self._updates.append(update)
-        self.version = name
+        self.version, self._named = name, True
         self._count += 1
         for digest in before:
             self._fleet.renewed(digest, update.digest)
@@ -367,11 +390,14 @@ class CellWeights:
 
     async def _hold(self, held: bool, *, here: bool = False) -> None:
         """Holds all engines that are there, or only those `here`, or lets them go on. One that dies meanwhile is held
-        when it is back."""
+        when it is back; a server elsewhere that was not told joins anew."""
         engines = self._there(here=here)
-        for answer in await asyncio.gather(*(engine.hold(held) for engine in engines), return_exceptions=True):
+        answers = await asyncio.gather(*(engine.hold(held) for engine in engines), return_exceptions=True)
+        for engine, answer in zip(engines, answers, strict=True):
             if isinstance(answer, BaseException) and not isinstance(answer, MotetError):
                 raise answer
+            if isinstance(answer, MotetError) and isinstance(engine, FarEngine):
+                engine.disown(EngineDiedError(f"a pause, or its end, was not heard: {answer.message}"))
 
     def _there(self, *, here: bool = False) -> list[Renewable]:
         """Returns the engines that are there now, or only those of this machine."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from motet.engines.native.core import EngineCore
 from motet.types import ChoiceStart, GenerateRequest
@@ -125,6 +126,21 @@ def test_followers_let_others_pass(tiny: Tiny) -> None:
     assert not outcomes["follower"].tokens
     while core.busy:
         take_step(core, outcomes)
+
+
+@pytest.mark.parametrize(("priority", "computed"), [(0, 83 + 1), (1, 83 + 1), (-1, 83 + 35)])
+def test_an_urgent_group_waits_for_none_that_others_may_overtake(priority: int, computed: int, tiny: Tiny) -> None:
+    """It computes for itself what is not there yet when it is admitted, in the second of the first one's two steps."""
+    core = make_core(tiny("llama"), budget=48)
+    requests = [asked("first"), replace(asked("second", seed=3), priority=priority)]
+    outcomes = {str(request.request_id): Outcome() for request in requests}
+    core.submit(requests[0])
+    take_step(core, outcomes)
+    core.submit(requests[1])
+    while core.busy:
+        take_step(core, outcomes)
+    assert core.stats().prefill_tokens == computed
+    assert tokens_of(outcomes) == alone(make_core(tiny("llama"), prefix_cache=False), requests)
 
 
 def test_without_a_prefix_cache_and_for_scored_prompts_nothing_is_shared(tiny: Tiny) -> None:

@@ -161,6 +161,8 @@ class Scheduler:
             content = group.content(published, complete, block_size=self.limits.block_size)
             self.pool.publish(group.blocks[published:complete], content)
             group.published = complete
+        if group.computed == group.trunk_tokens:
+            self.pool.gains += 1  # others may join it now
         self._wake(self.sharing.advanced(group, published))
 
     def check(self, others: Iterable[SequenceOf[int]] = ()) -> None:
@@ -258,8 +260,9 @@ class Scheduler:
         if self._refused == (group, self.pool.gains):
             return Admission.REFUSED
         shared = self.sharing.trunk(group)
-        hits = self._hits(group) if shared is None else next(iter(shared.groups)).blocks
-        if (leader := self._leader(group, shared, num_hits=len(hits))) is not None:
+        ready = shared if shared is not None and shared.ready else None
+        hits = self._hits(group) if ready is None else next(iter(ready.groups)).blocks
+        if ready is None and (leader := self._leader(group, shared, num_hits=len(hits))) is not None:
             self.waiting.remove(group)
             self.sharing.follow(group, leader, whole=shared is not None)
             return Admission.FOLLOWS
@@ -273,9 +276,9 @@ class Scheduler:
         self.pool.share(hits)
         group.blocks = hits + self.pool.take(trunk, after=hits[-1] if hits else None)
         group.computed, group.published = len(hits) * self.limits.block_size, len(hits)
-        if shared is not None:
+        if ready is not None:
             self.handover.give_up(group)
-            group.joined, group.trunk = True, shared.first.trunk
+            group.joined, group.trunk = True, ready.first.trunk
             group.computed, group.published = group.trunk_tokens - 1, len(group.names)
         self._enter(group)
         self._count_admission(group)
@@ -294,17 +297,17 @@ class Scheduler:
 
     def _leader(self, group: Group, shared: SharedTrunk | None, *, num_hits: int) -> Group | None:
         """Returns the running group that computes what this one would compute too."""
-        if shared is not None:
-            return None if shared.ready else shared.first
         if group.request.sampling.prompt_logprobs is not None:
             return None
-        return self.sharing.leader(group, num_hits, usable=self._usable(group))
+        leader = self.sharing.leader(group, num_hits, usable=self._usable(group)) if shared is None else shared.first
+        # One that is less urgent might wait for others that this one should not wait for.
+        return leader if leader is not None and leader.request.priority <= group.request.priority else None
 
     def _enter(self, group: Group) -> None:
         """Starts a group that has its trunk's blocks, with as many of its sequences as there is room for."""
         group.admitted = True
         self.running.add(group)
-        self.sharing.entered(group)
+        self.sharing.entered(group, block_size=self.limits.block_size)
         self._num_sequences += len(group.sequences)
         for sequence in group.sequences:
             if self._preempted or self._tail_blocks(sequence) > self.pool.num_free:

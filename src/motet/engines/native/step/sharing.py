@@ -66,11 +66,13 @@ class Sharing:
         heappush(self._followers.setdefault(leader, []), (needed, next(self._order), group))
         group.leader = leader
 
-    def entered(self, group: Group) -> None:
+    def entered(self, group: Group, *, block_size: int) -> None:
         """Notes a group that runs now. It has joined the trunk that is there, or is the first to have it."""
         if group.trunk_key is not None:
-            self._trunks.setdefault(group.trunk_key, SharedTrunk(group)).groups.add(group)
-        for name in group.names[group.published :]:
+            trunk = self._trunks.setdefault(group.trunk_key, SharedTrunk(group))
+            if group.joined or trunk.first is group:
+                trunk.groups.add(group)
+        for name in group.names[group.published : group.trunk_tokens // block_size]:
             self._computing.setdefault(name, group)
 
     def advanced(self, group: Group, published: int) -> list[Group]:
