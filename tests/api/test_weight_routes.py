@@ -1,7 +1,6 @@
 """The routes that bring new weights: what they pass on, in one request or in pieces, and what they refuse by name."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,17 +18,13 @@ from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, WeightVersion
 from motet.models.checkpoint import Checkpoint, MemoryFile, available_bytes
 from tests.api.noted_weights import BAD, GONE, NotedWeights
 from tests.api.serving import Served, Serving, coded
+from tests.memory_files import open_files
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
 BINARY = {"content-type": "application/octet-stream"}
 FILE = save({"a": torch.zeros(3), "b": torch.ones(2)})
-
-
-def open_files() -> int:
-    """Returns the number of files in memory that this process has open."""
-    return sum("memfd:motet" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
 async def until(true: Callable[[], bool]) -> None:

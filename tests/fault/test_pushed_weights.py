@@ -22,6 +22,7 @@ from tests.fault.children import BODIES, Servers, answer, client_of, until
 from tests.fault.running_cell import RunningCell
 from tests.fault.striking import kill
 from tests.forked import ForkingProcess
+from tests.memory_files import open_files
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -52,11 +53,6 @@ async def push(
     url: str, tensors: dict[str, torch.Tensor], *, way: Way | None = None, version: str | None = None
 ) -> str:
     return await asyncio.to_thread(weights.push, url, tensors, way=way, version=version)
-
-
-def open_files() -> int:
-    """Returns the number of files in memory that this process has open."""
-    return sum("memfd:motet" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
 async def test_pushed_weights_are_those_of_a_folder_by_either_way_and_outlive_trainer_and_engines(

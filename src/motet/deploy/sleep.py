@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from motet.deploy.weights import CellWeights
-from motet.engines.base import Sleeper, SleepTag
+from motet.engines.base import Sleeping, SleepTag
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, RequestError, StartupError
 from motet.types import PauseMode
 
@@ -73,7 +73,7 @@ class CellSleep:
                 await self._weights.go_on()
             return not self._state.tags
 
-    async def _all(self, order: Callable[[Sleeper], Awaitable[None]]) -> None:
+    async def _all(self, order: Callable[[Sleeping], Awaitable[None]]) -> None:
         """Gives all engines an order. One that dies is as the others when it is back."""
         answers = await asyncio.gather(*(order(engine) for engine in self._weights.there()), return_exceptions=True)
         for answer in answers:

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from motet.engines.base import Engine, PreparedWeights, Renewable, Sleeper, SleepTag, WeightUpdate, Worker, WorkerState
+from motet.engines.base import Engine, PreparedWeights, Renewable, Sleeping, SleepTag, WeightUpdate, Worker, WorkerState
 from motet.engines.far import FarEngine
 from motet.errors import (
     EngineClosedError,
@@ -105,7 +105,7 @@ class CellWeights:
     async def bring(self, engine: Engine) -> None:
         """Gives a new engine the weights of the others, and lets it sleep as they do. Raises StartupError if their
         folders hold other ones by now, and RequestError if they cannot be read."""
-        sleeper = engine if isinstance(engine, Sleeper) else None
+        sleeper = engine if isinstance(engine, Sleeping) else None
         if not isinstance(engine, Renewable):
             if self._updates or self.asleep.tags:
                 raise StartupError("it cannot get the weights of the others")
@@ -405,7 +405,6 @@ class CellWeights:
         wanted = [one.engine for one in workers if one.local or (self._everywhere and not here)]
         return [engine for engine in wanted if isinstance(engine, Renewable)]
 
-    def there(self) -> list[Sleeper]:
+    def there(self) -> list[Sleeping]:
         """Returns the engines of this machine that are there now."""
-        workers = [member.worker for member in self._fleet.members if member.worker is not None]
-        return [worker.engine for worker in workers if worker.local and isinstance(worker.engine, Sleeper)]
+        return [engine for engine in self._there(here=True) if isinstance(engine, Sleeping)]

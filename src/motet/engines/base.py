@@ -128,7 +128,7 @@ class Renewable(Protocol):
 
 
 @runtime_checkable
-class Sleeper(Renewable, Protocol):
+class Sleeping(Renewable, Protocol):
     """An engine on this machine, whose memory others may want for a while."""
 
     async def sleep(self, *, weights: bool) -> None:
