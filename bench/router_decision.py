@@ -50,7 +50,7 @@ def decision_cost(workers: int, blocks: int) -> DecisionCost:
     wanted = GroupNeeds(work=Work.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, needs_prompt=True)
 
     def decide(turn: int) -> None:
-        short = shortlist(ids, overlap, session=ids[0], able=books, turn=turn)
+        short = shortlist(ids, [overlap], session=ids[0], able=books, turn=turn)
         candidates = [_candidate(id, books[id], overlap.get(id, 0)) for id in short]
         choose(candidates, wanted, policy=Policy.KV, turn=turn)
 

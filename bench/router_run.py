@@ -128,7 +128,7 @@ class Run:
         home = self._affinity.worker_of(session) if session else None
         ids: Sequence[str] = self._ids
         if self._rules.short:
-            ids = shortlist(ids, overlap, session=home, able=self._books, turn=self._turn)
+            ids = shortlist(ids, [overlap], session=home, able=self._books, turn=self._turn)
         candidates = [self._candidate(id, overlap.get(id, 0), id == home) for id in ids]
         decision = choose(
             candidates, self._wanted(group), policy=self._rules.policy, turn=self._turn, weights=self._rules.weights

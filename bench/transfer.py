@@ -35,7 +35,8 @@ from motet.config import EngineConfig, cache_folder, environment
 from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId
 from motet.models.source import resolve
-from motet.types import EngineStats, GenerateRequest, Role, SamplingParams, choice_starts
+from motet.stats import EngineStats
+from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
 WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
 """Variables for UCX in the environment of the engine processes, for each way."""

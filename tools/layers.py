@@ -16,10 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-EVERYBODY_SEES = ("types", "ids", "errors", "config", "settings", "log", "block_names")
+EVERYBODY_SEES = ("types", "stats", "ids", "errors", "config", "settings", "log", "block_names")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "types": ("transfer.ticket", "transfer.figures", "metrics.declare"),
+    "types": ("transfer.ticket",),
+    "stats": ("transfer.figures", "metrics.declare"),
     "ids": (),
     "errors": (),
     "config": (),

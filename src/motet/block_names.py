@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 BlockName = bytes
+TOKEN_BYTES = array("I").itemsize
 
 
 def block_names(tokens: Sequence[int], block_size: int, *, salt: str, weights: str = "") -> list[BlockName]:
@@ -26,6 +27,17 @@ def named_blocks(
     return names_after(root_name(salt, adapter, weights=weights), tokens, block_size=block_size)
 
 
+def trunk_names(
+    tokens: Sequence[int], block_size: int, *, salt: str, adapter: str = "", weights: str = ""
+) -> list[BlockName]:
+    """Returns the names of all blocks of a prompt. One that is not full has a name too, which is nobody else's."""
+    root = root_name(salt, adapter, weights=weights)
+    names = list(names_after(root, tokens, block_size=block_size))
+    if rest := tokens[len(names) * block_size :]:
+        names += names_after(names[-1] if names else root, rest, block_size=len(rest))
+    return names
+
+
 def root_name(salt: str, adapter: str = "", *, weights: str = "") -> BlockName:
     """Returns the name before the first block. It depends on the adapter, whose KV is not that of its base model."""
     of = f"{adapter}\0{weights}" if weights else adapter
@@ -35,6 +47,28 @@ def root_name(salt: str, adapter: str = "", *, weights: str = "") -> BlockName:
 
 def names_after(name: BlockName, tokens: Sequence[int], *, block_size: int) -> Iterator[BlockName]:
     """Yields the names of the full blocks of `tokens` that come after the block of `name`."""
-    for begin in range(0, len(tokens) - block_size + 1, block_size):
-        name = blake2b(name + array("I", tokens[begin : begin + block_size]).tobytes(), digest_size=16).digest()
+    data, size = array("I", tokens).tobytes(), TOKEN_BYTES * block_size
+    for begin in range(0, len(data) - size + 1, size):
+        name = blake2b(name + data[begin : begin + size], digest_size=16).digest()
         yield name
+
+
+class LastPrompt:
+    """Keeps the names of the blocks of one prompt, since several decisions on the same prompt follow each other."""
+
+    def __init__(self) -> None:
+        self._prompt: Sequence[int] = ()
+        self._names: dict[tuple[int, str, str, str], list[BlockName]] = {}
+        """By block size, salt, adapter and weights."""
+
+    def names(
+        self, prompt: tuple[int, ...], block_size: int, *, salt: str, adapter: str = "", weights: str = ""
+    ) -> Sequence[BlockName]:
+        """Returns what `trunk_names` returns."""
+        if prompt is not self._prompt:
+            self._prompt = prompt
+            self._names.clear()
+        kind = block_size, salt, adapter, weights
+        if kind not in self._names:
+            self._names[kind] = trunk_names(prompt, block_size, salt=salt, adapter=adapter, weights=weights)
+        return self._names[kind]

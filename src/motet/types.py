@@ -1,6 +1,6 @@
-"""The objects that pass between the parts: requests, results of steps, facts and figures of engines.
+"""The objects that pass between the parts: requests, results of steps, facts about engines.
 
-Everything here except `EngineStats` is frozen, needs no torch, and travels unchanged as msgspec messages. Objects that
+Everything here is frozen, needs no torch, and travels unchanged as msgspec messages. Objects that
 are made for each token are not tracked by the garbage collector (`gc=False`), since nothing in them points back.
 """
 
@@ -12,8 +12,6 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from motet.ids import ModelName, RequestId
-from motet.metrics.declare import counter, counter_field, gauge, gauge_field, histogram_field
-from motet.transfer.figures import SECONDS
 from motet.transfer.ticket import Ticket, TransferAddress
 
 
@@ -237,6 +235,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     sampling: SamplingParams
     cache_salt: str = ""
     """Groups share cached prompt blocks only with groups that have the same salt."""
+    keep_s: float = 0.0
+    """Seconds for which the engine keeps the prompt's KV after the group, unless it needs the room."""
     priority: int = 0
     """Lower goes first; equal ones in order of arrival."""
     ticket: Ticket | None = None
@@ -375,126 +375,3 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The address of its side channel; None for an engine that keeps its KV to itself."""
     kind: EngineKind = EngineKind.MOTET
     ticket_readers: int = 64
-
-
-@dataclass(kw_only=True, slots=True)
-class EngineStats:
-    """Figures of an engine, each declared once, here (`metrics.declare`).
-
-    This is the only record here that changes: the engine's core owns one and adds to its counters as it works. It sends
-    copies, with the gauges of that moment.
-    """
-
-    groups_running: int = gauge_field(
-        "num_groups_running", "groups", "Groups with choices being written.", in_status=True
-    )
-    groups_waiting: int = gauge_field("num_groups_waiting", "groups", "Groups waiting for their turn.")
-    choices_running: int = gauge_field("num_requests_running", "choices", "Choices being written.", in_status=True)
-    choices_waiting: int = gauge_field(
-        "num_requests_waiting", "choices", "Choices waiting for their turn.", in_status=True
-    )
-    blocks_total: int = gauge_field("kv_blocks", "blocks", "KV blocks that the worker has.")
-    blocks_used: int = gauge_field(
-        "kv_blocks_used",
-        "blocks",
-        "KV blocks held by groups and leases.",
-        in_status=True,
-        also=gauge(
-            "kv_cache_usage_perc",
-            "share, 0 to 1",
-            "Share of the KV blocks that groups and leases hold.",
-            share_of="blocks_total",
-        ),
-    )
-    blocks_cached: int = gauge_field(
-        "kv_blocks_cached", "blocks", "Free KV blocks that a prefix may still hit.", in_status=True
-    )
-
-    steps: int = counter_field("engine_steps", "steps", "Forward passes.")
-    prompt_tokens: int = counter_field(
-        "prompt_tokens",
-        "tokens",
-        "Prompt tokens of admitted groups; once a group, whatever n is.",
-        also=counter("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache."),
-    )
-    prefill_tokens: int = counter_field(
-        "prefill_tokens", "tokens", "Prompt tokens computed: not those found in the prefix cache.", in_status=True
-    )
-    cached_tokens: int = counter_field("prefix_cache_hits", "tokens", "Prompt tokens found in the prefix cache.")
-    generated_tokens: int = counter_field("generation_tokens", "tokens", "Tokens generated, summed over choices.")
-    replayed_tokens: int = counter_field(
-        "replayed_tokens", "tokens", "Tokens computed again that were written before a preemption or a move."
-    )
-    preemptions: int = counter_field(
-        "num_preemptions", "choices", "Choices put back because there were too few blocks."
-    )
-    forks: int = counter_field(
-        "forks", "choices", "Choices that joined a trunk already there: n - 1 for a group of n.", in_status=True
-    )
-    blocks_shared: int = counter_field(
-        "blocks_shared", "blocks", "KV blocks that forks did not have to allocate.", in_status=True
-    )
-    bytes_saved: int = counter_field("bytes_saved", "bytes", "KV bytes of those blocks.")
-    greedy_choices_shared: int = counter_field(
-        "greedy_choices_shared", "choices", "Choices of greedy groups, answered by a sibling's tokens."
-    )
-    trunk_tokens_read: int = counter_field(
-        "trunk_tokens_read", "positions", "Trunk positions that decode attention read, once for choices read together."
-    )
-    trunk_tokens_unshared: int = counter_field(
-        "trunk_tokens_unshared",
-        "positions",
-        "Trunk positions it would have read without sharing, once a choice and step.",
-    )
-
-    prefills: int = counter_field(
-        "prefills", "groups", "Groups prefilled for another worker; once a group, whatever n is.", in_status=True
-    )
-    leases: int = gauge_field("kv_leases", "leases", "Prefilled prompts kept for their readers.", in_status=True)
-    oldest_lease_s: float | None = gauge_field(
-        "kv_lease_oldest_seconds",
-        "seconds",
-        "Age of the oldest lease; 0 without any.",
-        highest=True,
-        in_status=True,
-        default=None,
-    )
-    leases_expired: int = counter_field("kv_leases_expired", "leases", "Leases whose readers gave no sign of life.")
-    pulls_open: int = gauge_field("kv_pulls_open", "pulls", "Pulls that may still write.", in_status=True)
-    blocks_pulling: int = gauge_field(
-        "kv_blocks_pulling", "blocks", "KV blocks that only such a pull holds, since its group is gone.", in_status=True
-    )
-    transfers: int = counter_field(
-        "kv_transfers",
-        "pulls",
-        "Pulls that brought what their ticket said: at most one a group, whatever n is.",
-        in_status=True,
-    )
-    transfer_bytes: int = counter_field("kv_transfer_bytes", "bytes", "KV bytes that pulls brought.", in_status=True)
-    transfer_descriptors: int = counter_field(
-        "kv_transfer_descriptors", "pieces", "Pieces of memory they were read in; neighbouring blocks are one."
-    )
-    transfer_seconds: tuple[int, ...] = histogram_field(
-        "kv_transfer_seconds",
-        "seconds",
-        "Time from the order of such a pull to its verified end.",
-        bounds=SECONDS,
-        sum_in="transfer_seconds_sum",
-    )
-    transfer_seconds_sum: float = 0.0
-    transfer_failures: dict[str, int] = counter_field(
-        "kv_transfer_failures", "pulls", "Pulls that brought nothing, so the prompt was computed.", labels=("kind",)
-    )
-    """Keys are those of `transfer.orders.FailureKind`."""
-    pulls_avoided: int = counter_field(
-        "kv_pulls_avoided", "tickets", "Tickets whose prompt was in the prefix cache already."
-    )
-    pull_blocks_avoided: int = counter_field(
-        "kv_pull_blocks_avoided", "blocks", "Blocks of tickets that were found in the prefix cache."
-    )
-    recomputed_tokens: int = counter_field(
-        "recomputed_tokens",
-        "tokens",
-        "Prompt tokens with a ticket, but computed: only the last one if all goes well.",
-        in_status=True,
-    )

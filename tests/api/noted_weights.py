@@ -59,11 +59,13 @@ class NotedWeights:
         self.prepared = checkpoint
         return PreparedWeights(2, 0.5, whole=True, digest=checkpoint.name)
 
-    async def apply_weights(self, version: str) -> None:
+    async def apply_weights(self, version: str, *, digest: str = "") -> None:
         self.version = version
+        self.asked.append(digest)
 
-    def drop_weights(self) -> None:
+    def drop_weights(self, digest: str = "") -> None:
         self.prepared = None
+        self.asked.append(digest)
 
     async def hold(self, held: bool) -> None:
         self.paused = held

@@ -84,6 +84,7 @@ async def test_sampling_fields_reach_the_engine(served: Served) -> None:
         stop_token_ids=[9],
         max_tokens=10,
         cache_salt="salt",
+        keep_s=2,
         priority=3,
     )
     (request,) = served.engine.requests
@@ -94,7 +95,7 @@ async def test_sampling_fields_reach_the_engine(served: Served) -> None:
     assert sampling.logit_bias == {5: -100.0, 7: 2.5}
     assert (sampling.min_tokens, sampling.ignore_eos, sampling.stop_token_ids) == (2, True, (9,))
     assert sampling.max_tokens == 10
-    assert (request.cache_salt, request.priority) == ("salt", 3)
+    assert (request.cache_salt, request.keep_s, request.priority) == ("salt", 2.0, 3)
 
 
 async def test_max_completion_tokens_wins_over_max_tokens(served: Served) -> None:

@@ -15,10 +15,11 @@ from motet.engines.base import WorkerState
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, CarriedError, EngineReport, FrameReader, StopChoice
 from motet.errors import EngineDiedError, EngineError
 from motet.ids import RequestId
+from motet.stats import EngineStats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineStats, GenerateRequest, GroupDelta, Role, choice_starts
+from motet.types import GenerateRequest, GroupDelta, Role, choice_starts
 from tests.api.engine_asking import HEADERS, group, post
 from tests.api.serving import Served, Serving, WatchedEngine, coded, group_lines, named
 from tests.tiny_tokenizer import save_tiny_tokenizer

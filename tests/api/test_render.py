@@ -33,6 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "include_stop_str_in_output": True,
     "skip_special_tokens": False,
     "cache_salt": "salt",
+    "keep_s": 0.5,
     "priority": 3,
 }
 

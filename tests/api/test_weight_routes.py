@@ -229,15 +229,15 @@ async def two_steps(engine_server: EngineServer, weights: NotedWeights) -> None:
     assert (await engine_server.prepare_weights(checkpoint)).digest == "memory"
     assert weights.tensors == ["a", "b"]
     checkpoint.close()
-    await engine_server.apply_weights("5")
+    await engine_server.apply_weights("5", digest="memory")
     assert weights.version == "5"
     await engine_server.name_weights("6")
     assert weights.version == "6"
     await engine_server.hold(True)
     assert weights.paused
     await engine_server.forget_prefixes(anew=True)
-    assert weights.asked == [True]
-    await engine_server.drop_weights()
+    await engine_server.drop_weights("memory")
     assert weights.prepared is None
+    assert weights.asked == ["memory", True, "memory"]
     assert await engine_server.checksums() == {"a": "01", "b": "02"}
     assert open_files() == 0

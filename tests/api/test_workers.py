@@ -10,9 +10,10 @@ from motet.api.service import look
 from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError
 from motet.metrics.routing import RoutingFigures
+from motet.stats import EngineStats
 from motet.testing.engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineStats, Role
+from motet.types import Role
 from tests.api.serving import MODEL, ListedWorkers, NobodyUp, Served, Serving, WatchedEngine, hello, later, ready
 from tests.patience import PATIENCE_S
 
@@ -211,6 +212,7 @@ async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(se
     }
     assert {name for name, value in worker.items() if value == 0} == {
         *("groups_running", "choices_running", "choices_waiting", "blocks_total", "blocks_used", "blocks_cached"),
+        "blocks_kept",
         *("leases", "pulls_open", "blocks_pulling", "max_num_seqs"),
     }
 

@@ -11,8 +11,9 @@ import msgspec
 from motet.deploy.discover import read_files
 from motet.engines.base import WorkerState
 from motet.engines.wire import EngineReport
+from motet.stats import EngineStats
 from motet.testing.engine import fake_info
-from motet.types import EngineStats, GenerateRequest
+from motet.types import GenerateRequest
 
 REPORT = EngineReport(version="0", engine_id="liar", state=WorkerState.READY, info=fake_info(), stats=EngineStats())
 

@@ -221,9 +221,13 @@ async def test_a_gateway_does_the_two_steps_one_by_one_and_may_change_its_mind()
     weights, _ = cell(one)
     assert (await weights.prepare_weights(NEW)).digest == "new"
     assert (await weights.prepare_weights(OLD)).digest == "old", "the first were not dropped"
-    weights.drop_weights()
+    weights.drop_weights("new")  # it comes late
+    assert one.prepared == OLD
+    with pytest.raises(EngineError, match="these new weights are not prepared"):
+        await weights.apply_weights("1", digest="new")
+    weights.drop_weights("old")
     assert one.prepared is None
-    with pytest.raises(EngineError, match="no new weights are prepared"):
+    with pytest.raises(EngineError, match="these new weights are not prepared"):
         await weights.apply_weights("1")
     await weights.prepare_weights(NEW)
     await weights.apply_weights("7")

@@ -23,11 +23,11 @@ from motet.engines.wire import (
 )
 from motet.errors import EngineError, MotetError, OverloadedError, RequestError, UpstreamRefusalError, WorkerFaultError
 from motet.ids import ModelName, RequestId
+from motet.stats import EngineStats
 from motet.testing.engine import fake_info
 from motet.types import (
     ChoiceDelta,
     EngineKind,
-    EngineStats,
     Finish,
     FinishReason,
     GroupDelta,

@@ -29,7 +29,7 @@ from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
 from motet.routing.router import Router
-from motet.types import EngineStats
+from motet.stats import EngineStats
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
 from tests.patience import PATIENCE_S

@@ -20,13 +20,12 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-UPDATES = 200
 FIRST = 20
 """Updates before the first look: pools of threads and buffers of connections are filled by then."""
 ANSWERED_EVERY = 20
 WORKERS = ("decode-0", "decode-1")
 MOST_GROWTH_BYTES = 12 * 2**20
-"""An eighth of what one set of weights for each update would take."""
+"""Less than half of what one set of weights for each of 60 updates would take."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +69,17 @@ async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) ->
     return answers
 
 
-async def test_two_hundred_updates_leave_nothing_behind(folders: tuple[Path, Path], forking: ForkingProcess) -> None:
+@pytest.mark.parametrize("updates", [60, pytest.param(200, marks=pytest.mark.long)])
+async def test_many_updates_leave_nothing_behind(
+    updates: int, folders: tuple[Path, Path], forking: ForkingProcess
+) -> None:
     async with RunningCell(folders[0], cell=TOGETHER, spawn=forking.spawn, server={"rl": True}) as cell:
         first = await updated(cell, folders, FIRST)
         assert first[0] != first[1]
         before = await held(cell)
-        answers = await updated(cell, folders, UPDATES)
-        assert answers == first * (UPDATES // FIRST)
-        assert (await cell.http.get("/weight_info")).json() == {"weight_version": str(FIRST + UPDATES)}
+        answers = await updated(cell, folders, updates)
+        assert answers == first * (updates // FIRST)
+        assert (await cell.http.get("/weight_info")).json() == {"weight_version": str(FIRST + updates)}
         after = await held(cell)
         for name in WORKERS:
             was, now = before[name], after[name]

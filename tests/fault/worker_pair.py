@@ -15,9 +15,10 @@ from motet.engines.base import Engine
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineError
+from motet.stats import EngineStats
 from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineStats, GenerateRequest, Role
+from motet.types import GenerateRequest, Role
 from tests.engines.native.drive import make_core, run
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config

@@ -16,10 +16,11 @@ from motet.metrics.declare import PREFIX, MetricKind, declared_in
 from motet.metrics.groups import COUNTED, OBSERVED, STEP_S
 from motet.metrics.prometheus import EngineSample, Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, UPDATE_S, RoutingFigures
+from motet.stats import EngineStats
 from motet.testing.engine import fake_info
 from motet.transfer.figures import SECONDS
 from motet.transfer.orders import FailureKind
-from motet.types import EngineStats, FinishReason, Role
+from motet.types import FinishReason, Role
 from tests.metrics.shown import ShownChoice, TimedGroup
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"

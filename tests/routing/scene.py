@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -21,12 +22,12 @@ from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Load
 from motet.routing.router import Router
+from motet.stats import EngineStats
 from motet.testing.engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import (
     ChoiceStart,
     EngineInfo,
-    EngineStats,
     Finish,
     GenerateRequest,
     GroupDelta,
@@ -68,10 +69,11 @@ def group(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> GenerateRequest:
-    """A group with 200 prompt tokens goes to prefill, if there is a prefill worker."""
+    """A group with 200 prompt tokens goes to prefill, if there is a prefill worker. Each name has its own prompt."""
+    first = 1 + crc32(name.encode()) % 10_000
     return GenerateRequest(
         request_id=RequestId(name),
-        prompt=tuple(range(1, prompt_tokens + 1)),
+        prompt=tuple(range(first, first + prompt_tokens)),
         choices=choice_starts(n, seed=7),
         sampling=SamplingParams(max_tokens=20, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
         ticket=ticket,

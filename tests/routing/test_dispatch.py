@@ -74,7 +74,7 @@ async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason(
         await answers_of(pair.router, group(name))
     assert pair.groups == (2, 2)
     assert pair.router.counts.decisions == {"cost": 4}
-    remember(pair.fleet, "decode-1", group(), 64)
+    remember(pair.fleet, "decode-1", group("e"), 64)
     await answers_of(pair.router, group("e"))
     assert pair.groups == (2, 3)
     assert pair.router.counts.decisions == {"cost": 4, "prefix": 1}
@@ -146,7 +146,7 @@ async def test_cached_tokens_are_those_of_the_worker_that_would_get_the_group() 
     pair = Pair("decode")
     remember(pair.fleet, "decode-1", group(), 64)
     assert load_of(pair, Work.GENERATE).own_tokens == 136
-    stream = pair.router.generate(group("first", n=8))
+    stream = pair.router.generate(msgspec.structs.replace(group(n=8), prompt=(*group().prompt[:64], *range(136))))
     assert pair.groups == (0, 1)
     # So much is being written there that the other worker is cheaper.
     assert load_of(pair, Work.GENERATE).own_tokens == 200

@@ -5,9 +5,10 @@ from dataclasses import fields
 import msgspec
 
 from motet.routing.router import MIXED, common_info, total_stats
+from motet.stats import EngineStats
 from motet.testing.engine import fake_info
 from motet.transfer.ticket import TransferAddress
-from motet.types import UNKNOWN_VOCABULARY, EngineKind, EngineStats
+from motet.types import UNKNOWN_VOCABULARY, EngineKind
 
 PLAIN = [field.name for field in fields(EngineStats) if type(field.default) in (int, float)]
 

@@ -31,6 +31,7 @@ from motet.api.failure import INTERNAL, invalid_value
 from motet.api.groups import AnswerGroup, GroupAccount, Take, TokenGroup
 from motet.api.kv_params import MAX_READERS, PrefillOrder
 from motet.api.plan import Head, Plan, check_scores
+from motet.api.schemas.shared import MAX_KEEP_S
 from motet.api.served import ServedModel
 from motet.api.service import Service, look
 from motet.engines.base import GroupStream, Worker, WorkerReport, WorkerState
@@ -338,6 +339,8 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
         raise invalid_value("model", f"{request.model!r} is not here; this worker has {served.info.model!r}")
     if not -(2**63) <= request.priority < 2**63:
         raise invalid_value("priority", f"{request.priority} has more than 64 bits")
+    if not 0 <= request.keep_s <= MAX_KEEP_S:
+        raise invalid_value("keep_s", f"{request.keep_s} is not from 0 to {MAX_KEEP_S:g}")
     sampling = request.sampling
     served.preparer.check_prompt(request.prompt, param="prompt")
     if sampling.max_tokens < 1:

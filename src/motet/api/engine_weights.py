@@ -60,7 +60,8 @@ def engine_weight_router(service: Service) -> APIRouter:
     @router.post("/apply")
     async def apply(request: Request) -> Response:
         weights = service.opened(service.weights)
-        await weights.apply_weights((await read_body(request, WeightVersion)).version)
+        order = await read_body(request, WeightVersion)
+        await weights.apply_weights(order.version, digest=order.digest)
         return msgpack_response(service.only_model().engine.info)
 
     @router.post("/name")
@@ -74,8 +75,8 @@ def engine_weight_router(service: Service) -> APIRouter:
         return msgpack_response(await service.opened(service.weights).checksums())
 
     @router.post("/drop")
-    async def drop() -> Response:
-        service.opened(service.weights).drop_weights()
+    async def drop(digest: str = "") -> Response:
+        service.opened(service.weights).drop_weights(digest)
         return Response(status_code=204)
 
     @router.post("/hold")

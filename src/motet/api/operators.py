@@ -25,7 +25,8 @@ from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.prometheus import EngineSample, Scrape
 from motet.metrics.routing import RoutingFigures
 from motet.settings.named_worker import NamedWorker, is_http_url, server_url
-from motet.types import EngineKind, EngineStats, Role
+from motet.stats import EngineStats
+from motet.types import EngineKind, Role
 
 HEALTH_PATIENCE_S = 0.5
 """Seconds for which a health check waits for an engine to finish its step."""

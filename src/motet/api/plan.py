@@ -156,6 +156,7 @@ def make_plan(
             choices=choice_starts(options.num_choices, seed),
             sampling=sampling_of(len(prompt)),
             cache_salt=rights.cache_salt + around.cache_salt,
+            keep_s=around.keep_s,
             priority=around.priority,
             ticket=context.ticket,
             trace=context.caller.trace,

@@ -75,4 +75,6 @@ def _rendered(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, 
     }
     if body.stream_options is not None:
         rendered["stream_options"] = body.stream_options.model_dump()
-    return rendered | {name: getattr(body, name) for name in ("cache_salt", "priority") if getattr(body, name)}
+    return rendered | {
+        name: getattr(body, name) for name in ("cache_salt", "keep_s", "priority") if getattr(body, name)
+    }

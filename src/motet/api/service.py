@@ -35,8 +35,9 @@ from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
 from motet.models.checkpoint import Checkpoint
 from motet.settings.named_worker import NamedWorker
+from motet.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineInfo, EngineStats, PauseMode
+from motet.types import EngineInfo, PauseMode
 
 
 class Membership(Protocol):
@@ -95,12 +96,12 @@ class Weights(Protocol):
         """Does the first step of an update, for a gateway: the engines read new weights while the old ones serve."""
         ...
 
-    async def apply_weights(self, version: str) -> None:
-        """Does the second step. Raises EngineError if nothing is prepared."""
+    async def apply_weights(self, version: str, *, digest: str = "") -> None:
+        """Does the second step. Raises EngineError if nothing is prepared, or other weights than those of `digest`."""
         ...
 
-    def drop_weights(self) -> None:
-        """Forgets what is prepared."""
+    def drop_weights(self, digest: str = "") -> None:
+        """Forgets what is prepared, unless it is something else than the weights of `digest`."""
         ...
 
     async def hold(self, held: bool) -> None:

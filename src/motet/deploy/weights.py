@@ -244,18 +244,18 @@ class CellWeights:
         self._expiry = asyncio.get_running_loop().call_later(PREPARED_S, self.drop_weights)
         return self._ready.facts
 
-    async def apply_weights(self, version: str) -> None:
-        """Does the second step. Raises EngineError if nothing is prepared."""
-        if (ready := self._take_ready()) is None:
-            raise EngineError(f"no new weights are prepared; they are kept for {PREPARED_S:g} s")
+    async def apply_weights(self, version: str, *, digest: str = "") -> None:
+        """Does the second step. Raises EngineError if nothing is prepared, or other weights than those of `digest`."""
+        if (ready := self._take_ready(digest)) is None:
+            raise EngineError(f"these new weights are not prepared; they are kept for {PREPARED_S:g} s")
         try:
             await self._apply(ready, version)
         finally:
             self.lock.release()
 
-    def drop_weights(self) -> None:
-        """Forgets what is prepared."""
-        if (ready := self._take_ready()) is not None:
+    def drop_weights(self, digest: str = "") -> None:
+        """Forgets what is prepared, unless it is something else than the weights of `digest`."""
+        if (ready := self._take_ready(digest)) is not None:
             self._forget(ready.checkpoint, ready.engines)
             self.lock.release()
 
@@ -274,7 +274,9 @@ class CellWeights:
         for update in self._updates:
             update.checkpoint.close()
 
-    def _take_ready(self) -> Ready | None:
+    def _take_ready(self, digest: str) -> Ready | None:
+        if self._ready is not None and digest not in ("", self._ready.facts.digest):
+            return None
         ready, self._ready = self._ready, None
         if self._expiry is not None:
             self._expiry.cancel()

@@ -10,8 +10,9 @@ import msgspec
 
 from motet.ids import ModelName, RequestId
 from motet.models.checkpoint import Checkpoint, TensorFacts
+from motet.stats import EngineStats
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineKind, EngineStats, GenerateRequest, GroupDelta, Role
+from motet.types import EngineInfo, EngineKind, GenerateRequest, GroupDelta, Role
 
 
 class GroupStream(Protocol):

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -79,8 +80,9 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.models.checkpoint import Checkpoint, MemoryFile
+from motet.stats import EngineStats
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import EngineInfo, GenerateRequest, GroupDelta
 
 T = TypeVar("T")
 
@@ -178,8 +180,8 @@ class EngineServer:
                 timeout_s=WEIGHTS_TIMEOUT_S,
             )
 
-    async def apply_weights(self, version: str) -> EngineInfo:
-        order = WeightVersion(version)
+    async def apply_weights(self, version: str, *, digest: str) -> EngineInfo:
+        order = WeightVersion(version, digest)
         return self._decode(await self._post("/engine/weights/apply", order, timeout_s=WEIGHTS_TIMEOUT_S), EngineInfo)
 
     async def name_weights(self, version: str) -> None:
@@ -189,8 +191,8 @@ class EngineServer:
         body = await self._calls.ask("GET", "/engine/weights/sums", timeout_s=WEIGHTS_TIMEOUT_S)
         return self._decode(body, dict[str, str])
 
-    async def drop_weights(self) -> None:
-        await self._calls.ask("POST", "/engine/weights/drop")
+    async def drop_weights(self, digest: str) -> None:
+        await self._calls.ask("POST", f"/engine/weights/drop?digest={quote(digest)}")
 
     async def hold(self, held: bool) -> None:
         await self._calls.ask("POST", f"/engine/weights/hold?held={int(held)}", timeout_s=WEIGHTS_TIMEOUT_S)
@@ -217,6 +219,8 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
     def __init__(self, server: EngineServer, report: EngineReport) -> None:
         super().__init__(server.name, report)
         self.server = server
+        self._prepared = ""
+        """The digest of the weights that it prepared last: an order that comes late meets no others."""
 
     def generate(self, request: GenerateRequest) -> GroupStream:
         if self._closed is not None:
@@ -241,10 +245,12 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
         await self._call(self.server.connect(address))
 
     async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
-        return await self._call(self.server.prepare_weights(checkpoint))
+        prepared = await self._call(self.server.prepare_weights(checkpoint))
+        self._prepared = prepared.digest
+        return prepared
 
     async def apply_weights(self, version: str) -> None:
-        info = await self._call(self.server.apply_weights(version))
+        info = await self._call(self.server.apply_weights(version, digest=self._prepared))
         self.info = msgspec.structs.replace(info, pid=None)
 
     async def name_weights(self, version: str) -> None:
@@ -257,7 +263,7 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
     def drop_weights(self) -> None:
         """Tells the server in a task; one that is not told forgets them by itself."""
         if self._closed is None:
-            self._start(self._tell(self.server.drop_weights()))
+            self._start(self._tell(self.server.drop_weights(self._prepared)))
 
     async def hold(self, held: bool) -> None:
         await self._call(self.server.hold(held))

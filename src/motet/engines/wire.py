@@ -11,7 +11,7 @@
     POST /engine/weights    WeightOrder ─► PreparedWeights      the engines of the worker read new weights
                             a safetensors file                    the same, `?piece=I&of=N`, for each file in memory
     POST /engine/weights/apply  WeightVersion ─► EngineInfo       they get them
-    POST /engine/weights/drop
+    POST /engine/weights/drop?digest=                             they forget those that they have read
     POST /engine/weights/name   WeightVersion                     they are called by another version
     GET  /engine/weights/sums   ─► name of each tensor -> the SHA-256 of what the engines have in its place
     POST /engine/weights/hold?held=                               they stop between two steps, or go on
@@ -51,7 +51,8 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.models.checkpoint import CheckpointKind
-from motet.types import EngineInfo, EngineKind, EngineStats, GroupDelta, ModelCard
+from motet.stats import EngineStats
+from motet.types import EngineInfo, EngineKind, GroupDelta, ModelCard
 
 PROTOCOL = 3
 PROTOCOL_HEADER = "x-motet-engine-protocol"
@@ -231,9 +232,11 @@ class WeightOrder(msgspec.Struct, frozen=True):
 
 
 class WeightVersion(msgspec.Struct, frozen=True):
-    """The name of the weights that the worker has prepared."""
+    """What the weights are called from now on."""
 
     version: str
+    digest: str = ""
+    """That of the prepared weights which are meant, by the worker's own word; empty: any."""
 
 
 Frame = GroupDelta | CarriedError

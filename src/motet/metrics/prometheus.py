@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 from motet.metrics.declare import PREFIX, MetricKind, counter, declared_in, gauge, numbers
 from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics, buckets_of, counted, family
 from motet.metrics.routing import RoutingFigures
-from motet.types import EngineInfo, EngineStats
+from motet.stats import EngineStats
+from motet.types import EngineInfo
 
 WORKER_LABELS = (MODEL, "worker", "role")
 

@@ -59,12 +59,12 @@ class Candidate:
 
     id: str
     cached_tokens: int
-    """Tokens of this prompt whose KV the worker has, as far as is known."""
+    """Tokens of this prompt whose KV the worker has, as far as is known, or is computing for a group that is open."""
     queued_tokens: int
     """Tokens of earlier prompts that it has not finished yet."""
     open_choices: int
     trunk_blocks: int
-    """KV blocks of the prompts of open groups, counted once a group."""
+    """KV blocks of the prompts of open groups, each counted once."""
     tail_blocks: int
     max_choices: int
     num_blocks: int

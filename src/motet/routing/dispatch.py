@@ -9,6 +9,7 @@ give_back      returns a ticket that nobody will read to a worker that can end i
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 
@@ -31,7 +32,8 @@ from motet.routing.fleet import Fleet
 from motet.routing.member import Load, Member, PromptReading
 from motet.routing.migration import Unfinished
 from motet.routing.plan import BypassReason, SplitFacts, bypass_reason, plan_parts, reason_of
-from motet.routing.survey import releaser, survey
+from motet.routing.prompt_turns import PromptTurns
+from motet.routing.survey import releaser, survey, trunk_of
 from motet.routing.word import Word
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
@@ -62,9 +64,9 @@ class Stay:
         self._open = True
         self._block_size = worker.engine.info.block_size
         self._books = member.books
-        self._trunk_blocks = -(-len(request.prompt) // self._block_size)
+        self._trunk = trunk_of(request, fleet, member=member)
         self._books.open_choices += len(unfinished)
-        self._books.trunk_blocks += self._trunk_blocks
+        fleet.hold(member, self._trunk)
         for choice in self._choices.values():
             choice.placed(self._block_size)
             self._books.tail_blocks += choice.tail_blocks
@@ -114,7 +116,7 @@ class Stay:
         books = self._books
         books.open_choices -= len(self._unfinished)
         books.tail_blocks -= sum(choice.tail_blocks for choice in self._choices.values())
-        books.trunk_blocks -= self._trunk_blocks
+        self._fleet.let_go(self.member, self._trunk, books=books)
         if self._reading is not None:
             books.drop(self._reading)
             self._reading = None
@@ -203,6 +205,7 @@ class Dispatcher:
         self._cell = cell
         self.on_the_way: set[Unfinished] = set()
         """The groups that prefill workers are computing: they are in no decode worker's books yet."""
+        self._prompt_turns = PromptTurns()
         self._figures = figures
         self._figures.bypasses.update({reason.value: 0 for reason in BypassReason})
         self._tickets = tickets
@@ -257,6 +260,13 @@ class Dispatcher:
         )
         self._figures.spreads += len(plan) > 1
         return plan
+
+    def turn(self, request: GenerateRequest) -> AbstractAsyncContextManager[None]:
+        """Waits until no other group with this prompt is being prefilled, and keeps them waiting while the context
+        lasts. Nobody waits where decode cannot share a prompt, or prefill must be asked for each group."""
+        if self._cell.bypass_tokens and self.fleet.serving(request.model).shares_at_once:
+            return self._prompt_turns.turn(request)
+        return nullcontext()
 
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
         """Returns None if prefill failed, which is counted and logged. Raises RequestError for the client's errors."""
@@ -350,18 +360,23 @@ class Dispatcher:
         """Raises unless every group has ended and the books are empty."""
         if self.on_the_way:
             raise AssertionError(f"{len(self.on_the_way)} groups are being prefilled")
+        self._prompt_turns.check()
         if self._releasing:
             raise AssertionError(f"{len(self._releasing)} tickets are being given back")
         self.fleet.check()
 
     async def _prefill_on(self, chosen: "Chosen", request: GenerateRequest, *, readers: int) -> Ticket:
-        books, engine = chosen.member.books, chosen.worker.engine
+        member, books, engine = chosen.member, chosen.member.books, chosen.worker.engine
+        trunk = trunk_of(request, self.fleet, member=member)
+        self.fleet.hold(member, trunk)
         reading = books.give(chosen.load.own_tokens)
         try:
             ticket = await engine.prefill(request, readers=min(readers, engine.info.ticket_readers))
         except BaseException:
             books.drop(reading)
             raise
+        finally:
+            self.fleet.let_go(member, trunk, books=books)
         books.done(reading, computed_tokens=ticket.num_tokens - ticket.cached_tokens)
         self.fleet.sessions[Work.PREFILL].keep(request.session_id, chosen.member.id)
         return ticket

@@ -10,12 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from motet.block_names import BlockName, LastPrompt
 from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import EngineSilentError, MotetError
 from motet.ids import ModelName
 from motet.routing.affinity import SESSION_TTL_S, Affinity
 from motet.routing.cost import Work
-from motet.routing.member import Member
+from motet.routing.member import Member, WorkerLoad
 from motet.routing.prefix_index import PrefixIndex
 from motet.routing.serving import ModelServing, serving
 from motet.types import ModelCard, Role
@@ -39,6 +40,10 @@ class Fleet:
     ) -> None:
         self.index = PrefixIndex()
         """The prompt blocks that the members have cached, as far as they publish it."""
+        self.open_blocks = PrefixIndex()
+        """The prompt blocks of open groups on members that share them from the moment when the first group comes, long
+        before they are computed and published."""
+        self.last_prompt = LastPrompt()
         self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in Work}
         """The worker that last did each kind of work for a session."""
         self._renewed: dict[str, str] = {}
@@ -152,6 +157,18 @@ class Fleet:
         logger.warning("%s has new weights, version %s", id, info.weight_version)
         self._note_change()
 
+    def hold(self, member: Member, trunk: Sequence[BlockName]) -> None:
+        """Books the blocks of the prompt of a group that the member gets."""
+        fresh = member.books.hold(trunk)
+        if member.shares_at_once:
+            self.open_blocks.stored(member.id, fresh)
+
+    def let_go(self, member: Member, trunk: Sequence[BlockName], *, books: WorkerLoad) -> None:
+        """Undoes `hold`. `books`: those of the member in which the group stands; it may have begun new ones since."""
+        gone = books.let_go(trunk)
+        if books is member.books:
+            self.open_blocks.removed(member.id, gone)
+
     def present(self, digest: str) -> str:
         """Returns the `model_digest` of the weights with which a group goes on that began with these."""
         return self._renewed.get(digest, digest)
@@ -237,6 +254,7 @@ class Fleet:
     def _forget(self, id: str) -> None:
         """Forgets what the worker had cached: it is gone, or the worker publishes it again."""
         self.index.cleared(id)
+        self.open_blocks.cleared(id)
         for sessions in self.sessions.values():
             sessions.forget_worker(id)
 

@@ -16,12 +16,13 @@ closes its books; the tasks that wait for prefill or for a worker end with the j
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
 import msgspec
 
-from motet.errors import MotetError
+from motet.errors import MotetError, NoWorkerError
 from motet.ids import RequestId
 from motet.routing.dispatch import Dispatcher, HeldTicket
 from motet.routing.migration import Moves, Unfinished
@@ -204,19 +205,33 @@ class Journey:
             if index in part.unfinished.choices:
                 await part.stop(index)
 
-    async def _prefill(self, plan: Sequence[int]) -> None:
+    async def _prefill(self, plan: list[int]) -> None:
         """Gets the ticket, then gives the group to decode."""
         try:
-            ticket = await self._dispatcher.ticket(self.request, readers=len(plan))
-            # Without a ticket every part would compute the prompt, so then there is only one part.
-            if ticket is None or ticket.readers < len(plan):
-                plan = [len(self._unfinished)]
-            self._dispatcher.on_the_way.discard(self._unfinished)
-            if ticket is not None:
-                self._held = HeldTicket(ticket, self._dispatcher, parts=len(plan), trace=self.request.trace)
-            self._give(plan, may_wait=True)
+            async with self._dispatcher.turn(self.request):
+                if len(plan) > 1 or not self._joins():
+                    plan = await self._get_ticket(plan)
+                self._dispatcher.on_the_way.discard(self._unfinished)
+                self._give(plan, may_wait=True)
         except Exception as error:  # handed to the reader, who raises it
             self.fail(error)
+
+    def _joins(self) -> bool:
+        """Returns True if no prefill is needed any more, since the decode worker that would get the group has got its
+        prompt for another one meanwhile."""
+        with suppress(NoWorkerError):
+            return not self._dispatcher.asks_prefill(self._unfinished.rest(0))
+        return False
+
+    async def _get_ticket(self, plan: list[int]) -> list[int]:
+        """Returns the plan for the ticket that it has got: without one every part would compute the prompt, so then
+        there is only one."""
+        ticket = await self._dispatcher.ticket(self.request, readers=len(plan))
+        if ticket is None or ticket.readers < len(plan):
+            plan = [len(self._unfinished)]
+        if ticket is not None:
+            self._held = HeldTicket(ticket, self._dispatcher, parts=len(plan), trace=self.request.trace)
+        return plan
 
     def _give(self, plan: Sequence[int], *, may_wait: bool) -> None:
         """Gives every part to a worker."""

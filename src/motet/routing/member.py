@@ -4,12 +4,14 @@ The books hold only what this server gave a worker, and what came back when. A w
 it (`Member.foreign_choices`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from motet.block_names import BlockName
 from motet.engines.base import Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
 from motet.ids import ModelName
@@ -64,6 +66,8 @@ class Member:
         """True if its engine can fetch KV that another one has computed."""
         self.block_size = 0
         self.block_weights = ""
+        self.shares_at_once = False
+        """True if its engine lets groups share prompt blocks that it is still computing."""
         self.ticket_readers = 1
         self.books = WorkerLoad(clock=clock)
         self.foreign_choices = 0
@@ -167,6 +171,7 @@ class Member:
         self.role = info.role
         self.pair_key = pair_key(info)
         self.fetches = fetches(info)
+        self.shares_at_once = info.kind is EngineKind.MOTET
         self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
         here = self.worker is not None and self.worker.local
         self.block_weights = info.block_weights if here else ""  # events of others name blocks by their tokens alone
@@ -232,9 +237,11 @@ class WorkerLoad:
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self.open_choices = 0
         self.trunk_blocks = 0
-        """KV blocks of the prompts of open groups, counted once a group."""
+        """KV blocks of the prompts of open groups, each counted once, however many groups share it."""
         self.tail_blocks = 0
         self.waiting_tokens = 0
+        self._sharers: Counter[BlockName] = Counter()
+        """The number of open groups that have each of those blocks."""
         self._clock = clock
         self._done_s = clock()
         self._tokens = 0.0
@@ -243,6 +250,22 @@ class WorkerLoad:
     @property
     def tokens_per_s(self) -> float | None:
         return self._tokens / self._seconds if self._seconds > 0 else None
+
+    def hold(self, trunk: Sequence[BlockName]) -> Sequence[BlockName]:
+        """Books the blocks of a group's prompt. Returns those that no other open group has."""
+        fresh = [name for name in trunk if name not in self._sharers]
+        self._sharers.update(trunk)
+        self.trunk_blocks += len(fresh)
+        return fresh
+
+    def let_go(self, trunk: Sequence[BlockName]) -> Sequence[BlockName]:
+        """Undoes `hold`. Returns the blocks that no open group has any more."""
+        self._sharers.subtract(trunk)
+        gone = [name for name in trunk if not self._sharers[name]]
+        for name in gone:
+            del self._sharers[name]
+        self.trunk_blocks -= len(gone)
+        return gone
 
     def give(self, tokens: int) -> PromptReading:
         """Books a prompt of which this many tokens must be computed. One `done` or `drop` must follow."""

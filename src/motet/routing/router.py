@@ -34,8 +34,9 @@ from motet.routing.journey import Journey
 from motet.routing.member import Member
 from motet.routing.migration import Moves
 from motet.routing.waiting import LOOK_AGAIN_S, WaitingGroups
+from motet.stats import EngineStats
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest, Role
+from motet.types import EngineInfo, GenerateRequest, Role
 
 NO_NAME = ModelName("")
 """The model of groups that name none: they go to the only model."""

@@ -11,10 +11,9 @@ randomized load balancing", 2001; docs/log.md for figures).
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
-from motet.block_names import named_blocks
+from motet.block_names import BlockName
 from motet.engines.base import ANSWERING, Worker
 from motet.routing.cost import Candidate, GroupNeeds, Work
 from motet.routing.fleet import Fleet
@@ -31,6 +30,15 @@ LONGEST = 16
 GOLDEN = 0.618033988749895
 """Windows begin at multiples of this, modulo 1: they are spread evenly at any moment, and never repeat."""
 NOBODY = roster(())
+
+
+@dataclass(frozen=True)
+class Known:
+    """Blocks of one kind."""
+
+    size: int
+    blocks: dict[str, int]
+    """How many of the prompt's each worker has that has any, rising."""
 
 
 @dataclass(frozen=True)
@@ -54,41 +62,50 @@ def survey(
 ) -> Survey | None:
     """Returns None if no worker is ready. `besides`: ids of workers that are left out."""
     able = eligible(fleet, work, request=request).without(besides)
-    cached = _cached_blocks(fleet, request, able=able)
+    known = _known_blocks(fleet, request, able=able)
     session = fleet.sessions[work].worker_of(request.session_id)
-    short = [able.by_id[id] for id in shortlist(able.ids, cached, session=session, able=able.by_id, turn=turn)]
+    overlaps = [one.blocks for one in known]
+    short = [able.by_id[id] for id in shortlist(able.ids, overlaps, session=session, able=able.by_id, turn=turn)]
     present = tuple((member, member.worker) for member in short if member.worker is not None)
     if not present:
         return None
     needs = GroupNeeds(
         work=work, choices=len(request.choices), prompt_tokens=len(request.prompt), needs_prompt=request.ticket is None
     )
-    candidates = tuple(
-        _candidate(member, worker, cached_blocks=cached.get(member.id, 0), has_session=member.id == session)
-        for member, worker in present
-    )
-    return Survey(needs, present, candidates)
+    last = len(request.prompt) - 1
+    candidates = []
+    for member, worker in present:
+        cached_tokens = max((min(one.blocks.get(member.id, 0) * one.size, last) for one in known), default=0)
+        candidates.append(_candidate(member, worker, cached_tokens=cached_tokens, has_session=member.id == session))
+    return Survey(needs, present, tuple(candidates))
 
 
-def _cached_blocks(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> dict[str, int]:
-    """Returns the number of blocks of the prompt that each worker has, if any; workers with more tokens come later.
-    A block of another size or of other weights has another name, so each kind is looked up by itself."""
-    if not fleet.index:
-        return {}
+def _known_blocks(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[Known]:
+    """Returns the blocks that workers have cached, and those that they hold for open groups. A block of another size or
+    of other weights has another name, so each kind is looked up by itself."""
+    found = []
+    for size, weights in able.block_kinds if fleet.index or fleet.open_blocks else ():
+        names = _names(request, fleet, size=size, weights=weights)
+        usable = names[: (len(request.prompt) - 1) // size]  # the last token is computed whatever is cached
+        found += [Known(size, fleet.index.overlap(usable)), Known(size, fleet.open_blocks.overlap(names))]
+    return [known for known in found if known.blocks]
+
+
+def trunk_of(request: GenerateRequest, fleet: Fleet, *, member: Member) -> Sequence[BlockName]:
+    """Returns the names of the blocks that the member's engine has for the group's prompt."""
+    return _names(request, fleet, size=member.block_size, weights=member.block_weights)
+
+
+def _names(request: GenerateRequest, fleet: Fleet, *, size: int, weights: str) -> Sequence[BlockName]:
     adapter = fleet.adapter(request.model)
-    name = partial(named_blocks, request.prompt[:-1], salt=request.cache_salt, adapter=adapter)
-    found = [(size, fleet.index.overlap(name(size, weights=weights))) for size, weights in able.block_kinds]
-    if len(found) == 1:
-        return found[0][1]
-    every = ((blocks * size, id, blocks) for size, cached in found for id, blocks in cached.items())
-    return {id: blocks for _, id, blocks in sorted(every)}
+    return fleet.last_prompt.names(request.prompt, size, salt=request.cache_salt, adapter=adapter, weights=weights)
 
 
-def _candidate(member: Member, worker: Worker, *, cached_blocks: int, has_session: bool) -> Candidate:
+def _candidate(member: Member, worker: Worker, *, cached_tokens: int, has_session: bool) -> Candidate:
     books, info = member.books, worker.engine.info
     return Candidate(
         id=member.id,
-        cached_tokens=cached_blocks * member.block_size,
+        cached_tokens=cached_tokens,
         queued_tokens=books.waiting_tokens,
         open_choices=member.open_choices,
         trunk_blocks=books.trunk_blocks,
@@ -149,15 +166,15 @@ def _is_ours(member: Member) -> bool:
 
 
 def shortlist(
-    ids: Sequence[str], overlap: dict[str, int], *, session: str | None, able: Container[str], turn: int
+    ids: Sequence[str], overlaps: Sequence[dict[str, int]], *, session: str | None, able: Container[str], turn: int
 ) -> Sequence[str]:
-    """Returns the workers among `ids` that are looked at. `overlap`: cached blocks of the prompt by worker, rising;
+    """Returns the workers among `ids` that are looked at. `overlaps`: known blocks of the prompt by worker, rising;
     `session`: the last worker of the session. Both may name workers outside `ids`; `able` tells which are in it."""
     if len(ids) <= EVERYBODY:
         return ids
     first = int(turn * GOLDEN % 1.0 * len(ids))
     window = [ids[(first + step) % len(ids)] for step in range(WINDOW)]
-    special = list(islice((id for id in reversed(overlap) if id in able), LONGEST))
+    special = [id for one in overlaps for id in islice((id for id in reversed(one) if id in able), LONGEST)]
     if session is not None and session in able:
         special.append(session)
     return list(dict.fromkeys([*special, *window]))

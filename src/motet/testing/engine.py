@@ -14,12 +14,12 @@ from itertools import count
 from motet.errors import EngineClosedError, EngineDiedError, MotetError
 from motet.ids import ModelName, RequestId
 from motet.kv_events.changes import BlockListener
+from motet.stats import EngineStats
 from motet.transfer.ticket import Ticket, TransferAddress, prompt_digest
 from motet.types import (
     ChoiceDelta,
     ChoiceStart,
     EngineInfo,
-    EngineStats,
     Finish,
     FinishReason,
     GenerateRequest,

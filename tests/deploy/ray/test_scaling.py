@@ -9,7 +9,7 @@ from motet.deploy.ray.options import DECODE, PREFILL, deployment_options, most_r
 from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS, ReplicasByLoad, load_of
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import resolve_settings
-from motet.types import EngineStats
+from motet.stats import EngineStats
 
 Figures = Mapping[str, Mapping[object, float]]
 

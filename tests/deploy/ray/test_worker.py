@@ -16,7 +16,8 @@ from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS
 from motet.deploy.ray.worker import TRIES, Announcing, WorkerLimits, is_free, side_channel_ports
 from motet.errors import DirectoryError, EngineDiedError, ModelLoadError, PortTakenError
 from motet.settings.ray import RayConfig
-from motet.types import EngineStats, Role
+from motet.stats import EngineStats
+from motet.types import Role
 from tests.deploy.dying import DEAD, DyingEngine, Starter
 from tests.deploy.ray.directories import AWAY, FakeDirectory, ended, worker
 from tests.deploy.ray.workers import QUICK, Belongings, RunningWorker

@@ -22,7 +22,8 @@ from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits
 from motet.engines.native.step.sequence import Group, Sequence
 from motet.ids import RequestId
-from motet.types import ChoiceStart, EngineStats, Finish, GenerateRequest, GroupDelta, SamplingParams, choice_starts
+from motet.stats import EngineStats
+from motet.types import ChoiceStart, Finish, GenerateRequest, GroupDelta, SamplingParams, choice_starts
 
 BLOCK_SIZE = 4
 NO_EOS = frozenset[int]()

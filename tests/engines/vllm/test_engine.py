@@ -9,7 +9,8 @@ from motet.engines.vllm.plan import ticket_from
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, RequestError
 from motet.ids import ModelName
 from motet.metrics.routing import TicketBook, TicketEnd
-from motet.types import ChoiceStart, EngineStats
+from motet.stats import EngineStats
+from motet.types import ChoiceStart
 from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, settle, ticket
 
 pytestmark = pytest.mark.anyio

@@ -341,6 +341,12 @@ def test_processed_log_probabilities_are_refused_by_name() -> None:
     assert refused.value.param == "logprobs_mode"
 
 
+def test_a_prompt_that_should_be_kept_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="the model is on a vLLM server") as refused:
+        plan_asks(msgspec.structs.replace(group(), keep_s=1.0))
+    assert refused.value.param == "keep_s"
+
+
 @pytest.mark.parametrize("dialect", Dialect)
 def test_every_parameter_is_sent(dialect: Dialect) -> None:
     sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))

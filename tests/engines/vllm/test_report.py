@@ -20,8 +20,9 @@ from motet.engines.vllm.report import (
 from motet.engines.wire import EngineReport
 from motet.errors import OtherServerError
 from motet.ids import ModelName
+from motet.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
-from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, EngineStats, ModelCard, Role
+from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, ModelCard, Role
 
 TEXT = b"""\
 # HELP process_start_time_seconds Start time of the process since unix epoch in seconds.

@@ -56,6 +56,8 @@ MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
 MAX_VERSION_CHARS = 200
 """Characters in the name of a version of weights."""
+MAX_KEEP_S = 3600.0
+"""Seconds for which a prompt may be kept."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_CHARS_TOGETHER = 8192
@@ -336,6 +338,7 @@ class GeneratingFields(StreamingFields):
     session_id: SessionId = None
     """The conversation, for clients that cannot set the header `x-session-id`, which wins; -1: none, as in LMDeploy."""
     cache_salt: Annotated[str, TOLD] = ""
+    keep_s: float = Field(0.0, ge=0, le=MAX_KEEP_S)
     priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
     kv_transfer_params: object = None
     """`kv_params` reads it: the values that it may have depend on the server."""

@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from motet.types import EngineStats
+    from motet.stats import EngineStats
 
 CHOICES, PROMPTS, FULLNESS = "choices", "prompts", "fullness"
 """The figures that replicas report."""

@@ -26,8 +26,9 @@ from motet.deploy.server import Serving, run_server
 from motet.deploy.stop import first_of
 from motet.errors import DirectoryError, MotetError, PortTakenError
 from motet.settings.ray import RayConfig
+from motet.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineStats, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,9 @@ from motet.errors import EngineClosedError, EngineDiedError, EngineError, Engine
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.models.checkpoint import Checkpoint
+from motet.stats import EngineStats
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import FIRST_VERSION, EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import FIRST_VERSION, EngineInfo, GenerateRequest, GroupDelta
 
 Name = TypeVar("Name", bound=Hashable)
 Answer = TypeVar("Answer")

@@ -24,10 +24,11 @@ from motet.errors import EngineError, MotetError, RequestError
 from motet.grammar.compiled import Grammars, Matcher
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
+from motet.stats import EngineStats
 from motet.transfer.orders import Met
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import EngineInfo, GenerateRequest, GroupDelta
 
 if TYPE_CHECKING:  # an engine that keeps its KV to itself needs no ZeroMQ for it
     from motet.transfer.thread import TransferThread
@@ -112,7 +113,8 @@ class EngineCore:
     @property
     def wake_s(self) -> float | None:
         """The time, by the engine's clock, at which it must take a step even without a command."""
-        return self._handover.wake_s
+        ends = self._handover.wake_s, self._scheduler.kept.next_end_s
+        return min((end for end in ends if end is not None), default=None)
 
     def submit(self, request: GenerateRequest, matchers: Mapping[int, Matcher] | None = None) -> None:
         """Queues a group. Raises RequestError if it can never run here, and gives its ticket back. `matchers`:
@@ -190,6 +192,7 @@ class EngineCore:
     def step(self) -> StepResult:
         """Books news of transfers, then makes one forward pass over everything scheduled, if anything is."""
         arrivals = self._handover.take_news()
+        self._scheduler.kept.end_late()
         for group in arrivals.landed:
             self._scheduler.publish(group)
         for group in arrivals.failed:
@@ -247,6 +250,7 @@ class EngineCore:
             blocks_total=self._pool.num_blocks,
             blocks_used=self._pool.num_held,
             blocks_cached=self._pool.num_idle,
+            blocks_kept=self._scheduler.kept.num_blocks,
         )
         self._handover.tell_gauges(stats)
         return stats

@@ -18,12 +18,12 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.step.sequence import Group, blocks_for
 from motet.errors import RequestError
 from motet.ids import RequestId
+from motet.stats import EngineStats
 from motet.transfer import orders
 from motet.transfer.figures import TransferFigures
 from motet.transfer.lease import Lease, LeaseTable, new_lease_id
 from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import Ticket, prompt_digest
-from motet.types import EngineStats
 
 if TYPE_CHECKING:  # an engine that keeps its KV to itself needs no ZeroMQ for it
     from motet.transfer.thread import TransferThread

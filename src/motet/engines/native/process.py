@@ -43,9 +43,10 @@ from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.log import TextFormatter
+from motet.stats import EngineStats
 from motet.transfer.orders import MeetWorker
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineInfo, EngineStats
+from motet.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 

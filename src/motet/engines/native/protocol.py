@@ -22,8 +22,9 @@ from motet.errors import StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
 from motet.models.checkpoint import CheckpointKind
+from motet.stats import EngineStats
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineInfo, EngineStats, GenerateRequest, GroupDelta
+from motet.types import EngineInfo, GenerateRequest, GroupDelta
 
 
 class Launch(msgspec.Struct, frozen=True):

@@ -37,8 +37,9 @@ from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, WorkerFaultError
 from motet.ids import RequestId
 from motet.metrics.routing import PullFallback, TicketBook, TicketEnd
+from motet.stats import EngineStats
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceDelta, EngineStats, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
+from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
 
 logger = logging.getLogger(__name__)
 

@@ -127,6 +127,9 @@ def plan_asks(request: GenerateRequest) -> GroupAsks:
         why = "is for the engines of this server: the model is on a vLLM server, which has a --logprobs-mode of its own"
         message = f"Unsupported parameter: 'logprobs_mode' {why}."
         raise RequestError(message, param="logprobs_mode", code="unsupported_parameter")
+    if request.keep_s:
+        message = "Unsupported parameter: 'keep_s' is for the engines of this server: the model is on a vLLM server."
+        raise RequestError(message, param="keep_s", code="unsupported_parameter")
     prompt = plain_ask(request) if request.sampling.prompt_logprobs is not None else None
     if request.ticket is None:
         asks = (_ask(request, str(number), starts=starts) for number, starts in enumerate(_together(request)))

@@ -21,8 +21,9 @@ from motet.engines.openai import ListedModel, ListedModels, read_json
 from motet.engines.wire import EngineReport
 from motet.errors import OtherServerError
 from motet.ids import ModelName
+from motet.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineInfo, EngineKind, EngineStats, ModelCard, Role
+from motet.types import EngineInfo, EngineKind, ModelCard, Role
 
 START = b"process_start_time_seconds"
 CONFIG = b"vllm:cache_config_info"

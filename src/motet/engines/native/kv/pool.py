@@ -132,10 +132,6 @@ class BlockPool:
         changes, self._changes = self._changes, []
         return changes
 
-    def num_idle_among(self, blocks: Sequence[int]) -> int:
-        """Returns how many of the blocks are idle, so that `share` would lower the number of free ones."""
-        return sum(1 for block in blocks if self._count[block] == 0)
-
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)
         name = self._name_of.pop(block)

@@ -19,7 +19,8 @@ from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import Group, Sequence
 from motet.errors import EngineError, GrammarError, MotetError
 from motet.kv_events.changes import Stored
-from motet.types import ChoiceDelta, EngineStats, Finish, FinishReason, GroupDelta, PromptReport
+from motet.stats import EngineStats
+from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport
 
 NONSENSE = "the model gave numbers that are not finite"
 

@@ -27,11 +27,13 @@ from typing import Generic, TypeVar
 
 from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.step.keeping import KeptTrunks
 from motet.engines.native.step.plan import Draft, StepPlan
 from motet.engines.native.step.sequence import Group, Sequence, SequenceState, blocks_for
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.errors import ContextLengthError, RequestError
-from motet.types import EngineInfo, EngineStats
+from motet.stats import EngineStats
+from motet.types import EngineInfo
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Scheduler:
         self.running = ByAge[Group]()
         self._preempted = ByAge[Sequence]()
         """Sequences of running groups that wait for their tail blocks."""
+        self.kept = KeptTrunks(self.pool, self.sharing, clock=self.handover.clock)
         self._num_sequences = 0
         self._refused: tuple[Group, int] | None = None
         """The last group for which blocks were missing, and the pool's `gains` then: until they rise, it cannot fit."""
@@ -109,6 +112,7 @@ class Scheduler:
         self._free_tail(sequence)
         group.drop(sequence)
         if not group.sequences:
+            self._keep(group)
             self.remove(group)
 
     def suspend(self, group: Group) -> None:
@@ -124,9 +128,11 @@ class Scheduler:
             self.suspend(group)
         for group in self.queued:
             self.handover.give_up(group)
+        self.kept.end_all()
 
     def forget_prefixes(self) -> None:
         """Takes the names of all blocks. Groups that run give none to theirs from now on, as they began before."""
+        self.kept.end_all()
         self._wake(self.sharing.forget())
         for group in self.running:
             group.published = len(group.names)
@@ -169,7 +175,7 @@ class Scheduler:
         """Raises AssertionError unless these tables and `others` hold each block as often as the pool believes."""
         self.pool.check()
         tables = [g.blocks for g in self.running] + [s.blocks for g in self.running for s in g.sequences]
-        tables += [list(table) for table in others]
+        tables += [list(table) for table in (*others, *self.kept.tables())]
         if (held := self.pool.holders()) != Counter(block for table in tables for block in table):
             raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
         self.sharing.check(set(self.running))
@@ -209,6 +215,8 @@ class Scheduler:
         sequence its own tail. So the oldest always goes on; the start checks that its trunk and one tail fit.
         """
         while not self.pool.num_free:
+            if self.kept.end_next():
+                continue
             youngest = self.running.youngest()
             if youngest is None:
                 raise AssertionError("a sequence grows that does not run")
@@ -227,8 +235,8 @@ class Scheduler:
         """Gives preempted sequences their blocks back, as long as every running one could take another block too:
         otherwise a sequence could be preempted again at once, and would replay for nothing."""
         while sequence := self._preempted.oldest():
-            num_running = self._num_sequences - len(self._preempted)
-            if self.pool.num_free < self._tail_blocks(sequence) + num_running:
+            wanted = self._tail_blocks(sequence) + self._num_sequences - len(self._preempted)
+            if not self._make_room(wanted):
                 return
             self._preempted.remove(sequence)
             self._start_tail(sequence)
@@ -261,19 +269,19 @@ class Scheduler:
             return Admission.REFUSED
         shared = self.sharing.trunk(group)
         ready = shared if shared is not None and shared.ready else None
-        hits = self._hits(group) if ready is None else next(iter(ready.groups)).blocks
+        hits = self._hits(group) if ready is None else ready.blocks
         if ready is None and (leader := self._leader(group, shared, num_hits=len(hits))) is not None:
             self.waiting.remove(group)
             self.sharing.follow(group, leader, whole=shared is not None)
             return Admission.FOLLOWS
         trunk = self._blocks(group.trunk_tokens) - len(hits)
         tails = [self._tail_blocks(sequence) for sequence in group.sequences]
-        room = self.pool.num_free - self.pool.num_idle_among(hits)
-        if trunk + sum(tails if self.running else tails[:1]) > room:
+        self.pool.share(hits)
+        if not self._make_room(trunk + sum(tails if self.running else tails[:1])):
+            self.pool.release(hits)
             self._refused = (group, self.pool.gains)
             return Admission.REFUSED
         self.waiting.remove(group)
-        self.pool.share(hits)
         group.blocks = hits + self.pool.take(trunk, after=hits[-1] if hits else None)
         group.computed, group.published = len(hits) * self.limits.block_size, len(hits)
         if ready is not None:
@@ -283,6 +291,15 @@ class Scheduler:
         self._enter(group)
         self._count_admission(group)
         return Admission.ADMITTED
+
+    def _make_room(self, num_blocks: int) -> bool:
+        """Returns True if so many blocks are free, if necessary without kept trunks."""
+        if self.pool.num_free + self.kept.num_blocks < num_blocks:
+            return False
+        while self.pool.num_free < num_blocks:
+            if not self.kept.end_next():
+                return False
+        return True
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the blocks of a prompt that the prefix cache has."""
@@ -324,6 +341,12 @@ class Scheduler:
         for sequence in group.sequences:
             if sequence.state is SequenceState.WAITING:
                 self._preempted.remove(sequence)
+
+    def _keep(self, group: Group) -> None:
+        """Keeps the trunk of a group that has ended, if its client wants that."""
+        trunk = self.sharing.trunk(group) if group.request.keep_s else None
+        if trunk is not None and trunk.ready:
+            self.kept.keep(trunk, group.request.keep_s)
 
     def _count_admission(self, group: Group) -> None:
         if group.cached_tokens is not None:
@@ -421,6 +444,9 @@ def check_fits(group: Group, info: EngineInfo, *, blocks_at_admission: int) -> N
         )
     if any(len(start.written) >= request.sampling.max_tokens for start in request.choices):
         raise RequestError("a choice has written its max_tokens already: there is nothing to resume", param="choices")
+    if request.keep_s and group.trunk_key is None and not group.readers:
+        why = "with 'prompt_logprobs', or where there is no prefix cache"
+        raise RequestError(f"The prompt of 'keep_s' cannot be kept {why}.", param="keep_s")
     if len(group.sequences) > info.max_num_seqs:
         raise RequestError(
             f"n is {len(group.sequences)}; this engine runs at most {info.max_num_seqs} choices at once "

@@ -25,13 +25,18 @@ WHOLE = 2**62
 
 @dataclass(eq=False)
 class SharedTrunk:
-    """A trunk of groups that run, with equal prompts."""
+    """A trunk of groups that run, with equal prompts, or one that is kept for more of them (`keeping`)."""
 
+    key: TrunkKey
     first: Group
     """The group that computes it, or has."""
     groups: set[Group] = field(default_factory=set)
     ready: bool = False
     """True once all of it is computed."""
+    blocks: list[int] = field(default_factory=list)
+    """Its blocks, once it is ready."""
+    kept: bool = False
+    """True while it is there without groups too."""
 
 
 class Sharing:
@@ -69,7 +74,7 @@ class Sharing:
     def entered(self, group: Group, *, block_size: int) -> None:
         """Notes a group that runs now. It has joined the trunk that is there, or is the first to have it."""
         if group.trunk_key is not None:
-            trunk = self._trunks.setdefault(group.trunk_key, SharedTrunk(group))
+            trunk = self._trunks.setdefault(group.trunk_key, SharedTrunk(group.trunk_key, group))
             if group.joined or trunk.first is group:
                 trunk.groups.add(group)
         for name in group.names[group.published : group.trunk_tokens // block_size]:
@@ -82,7 +87,7 @@ class Sharing:
             self._forget_name(name, group)
         whole = group.computed == group.trunk_tokens
         if whole and (trunk := self.trunk(group)) is not None and trunk.first is group:
-            trunk.ready = True
+            trunk.ready, trunk.blocks = True, group.blocks
         heap = self._followers.get(group, [])
         there = WHOLE if whole else group.published
         woken = []
@@ -100,10 +105,16 @@ class Sharing:
             self._forget_name(name, group)
         if group.trunk_key is not None and (trunk := self.trunk(group)) is not None and group in trunk.groups:
             trunk.groups.remove(group)
-            if not (trunk.groups and trunk.ready):
+            if not trunk.ready:
                 del self._trunks[group.trunk_key]
+            self._forget_empty(trunk)
         heap = self._followers.pop(group, [])
         return [_freed(follower) for _, _, follower in heap if follower.leader is group]
+
+    def forsake(self, trunk: SharedTrunk) -> None:
+        """Notes that a trunk is kept no more."""
+        trunk.kept = False
+        self._forget_empty(trunk)
 
     def remove(self, group: Group) -> None:
         """Takes out a follower that waits for nothing any more."""
@@ -128,6 +139,10 @@ class Sharing:
         for trunk in self._trunks.values():
             if len(trunk.groups) > 1 and len({tuple(group.blocks) for group in trunk.groups}) > 1:
                 raise AssertionError("groups that share a trunk have different blocks")
+
+    def _forget_empty(self, trunk: SharedTrunk) -> None:
+        if not (trunk.groups or trunk.kept) and self._trunks.get(trunk.key) is trunk:
+            del self._trunks[trunk.key]
 
     def _forget_name(self, name: BlockName, group: Group) -> None:
         if self._computing.get(name) is group:

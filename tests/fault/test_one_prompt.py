@@ -1,0 +1,58 @@
+"""Requests with one prompt that come at once, with prefill and decode apart: they share what is computed and fetched.
+
+Each is answered as alone, also if a worker dies under them all.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from motet.config import CellConfig
+from tests.fault.answers import Answer, ask
+from tests.fault.asked import COMPLETIONS, STREAMED, completion
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import RunningCell
+from tests.fault.striking import Point, kill, submitted, written
+from tests.forked import ForkingProcess
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.kernels]
+
+DTYPE = "bfloat16"
+COUNT = 8
+CELL = CellConfig(prefill=1, decode=2, bypass_tokens=16)
+WORKERS = ("prefill-0", "decode-0", "decode-1")
+
+
+async def answered(cell: RunningCell, name: str) -> list[Answer]:
+    bodies = [completion(name, STREAMED, n=1, seed=7 + number) for number in range(COUNT)]
+    return await asyncio.gather(*(ask(cell.http, COMPLETIONS, body) for body in bodies))
+
+
+async def expected(undisturbed: Undisturbed, name: str) -> list[Answer]:
+    """What each of them is answered alone, by one engine."""
+    bodies = [completion(name, STREAMED, n=1, seed=7 + number) for number in range(COUNT)]
+    return [await undisturbed.answer(COMPLETIONS, body, dtype=DTYPE) for body in bodies]
+
+
+@pytest.mark.parametrize(
+    "point", [None, submitted, written(20)], ids=["undisturbed", "killed at first", "killed later"]
+)
+async def test_requests_with_one_prompt_are_prefilled_once_and_survive_the_death_of_a_worker(
+    point: Point | None, folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
+) -> None:
+    await undisturbed.start(DTYPE)
+    wanted = await expected(undisturbed, "one prompt")
+    async with RunningCell(folder, cell=CELL, spawn=forking.spawn, dtype=DTYPE) as cell:
+        if point is not None:
+            cell.strikes.arm(point, kill)
+        assert await answered(cell, "one prompt") == wanted
+        await cell.whole()
+        if point is None:
+            prefill, *decode = [await cell.stats(worker) for worker in WORKERS]
+            usage = wanted[0].usage
+            assert usage is not None
+            assert prefill.prefills == sum(stats.transfers for stats in decode) <= len(decode)
+            assert prefill.prefill_tokens <= usage.prompt_tokens + cell.engine("prefill-0").info.block_size
+            assert sum(stats.prefill_tokens for stats in decode) == COUNT, "the last token, for its logits"
+        await cell.check_nothing_left()

@@ -1,0 +1,154 @@
+"""Groups with one prompt that come apart: the router knows what each worker is computing, and puts them together."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.errors import EngineError
+from motet.ids import RequestId
+from motet.routing.cost import Work
+from motet.types import GenerateRequest
+from tests.routing.cells import Pair
+from tests.routing.scene import APART, Heard, Hold, Scene, answers, answers_of, group, settle, tokens_of
+
+pytestmark = pytest.mark.anyio
+
+LONG = 2000
+"""Tokens of a prompt that costs more to compute than eight choices cost that are open on a worker."""
+
+
+def of_one_prompt(count: int, *, prompt_tokens: int = 200) -> list[GenerateRequest]:
+    one = group(n=1, prompt_tokens=prompt_tokens)
+    return [msgspec.structs.replace(one, request_id=RequestId(f"g{number}")) for number in range(count)]
+
+
+def given(scene: Scene) -> dict[str, int]:
+    return {name: len(engine.requests) for name, engine in scene.engines.items()}
+
+
+async def test_groups_that_come_at_once_are_prefilled_once_and_fetched_once() -> None:
+    scene = Scene(*APART)
+    requests = of_one_prompt(8, prompt_tokens=LONG)
+    streams = [scene.router.generate(request) for request in requests]
+    assert [await tokens_of(stream) for stream in streams] == [answers(1)] * 8
+    assert len(scene.engines["prefill-0"].prefills) == 1
+    assert sorted(given(scene).values()) == [0, 0, 8]
+    assert sum(engine.pulls for engine in scene.all) == 1
+
+
+async def test_where_there_is_no_room_another_worker_fetches_the_prompt_once_more() -> None:
+    scene = Scene(*APART, places=4)
+    scene.gate(0)
+    requests = of_one_prompt(8, prompt_tokens=LONG)
+    streams = [scene.router.generate(request) for request in requests]
+    await settle()
+    assert len(scene.engines["prefill-0"].prefills) == 2
+    assert [given(scene)[name] for name in ("decode-0", "decode-1")] == [4, 4]
+    assert sum(request.ticket is not None for engine in scene.all for request in engine.requests) == 2
+    for stream in streams:
+        await stream.aclose()
+
+
+@pytest.mark.parametrize("end", ["leaves", "fails"])
+async def test_if_the_first_one_ends_in_its_prefill_the_next_one_asks(end: str) -> None:
+    hold = Hold(error=EngineError("broken") if end == "fails" else None)
+    scene = Scene(*APART)
+    scene.engines["prefill-0"].during_prefill = hold
+    first, *others = of_one_prompt(4)
+    leaving = scene.router.generate(first)
+    streams = [scene.router.generate(request) for request in others]
+    await hold.entered.wait()
+    await settle()
+    assert len(scene.engines["prefill-0"].prefills) == 1
+    if end == "leaves":
+        await leaving.aclose()
+    hold.go.set()
+    assert [await tokens_of(stream) for stream in streams] == [answers(1)] * 3
+    assert await Heard().read(leaving, first) == Heard() if end == "leaves" else await tokens_of(leaving) == answers(1)
+
+
+async def test_one_that_waits_for_its_turn_may_leave() -> None:
+    hold = Hold()
+    scene = Scene(*APART)
+    scene.engines["prefill-0"].during_prefill = hold
+    streams = [scene.router.generate(request) for request in of_one_prompt(3)]
+    await hold.entered.wait()
+    await streams[1].aclose()
+    hold.go.set()
+    assert await tokens_of(streams[0]) == await tokens_of(streams[2]) == answers(1)
+
+
+async def test_other_prompts_do_not_wait() -> None:
+    hold = Hold()
+    scene = Scene(*APART)
+    scene.engines["prefill-0"].during_prefill = hold
+    slow = scene.router.generate(group("slow"))
+    await hold.entered.wait()
+    scene.engines["prefill-0"].during_prefill = None
+    assert await answers_of(scene.router, group("other")) == answers(2)
+    hold.go.set()
+    assert await tokens_of(slow) == answers(2)
+
+
+async def test_a_prompt_that_is_being_computed_is_no_work_for_those_that_join_it() -> None:
+    """So a group joins it, unless the choices that are open there cost more than computing it elsewhere."""
+    pair = Pair("decode")
+    prompts = [group(name, n=1) for name in ("a", "b")]
+    streams = [pair.router.generate(prompt) for prompt in prompts]
+    for number in range(2):
+        for prompt in prompts:
+            again = msgspec.structs.replace(prompt, request_id=RequestId(f"{prompt.request_id}{number}"))
+            streams.append(pair.router.generate(again))
+    assert [len({request.prompt for request in engine.requests}) for engine in pair.all] == [1, 1]
+    for member in pair.fleet.members:
+        assert member.books.waiting_tokens == 200 + 2
+        assert member.books.trunk_blocks == 13
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_blocks_that_groups_share_are_counted_once_and_forgotten_with_the_last_group() -> None:
+    scene = Scene("decode-0")
+    books = scene.fleet.members[0].books
+    long = group(prompt_tokens=100)
+    common = msgspec.structs.replace(long, request_id=RequestId("common"), prompt=(*long.prompt[:64], 1, 2, 3))
+    streams = [scene.router.generate(request) for request in (*of_one_prompt(2), long, common)]
+    assert books.trunk_blocks == 13 + 1 + 1  # 6 full blocks of 200 tokens are those of 100, and 4 those of 67
+    assert len(scene.fleet.open_blocks) == 15
+    for stream in streams:
+        await stream.aclose()
+    assert books.trunk_blocks == len(scene.fleet.open_blocks) == 0
+
+
+async def test_groups_of_a_worker_s_former_life_take_nothing_from_its_next_one() -> None:
+    scene = Scene("decode-0")
+    gate = scene.gate(0)
+    old = scene.router.generate(group("old", n=1))
+    scene.start("decode-0").gate = gate
+    again = msgspec.structs.replace(group("old", n=1), request_id=RequestId("new"))
+    new = scene.router.generate(again)
+    await old.aclose()
+    assert len(scene.fleet.open_blocks) == 13
+    load = scene.router.dispatcher.load(Work.GENERATE, group("old"))
+    assert load is not None and load.own_tokens == 1
+    await new.aclose()
+    assert len(scene.fleet.open_blocks) == 0
+
+
+async def test_a_prompt_with_another_salt_is_another_prompt() -> None:
+    scene = Scene("decode-0")
+    first = scene.router.generate(group(n=1))
+    salted = msgspec.structs.replace(group("salted", n=1), prompt=group().prompt, cache_salt="mine")
+    loads = [scene.router.dispatcher.load(Work.GENERATE, one) for one in (group(), salted)]
+    assert [load and load.own_tokens for load in loads] == [1, 200]
+    await first.aclose()
+
+
+async def test_many_groups_of_one_prompt_end_at_any_moment_and_leave_nothing() -> None:
+    scene = Scene(*APART, places=4, queue_timeout_s=1000.0)
+    streams = [scene.router.generate(request) for request in of_one_prompt(24)]
+    leaving = [asyncio.ensure_future(stream.aclose()) for stream in streams[::3]]
+    await asyncio.gather(*leaving)
+    staying = [stream for number, stream in enumerate(streams) if number % 3]
+    assert await asyncio.gather(*(tokens_of(stream) for stream in staying)) == [answers(1)] * len(staying)
