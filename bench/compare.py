@@ -35,9 +35,10 @@ from bench.compare_rate import Mix, measure_rate, schedule
 from bench.compare_report import Conditions, ServerFacts, grid_table, rate_table
 from bench.contender import Contender, Manner, contender
 from bench.load import numbers, options
+from bench.peer import all_cores, peer_server
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.report import machine, tell
-from bench.vllm import VLLMSetup, all_cores, vllm_server
+from bench.vllm import VLLMSetup
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
 from motet.models.source import resolve
@@ -94,7 +95,7 @@ def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
         ours = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.start_ours)])).url
     if arguments.start_peer is not None:
         model = resolve(arguments.model, cache=cache_folder(environment()), say=print)
-        started = stack.enter_context(vllm_server(VLLMSetup(arguments.start_peer, model, all_cores())))
+        started = stack.enter_context(peer_server(VLLMSetup(arguments.start_peer, model, all_cores())))
         started.wait_until_ready()
         peer = started.url
     return ours, peer

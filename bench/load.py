@@ -92,6 +92,17 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
+class _Written(msgspec.Struct):
+    token_ids: list[int]
+
+
+class _Answer(msgspec.Struct):
+    """An answer with its token ids: those of each choice, or of the only one."""
+
+    choices: list[_Written] = []
+    tokens: list[int] = []
+
+
 @dataclass(frozen=True)
 class Load:
     """A server, and the length of the answers that it is asked for."""
@@ -106,6 +117,8 @@ class Load:
     """True to ask /status for blocks, which only our servers have."""
     seeded: bool = True
     """True to send seeds. vLLM 0.32's CPU build ends when it computes the prompt of a seeded request in pieces."""
+    answers_at: str = PATH
+    """The route whose answers can have token ids."""
 
     async def tokens_of(self, text: str) -> list[int]:
         response = await self.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
@@ -129,6 +142,21 @@ class Load:
     async def separate(self, prompt: list[int], n: int, *, seed: int) -> Timing:
         """Times the choices of a group as n requests sent at once."""
         return await self.groups([prompt] * n, 1, seed=seed)
+
+    async def answer(self, prompt: list[int], *, seed: int) -> list[int]:
+        """Returns the tokens of one answer, which is not streamed."""
+        body = self._body(prompt, 1, seed=seed) | {"return_token_ids": True}
+        del body["stream"], body["stream_options"]
+        if self.prepare is not None:
+            body = await self.prepare(body)
+        response = await self.client.post(self.answers_at, json=body)
+        if response.status_code != httpx.codes.OK:
+            raise EngineError(f"{response.status_code}: {response.text}")
+        answer = msgspec.json.decode(response.content, type=_Answer)
+        tokens = answer.choices[0].token_ids if answer.choices else answer.tokens
+        if len(tokens) != self.max_tokens:
+            raise EngineError(f"the server was asked for {self.max_tokens} tokens, but wrote {len(tokens)}")
+        return tokens
 
     async def _follow(self, prompt: list[int], n: int, *, seed: int) -> tuple[Conversation, int]:
         talk, blocks_used = Conversation(n), 0

@@ -37,12 +37,13 @@ from transformers import AutoTokenizer
 
 from bench.contender import Contender, Manner, contender
 from bench.load import options, progress
+from bench.peer import all_cores, peer_server
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.report import machine, tell
 from bench.rollout_report import Results, Served, floors, tables
 from bench.rollout_trainer import Drawn, Policy
 from bench.rollout_update import Send, update_while_streaming, ways
-from bench.vllm import VLLMSetup, all_cores, vllm_server
+from bench.vllm import VLLMSetup
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
 from motet.models.source import resolve
@@ -182,7 +183,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Results:
         if arguments.vllm:
             setup = VLLMSetup(arguments.vllm, model, all_cores(), ("--dtype", dtype))
             bench = RolloutBench(shape, Policy(model), fresh, {}, results)
-            with vllm_server(setup) as peer:
+            with peer_server(setup) as peer:
                 peer.wait_until_ready()
                 asyncio.run(theirs(bench, peer.url, dtype))
     RolloutBench(shape, Policy(model), fresh, {}, results).generate(arguments.generate_prompts)

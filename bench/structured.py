@@ -22,10 +22,11 @@ from rich.table import Table
 
 from bench.fork import connected, server
 from bench.load import Load, Setup, options, progress
+from bench.peer import all_cores, peer_server
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.report import Bound, Floor, machine, table, tell
 from bench.structured_cost import SCHEMA, StepCost, step_costs
-from bench.vllm import MODEL_NAME, VLLMSetup, all_cores, vllm_server
+from bench.vllm import MODEL_NAME, VLLMSetup
 from motet.config import cache_folder, environment
 from motet.models.source import resolve
 from motet.text.tokenizer import Tokenizer
@@ -115,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
         url = arguments.url or stack.enter_context(server(arguments.model)).url
         measured = {"motet": asyncio.run(measure(url, setup, tokens))}
     if arguments.vllm is not None:
-        with vllm_server(VLLMSetup(arguments.vllm, folder, all_cores())) as peer:
+        with peer_server(VLLMSetup(arguments.vllm, folder, all_cores())) as peer:
             peer.wait_until_ready()
             measured["vllm"] = asyncio.run(measure(peer.url, setup, tokens, model=MODEL_NAME))
     costs = step_costs(folder, setup.ns, steps=COST_STEPS)

@@ -13,8 +13,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.load import TIMEOUT_S
+from bench.peer import peer_server
 from bench.ports import free_port
-from bench.vllm import VLLMSetup, vllm_server
+from bench.vllm import VLLMSetup
 
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 ASK = {
@@ -74,7 +75,7 @@ class VLLMPair:
 def vllm_pair(folder: Path, model: Path, arguments: Sequence[str] = ()) -> Iterator[VLLMPair]:
     """Starts both servers and ends them with the context, whatever happens. `arguments` are for both."""
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(vllm_server(setup_of(folder, model, core, arguments))) for core in (0, 1)]
+        servers = [stack.enter_context(peer_server(setup_of(folder, model, core, arguments))) for core in (0, 1)]
         for core, server in enumerate(servers):
             server.wait_until_ready()
             server.pin((core,))

@@ -1,28 +1,119 @@
 """The benchmark of requests that share a prompt: it asks for what it says, and its floors can be missed."""
 
 import json
+from pathlib import Path
 
+import httpx
 import pytest
 
-from bench.load import Timing
+from bench.load import Load
+from bench.prompt import FreshPrompts
 from bench.shared import floors, main, rows_of
+from bench.shared_cases import CASES, Lengths, Taken, computed_in, make_case
+from motet.types import ChoiceStart, GenerateRequest
+from tests.bench.conftest import talkative
+from tests.fake_server import FakeServer
+from tests.tiny_tokenizer import save_tiny_tokenizer
+
+LENGTHS = Lengths(ns=(3,), prompt_tokens=40, question_tokens=10, max_tokens=4, turns=3, forks=2)
+SMALL = ["--prompt-tokens", "40", "--question-tokens", "10", "--max-tokens", "4", "--turns", "2", "--forks", "2"]
+SHARED = {"group": (1, 40), "separate": (3, 40), "few-shot": (3, 30), "different": (3, 0)}
+"""Number of requests, and of the tokens with which all of their prompts begin."""
 
 
-def timing(last_first_s: float, total_s: float) -> Timing:
-    return Timing(first_s=last_first_s, last_first_s=last_first_s, total_s=total_s, tokens=640)
+def taken(last_first_s: float, total_s: float) -> Taken:
+    return Taken(total_s, 900, last_first_s)
 
 
-def test_a_run_compares_every_case_with_a_group_of_as_many(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lengths = ["--prompt-tokens", "40", "--question-tokens", "8", "--max-tokens", "4"]
-    assert main(["--url", url, "--before", url, "--ns", "3", "--repeats", "1", *lengths]) == 0
+def common(prompts: list[tuple[int, ...]]) -> int:
+    """Returns the number of tokens with which all prompts begin."""
+    return next((i for i, tokens in enumerate(zip(*prompts, strict=True)) if len(set(tokens)) > 1), len(prompts[0]))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", CASES)
+async def test_prompts_of_a_case_have_in_common_what_it_says(case: str, tmp_path: Path) -> None:
+    asked: list[GenerateRequest] = []
+
+    def script(request: GenerateRequest, start: ChoiceStart) -> list[int]:
+        asked.append(request)
+        return talkative(request, start)
+
+    with FakeServer(save_tiny_tokenizer(tmp_path), script) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            load = Load(client, LENGTHS.max_tokens, count_blocks=False)
+            fresh = FreshPrompts(range(20, 60), seed=1)
+            n = LENGTHS.forks if case == "conversation" else 3
+            result = await make_case(case, n, fresh, LENGTHS)(load)
+    prompts = [request.prompt for request in {request.request_id: request for request in asked}.values()]
+    if case == "conversation":
+        assert [len(prompt) for prompt in prompts] == [10, 10, 24, 24, 38, 38]  # a message, and an answer between two
+        assert all(
+            later[: len(earlier)] == earlier for earlier, later in zip(prompts[::2], prompts[2::2], strict=False)
+        )
+        assert (result.tokens, result.last_first_s) == (3 * 2 * 4, None)
+    else:
+        assert {len(prompt) for prompt in prompts} == {40}
+        assert (len(prompts), common(prompts)) == SHARED[case]
+        assert result.tokens == 3 * 4
+
+
+def test_a_run_compares_every_case_on_every_server_with_a_group_of_as_many(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--url", url, "--before", url, "--ns", "3", "--repeats", "1", "--settle", "0", *SMALL]
+    assert main(run) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    cases = ["different", "few-shot", "group", "separate"]
-    assert [(r["server"], r["case"]) for r in report["rows"]] == [(s, c) for s in ("before", "motet") for c in cases]
-    assert [r["share"] for r in report["rows"] if r["case"] == "group"] == [1.0, 1.0]
+    cases = [("conversation", 2), ("different", 3), ("few-shot", 3), ("group", 3), ("separate", 3)]
+    rows = report["rows"]
+    assert [(r["case"], r["n"], r["server"]) for r in rows] == [(*c, s) for c in cases for s in ("motet", "before")]
+    assert [r["share"] for r in rows if r["case"] == "group"] == [1.0, 1.0]
+    assert [r["share"] for r in rows if r["case"] == "conversation"] == [None, None]
 
 
-def test_each_floor_is_met_at_its_limit_and_missed_beyond() -> None:
-    met = floors(rows_of({("motet", "group"): [timing(1.0, 9.0)], ("motet", "separate"): [timing(1.2, 9.99)]}, 32))
-    assert [floor.met for floor in met] == [True, True]
-    missed = floors(rows_of({("motet", "group"): [timing(1.0, 9.0)], ("motet", "separate"): [timing(1.3, 10.1)]}, 32))
-    assert [floor.met for floor in missed] == [False, False]
+def test_an_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--cases", "few-shots"])
+    assert "unknown: few-shots" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("separate", "few_shot", "met"),
+    [
+        (taken(1.2, 10.0), 12.8, [True, True, True, True]),
+        (taken(1.3, 10.1), 13.0, [False, False, False, False]),
+    ],
+)
+def test_each_floor_is_met_at_its_limit_and_missed_beyond(separate: Taken, few_shot: float, met: list[bool]) -> None:
+    rows = rows_of(
+        {
+            ("motet", "group", 32): [taken(1.0, 9.0)],
+            ("motet", "separate", 32): [separate],
+            ("motet", "few-shot", 32): [taken(2.0, few_shot)],
+            ("vllm", "few-shot", 32): [taken(9.0, 38.5)],
+        }
+    )
+    assert [floor.met for floor in floors(rows)] == met
+
+
+def test_a_round_that_failed_leaves_its_row_out_and_what_was_not_measured_has_no_floor() -> None:
+    rows = rows_of({("motet", "few-shot", 4): [taken(2.0, 9.0)], ("vllm", "few-shot", 4): [taken(9.0, 9.0), None]})
+    assert [(row.server, row.share) for row in rows] == [("motet", None)]
+    assert [(floor.limit, floor.met) for floor in floors(rows)] == [(0.7, False)]
+
+
+@pytest.mark.parametrize(
+    ("exposition", "computed"),
+    [
+        ('motet:prefill_tokens_total{worker="a"} 7\nmotet:prefill_tokens_total{worker="b"} 5\n', 12),
+        (
+            'vllm:prompt_tokens_by_source_total{source="local_compute"} 9\n'
+            'vllm:prompt_tokens_by_source_total{source="local_cache_hit"} 4\n',
+            9,
+        ),
+        ("llamacpp:prompt_tokens_total 3\n", 3),
+        ("another_total 3\n", None),
+    ],
+)
+def test_computed_prompt_tokens_are_read_from_each_servers_metrics(exposition: str, computed: int | None) -> None:
+    assert computed_in(exposition) == computed

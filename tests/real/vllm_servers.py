@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import psutil
 
+from bench.peer import PeerServer, peer_server
 from bench.ports import free_port
-from bench.vllm import MODEL_NAME, VLLMServer, VLLMSetup, vllm_server
+from bench.vllm import MODEL_NAME, VLLMSetup
 from bench.vllm_pair import CONNECTOR
 from motet.config import environment
 from motet.deploy.child import ChildServer
@@ -29,7 +30,7 @@ BYTES = "vllm:nixl_bytes_transferred_sum"
 class RealVLLM:
     """One real vLLM server."""
 
-    server: VLLMServer
+    server: PeerServer
 
     @property
     def url(self) -> str:
@@ -81,7 +82,7 @@ def real_vllm(folder: Path, model: Path, core: int, *arguments: str) -> Iterator
     """Starts a server, and does not wait until it is ready."""
     connector = ("--kv-transfer-config", json.dumps(CONNECTOR))
     environ = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with vllm_server(VLLMSetup(folder, model, (core,), (*connector, *arguments), environ)) as server:
+    with peer_server(VLLMSetup(folder, model, (core,), (*connector, *arguments), environ)) as server:
         yield RealVLLM(server)
 
 

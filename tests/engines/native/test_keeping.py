@@ -88,7 +88,7 @@ class Scene:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.pool = BlockPool(8)
-        self.kept = KeptTrunks(self.pool, Sharing(), clock=lambda: self.now_s)
+        self.kept = KeptTrunks(self.pool, Sharing(8), clock=lambda: self.now_s)
         self.trunks = [self._trunk(str(number)) for number in range(3)]
 
     def _trunk(self, name: str) -> SharedTrunk:

@@ -57,6 +57,16 @@ def test_equal_prompts_that_come_at_once_are_computed_once(numbers: dict[str, An
     assert tokens_of(together) == alone(make_core(tiny("llama"), prefix_cache=False, **numbers), requests)
 
 
+def test_more_groups_than_can_run_at_once_share_a_prompt_too(tiny: Tiny) -> None:
+    """Four may run and four may follow; the others wait in the queue meanwhile."""
+    requests = [asked(f"g{i}", seed=10 * i, max_tokens=4) for i in range(16)]
+    core = make_core(tiny("llama"), budget=48, max_num_seqs=4)
+    outcomes = run(core, requests)
+    last_block = len(PROMPT) % 8  # one that comes when no other runs finds all blocks but the last
+    assert len(PROMPT) + 15 <= core.stats().prefill_tokens <= len(PROMPT) + 15 * last_block
+    assert tokens_of(outcomes) == alone(make_core(tiny("llama"), prefix_cache=False), requests)
+
+
 def test_a_group_joins_a_trunk_that_is_there_and_goes_on_with_it_when_the_first_has_left(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     requests = [asked("first"), asked("second", seed=5), asked("third", seed=9), asked("other salt", cache_salt="s")]

@@ -65,10 +65,17 @@ class Engine:
         self.core = EngineCore(info, BlankRunner(max_num_seqs), options=options)
 
     def submit(
-        self, name: str, *, n: int = 1, prompt: int = 64, max_tokens: int = 10_000, repetition_penalty: float = 1.0
+        self,
+        name: str,
+        *,
+        n: int = 1,
+        prompt: int = 64,
+        beginning: int = 0,
+        max_tokens: int = 10_000,
+        repetition_penalty: float = 1.0,
     ) -> None:
-        """Submits a group; prompts of groups with different names begin differently."""
-        tokens = WatchedTuple((*name.encode(), *range(prompt - len(name))))
+        """Submits a group; prompts of groups with different names have so many tokens of a `beginning` in common."""
+        tokens = WatchedTuple((*range(beginning), *name.encode(), *range(prompt))[:prompt])
         sampling = SamplingParams(max_tokens=max_tokens, repetition_penalty=repetition_penalty)
         starts = choice_starts(n, seed=0)
         self.core.submit(GenerateRequest(request_id=RequestId(name), prompt=tokens, choices=starts, sampling=sampling))
@@ -82,6 +89,12 @@ class Engine:
         if watched:
             watch(self.core)
         return bytecodes(self.core.step)
+
+    def cost_of_a_token(self) -> float:
+        """Takes a step, and returns its number of bytecodes for each token that was computed."""
+        before = self.core.counters.prefill_tokens + self.core.counters.generated_tokens
+        cost = self.cost(watched=False)
+        return cost / (self.core.counters.prefill_tokens + self.core.counters.generated_tokens - before)
 
     def decode_cost(self, *, watched: bool = True) -> float:
         """Takes steps in which every tail takes one block, and returns the mean number of bytecodes of a token."""
@@ -146,6 +159,22 @@ def test_a_token_costs_the_same_however_many_groups_wait(scarce: str) -> None:
         return engine.decode_cost()
 
     assert cost(500, 400) == pytest.approx(cost(1, 200), rel=0.01)
+
+
+@pytest.mark.parametrize("beginning", [196, 200], ids=["one beginning", "one prompt"])
+def test_a_token_costs_the_same_however_many_groups_wait_for_what_another_one_computes(beginning: int) -> None:
+    """Also in the steps in which they begin to follow it, and in which they go on."""
+
+    def cost(waiting: int) -> float:
+        engine = Engine(max_num_seqs=32, budget=80)
+        for i in range(waiting):
+            engine.submit(f"{i:04}", prompt=200, beginning=beginning)
+        watch(engine.core)
+        return max(engine.cost_of_a_token() for _ in range(8))
+
+    few = cost(64)
+    assert cost(512) == pytest.approx(few, rel=0.1)
+    assert cost(4096) == pytest.approx(few, rel=0.1)
 
 
 @pytest.mark.parametrize("repetition_penalty", [1.0, 1.1])

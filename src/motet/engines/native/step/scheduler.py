@@ -62,7 +62,7 @@ class Scheduler:
     handover: Handover
 
     def __post_init__(self) -> None:
-        self.sharing = Sharing()
+        self.sharing = Sharing(self.limits.max_num_seqs)
         self.waiting = ByAge[Group]()
         """Groups that wait for room. `queued` are those that wait for another group too."""
         self.running = ByAge[Group]()
@@ -271,6 +271,8 @@ class Scheduler:
         ready = shared if shared is not None and shared.ready else None
         hits = self._hits(group) if ready is None else ready.blocks
         if ready is None and (leader := self._leader(group, shared, num_hits=len(hits))) is not None:
+            if self.sharing.full:
+                return Admission.REFUSED
             self.waiting.remove(group)
             self.sharing.follow(group, leader, whole=shared is not None)
             return Admission.FOLLOWS

@@ -8,7 +8,8 @@ takes all its blocks, and runs the last token of its prompt only for the logits 
 Attention reads one trunk once a step for all groups that have it.
 
 Followers are no leader's business: if it leaves, fails or is preempted, they wait as if it had never been, and the
-first that is admitted computes for the others.
+first that is admitted computes for the others. So that no step has to move all who wait, there are at most so many
+followers as choices may run.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ class SharedTrunk:
 class Sharing:
     """Knows what running groups compute, and who waits for it. Work is constant for each block of a group's prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_followers: int) -> None:
+        self._most_followers = most_followers
+        self._num_followers = 0
         self._trunks: dict[TrunkKey, SharedTrunk] = {}
         self._computing: dict[BlockName, Group] = {}
         """The group that will publish a block of this name."""
@@ -50,6 +53,11 @@ class Sharing:
         """For each leader a heap of: number of its blocks that are needed | number of the follower | follower. One that
         has left stays in it, without a leader, until its turn comes."""
         self._order = count()
+
+    @property
+    def full(self) -> bool:
+        """True if no other group may follow."""
+        return self._num_followers == self._most_followers
 
     @property
     def followers(self) -> Iterator[Group]:
@@ -70,6 +78,7 @@ class Sharing:
         needed = WHOLE if whole else _num_common(group.names, leader.names)
         heappush(self._followers.setdefault(leader, []), (needed, next(self._order), group))
         group.leader = leader
+        self._num_followers += 1
 
     def entered(self, group: Group, *, block_size: int) -> None:
         """Notes a group that runs now. It has joined the trunk that is there, or is the first to have it."""
@@ -94,7 +103,7 @@ class Sharing:
         while heap and heap[0][0] <= there:
             follower = heappop(heap)[2]
             if follower.leader is group:
-                woken.append(_freed(follower))
+                woken.append(self._freed(follower))
         if not heap:
             self._followers.pop(group, None)
         return woken
@@ -109,7 +118,7 @@ class Sharing:
                 del self._trunks[group.trunk_key]
             self._forget_empty(trunk)
         heap = self._followers.pop(group, [])
-        return [_freed(follower) for _, _, follower in heap if follower.leader is group]
+        return [self._freed(follower) for _, _, follower in heap if follower.leader is group]
 
     def forsake(self, trunk: SharedTrunk) -> None:
         """Notes that a trunk is kept no more."""
@@ -118,11 +127,11 @@ class Sharing:
 
     def remove(self, group: Group) -> None:
         """Takes out a follower that waits for nothing any more."""
-        _freed(group)
+        self._freed(group)
 
     def forget(self) -> list[Group]:
         """Lets nobody find anything of those that run now. Returns all followers."""
-        woken = [_freed(group) for group in list(self.followers)]
+        woken = [self._freed(group) for group in list(self.followers)]
         self._trunks.clear()
         self._computing.clear()
         self._followers.clear()
@@ -136,6 +145,8 @@ class Sharing:
         for leader, heap in self._followers.items():
             if not heap or any(group.leader not in (leader, None) for _, _, group in heap):
                 raise AssertionError("a follower does not know its leader")
+        if len(list(self.followers)) != self._num_followers or self._num_followers > self._most_followers:
+            raise AssertionError(f"{self._num_followers} followers are counted, or they are too many")
         for trunk in self._trunks.values():
             if len(trunk.groups) > 1 and len({tuple(group.blocks) for group in trunk.groups}) > 1:
                 raise AssertionError("groups that share a trunk have different blocks")
@@ -144,14 +155,14 @@ class Sharing:
         if not (trunk.groups or trunk.kept) and self._trunks.get(trunk.key) is trunk:
             del self._trunks[trunk.key]
 
+    def _freed(self, group: Group) -> Group:
+        group.leader = None
+        self._num_followers -= 1
+        return group
+
     def _forget_name(self, name: BlockName, group: Group) -> None:
         if self._computing.get(name) is group:
             del self._computing[name]
-
-
-def _freed(group: Group) -> Group:
-    group.leader = None
-    return group
 
 
 def _num_common(names: list[BlockName], others: list[BlockName]) -> int:

@@ -1,12 +1,15 @@
-"""The start and the end of vLLM, played by a script."""
+"""The start and the end of servers of others, played by a script, and what they are started with."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bench.vllm import VLLMSetup, vllm_server
+from bench.llama import LlamaSetup
+from bench.peer import peer_server
+from bench.vllm import VLLMSetup
 from motet.errors import StartupError
 from tests.e2e.processes import wait_until_gone
 from tests.patience import PATIENCE_S
@@ -51,10 +54,23 @@ def test_threads_and_processes_of_vllm_get_the_same_cores() -> None:
     assert {"VLLM_CPU_OMP_THREADS_BIND": "0,1", "A": "b"}.items() <= setup.environment().items()
 
 
+def test_llama_server_has_a_slot_for_each_choice_and_finds_the_libraries_beside_it() -> None:
+    setup = LlamaSetup(
+        Path("/llama/llama-server"), Path("/m.gguf"), slots=64, context=9000, threads=2, arguments=("-v",)
+    )
+    command = setup.command(8001)
+    assert command[:3] == ["/llama/llama-server", "--model", "/m.gguf"]
+    assert {"--parallel": "64", "--ctx-size": "9000", "--threads": "2", "--port": "8001"}.items() <= dict(
+        pairwise(command)
+    ).items()
+    assert command[-1] == "-v"
+    assert setup.environment()["LD_LIBRARY_PATH"].split(":")[0] == "/llama"
+
+
 @pytest.mark.slow
 def test_the_error_of_a_server_that_does_not_start_has_its_log(tmp_path: Path) -> None:
     with (
-        vllm_server(setup_of(tmp_path, BROKEN)) as server,
+        peer_server(setup_of(tmp_path, BROKEN)) as server,
         pytest.raises(StartupError, match=r"exit code 3 .*\n.*no model at /models/small"),
     ):
         server.wait_until_ready()
@@ -62,7 +78,7 @@ def test_the_error_of_a_server_that_does_not_start_has_its_log(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_server_and_its_children_are_pinned_to_cores_and_none_is_left_at_the_end(tmp_path: Path) -> None:
-    with vllm_server(setup_of(tmp_path, HEALTHY)) as server:
+    with peer_server(setup_of(tmp_path, HEALTHY)) as server:
         server.wait_until_ready()
         (child,) = psutil.Process(server.process.pid).children(recursive=True)
         core = min(os.sched_getaffinity(0))
