@@ -1,4 +1,4 @@
-"""The best tokens of a row in their order (`leaders`), and the token of a row that a uniform number selects (`draw_dense`)."""
+"""The best tokens of a row in their order (`leaders`), and the token that a uniform number selects (`draw_dense`)."""
 
 import torch
 
