@@ -3,7 +3,7 @@
 The logits are synthetic, in bf16. Probabilities fall with a power of their rank, whose exponent differs from row to
 row, with an exponential cut-off. So top-p keeps about as many tokens as for SmolLM2 when it writes a story (top-p 0.9:
 median 14, one row in ten above 100; 0.99: median 290, one in ten above 1,400; printed first). "fork" draws all choices
-from one row, like the first tokens of a group. The logits of "flat" are normally distributed: top-p keeps about 10,000
+from one row, like the first tokens of a group. The logits of "flat" are normally distributed: top-p keeps about 20,000
 tokens, more than of nine rows in ten of SmolLM2 at temperature 1.3 (median 1,800, one in ten above 6,600). Prints a
 table, and JSON on the last line.
 
