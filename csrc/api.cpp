@@ -1,4 +1,5 @@
 // The functions that Python calls through ctypes.
+#include "filters.h"
 #include "forward.h"
 #include "pack.h"
 
@@ -30,13 +31,14 @@ extern "C" {
 MOTET_EXPORT int motet_supported() { return supported(); }
 
 // Writes the sizes of the structs in bytes, which Python compares with those of its mirrors.
-MOTET_EXPORT void motet_sizes(std::int32_t sizes[6]) {
+MOTET_EXPORT void motet_sizes(std::int32_t sizes[7]) {
   sizes[0] = sizeof(Linear);
   sizes[1] = sizeof(Layer);
   sizes[2] = sizeof(Model);
   sizes[3] = sizeof(Batch);
   sizes[4] = sizeof(Piece);
   sizes[5] = sizeof(Span);
+  sizes[6] = sizeof(Filtering);
 }
 
 // Packs a weight whose numbers are of one type of `Numbers`, as panels are.
@@ -60,5 +62,8 @@ MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const void
 }
 
 MOTET_EXPORT void motet_close(void* forward) { delete static_cast<Forward*>(forward); }
+
+// Draws the tokens of a step, without a model.
+MOTET_EXPORT void motet_filter(const Filtering* batch) { filter(*batch); }
 
 }  // extern "C"

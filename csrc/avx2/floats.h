@@ -100,6 +100,9 @@ inline Mask less(Floats a, Floats b) { return compare<_CMP_LT_OQ>(a, b); }
 inline Mask at_least(Floats a, Floats b) { return compare<_CMP_GE_OQ>(a, b); }
 inline Mask numbers(Floats x) { return compare<_CMP_ORD_Q>(x, x); }
 inline bool every(Mask mask) { return _mm256_movemask_ps(_mm256_and_ps(mask.low, mask.high)) == 0xff; }
+inline unsigned bits(Mask mask) {  // lane i is bit i
+  return unsigned(_mm256_movemask_ps(mask.low)) | unsigned(_mm256_movemask_ps(mask.high)) << 8;
+}
 inline Floats choose(Mask mask, Floats yes, Floats no) {
   return {_mm256_blendv_ps(no.low, yes.low, mask.low), _mm256_blendv_ps(no.high, yes.high, mask.high)};
 }

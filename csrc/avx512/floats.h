@@ -39,6 +39,7 @@ inline Mask less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_O
 inline Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 inline Mask numbers(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q); }
 inline bool every(Mask mask) { return mask == 0xffff; }
+inline unsigned bits(Mask mask) { return mask; }  // lane i is bit i
 inline Floats choose(Mask mask, Floats yes, Floats no) { return _mm512_mask_mov_ps(no, mask, yes); }
 
 // Selects lanes [begin, end); the range may reach beyond the lanes.

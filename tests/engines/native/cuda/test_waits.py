@@ -9,6 +9,7 @@ import torch
 from motet.engines.native.attention.group import Scores
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.launch import CudaStep, Norms, Turns
+from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.step.inputs import StepInputs
 from motet.types import SamplingParams
@@ -39,7 +40,7 @@ def test_sampling_does_not_wait_for_the_device(params: SamplingParams) -> None:
     logits = 3 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
     rows = [Past(seed, prompt=range(100), written=(7, 7, 900)).sample_row(seed % 8, params) for seed in range(32)]
     with Waits() as waits:
-        Sampler(1000, torch.device("cpu")).sample(logits, rows)
+        Sampler(1000, torch.device("cpu"), filters=TorchFilters(1000)).sample(logits, rows)
     assert waits.found == []
 
 

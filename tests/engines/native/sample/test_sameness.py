@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.sampler import Sampled, Sampler
 from motet.types import LogprobsMode, SamplingParams
 from tests.engines.native.sample.reference import Past
@@ -24,7 +25,10 @@ LOGITS = {
     for spread in (0.05, 1.0, 4.0)
 }
 SAMPLER = Sampler(VOCAB, CPU)
-OTHER_WIDTHS = [Sampler(VOCAB, CPU, widths=widths) for widths in ((), (1, 2, 3, 5, 8, 13), (64, 100, 4096))]
+WITH_TORCH = [
+    Sampler(VOCAB, CPU, filters=TorchFilters(VOCAB, widths=widths))
+    for widths in ((), (1, 2, 3, 5, 8, 13), (64, 100, 4096))
+]
 tokens = st.integers(0, VOCAB - 1)
 params = st.builds(
     SamplingParams,
@@ -106,12 +110,12 @@ def test_a_token_does_not_depend_on_its_batch_or_the_number_of_threads(
 
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
-def test_a_token_does_not_depend_on_the_number_of_leaders_that_are_tried(
+def test_a_token_does_not_depend_on_who_filters_or_on_the_number_of_leaders_that_are_tried(
     batch: list[Choice], kind: tuple[torch.dtype, float]
 ) -> None:
     logits = LOGITS[kind]
     usual = sample(logits, batch)
-    for sampler in OTHER_WIDTHS:
+    for sampler in WITH_TORCH:
         assert sample(logits, batch, sampler) == usual
 
 

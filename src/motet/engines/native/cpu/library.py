@@ -43,6 +43,14 @@ class KernelBatch(Structure):
     )
 
 
+class Filtering(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("num_lanes", "width", "vocab", "num_choices")),
+        *((name, c_void_p) for name in ("logits", "weights", "whole", "temperature", "top_k", "top_p", "log_min_p")),
+        *((name, c_void_p) for name in ("lanes", "uniform", "last_logit", "last_id", "tokens")),
+    )
+
+
 PIECE_INTS = 4
 """row_begin, row_end, first, table"""
 SPAN_INTS = 6
@@ -84,6 +92,12 @@ def _path(kind: str) -> Path | None:
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     """Gives the functions their types. Raises ImportError if the structs are not those of the sources."""
+    sizes = (c_int32 * 7)()
+    found.motet_sizes(sizes)
+    structs = PackedLinear, Layer, Model, KernelBatch
+    ours = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(Filtering)]
+    if list(sizes) != ours:
+        raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {ours})")
     found.motet_supported.restype = c_int32
     found.motet_pack.argtypes = (c_int32, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32)
     found.motet_pack.restype = None
@@ -95,9 +109,6 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.motet_multiply.restype = None
     found.motet_close.argtypes = (c_void_p,)
     found.motet_close.restype = None
-    sizes = (c_int32 * 6)()
-    found.motet_sizes(sizes)
-    ours = [*map(ctypes.sizeof, (PackedLinear, Layer, Model, KernelBatch)), 4 * PIECE_INTS, 4 * SPAN_INTS]
-    if list(sizes) != ours:
-        raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {ours})")
+    found.motet_filter.argtypes = (POINTER(Filtering),)
+    found.motet_filter.restype = None
     return found

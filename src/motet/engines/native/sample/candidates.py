@@ -1,16 +1,6 @@
-"""Turns logits into tokens: finds the best tokens of a row (`leaders`), filters them by top-k, top-p and min-p, and
-draws one of them with a uniform number (`draw_filtered`, or `draw_dense` without filters).
-
-Each filter keeps a front part of one order, so all three together are one number: how many of the leaders are kept.
-Top-p may need more leaders than there are to find that number. The sampler then asks again with more of them, and gets
-the same set, because order, weights and the mass to reach do not depend on the number of leaders.
-"""
-
-from dataclasses import dataclass
+"""The best tokens of a row in their order (`leaders`), and the token that a uniform number selects (`draw_dense`)."""
 
 import torch
-
-from motet.engines.native.sample.lanes import LaneParams, softmax
 
 _LEADER_BLOCK = 64
 _MIN_BLOCKS_PER_LEADER = 16
@@ -18,80 +8,6 @@ _ID_BITS = 32
 _FEW = 64  # up to here blocks win over `topk`
 BLOCK = 256
 """Rows are padded to a multiple of this with tokens of weight 0."""
-
-
-def draw_filtered(
-    x: torch.Tensor,
-    settings: LaneParams,
-    *,
-    k: int,
-    vocab_size: int,
-    lanes: torch.Tensor,
-    uniform: torch.Tensor,
-    spare: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws token ids [choices] of the best `k` of the logits `x` [lanes, width] float32; choice i draws from
-    `lanes[i]`, and no lane's top-k is more than `k`. Also returns [choices] bool, False: look at more leaders.
-
-    The tokens that the filters keep are drawn from in id order, as from a whole vocabulary. `x` and `spare`, memory of
-    its shape, are overwritten.
-    """
-    found = _filtered(x, settings, k=k, vocab_size=vocab_size, spare=spare)
-    last = torch.iinfo(torch.int64).max  # dropped tokens go behind all others, where they add nothing to the sum
-    order = found.ids.masked_fill(found.dropped, last).argsort(-1)
-    index, _ = invert(found.weights.masked_fill(found.dropped, 0.0).gather(1, order)[lanes], uniform)
-    return found.ids.gather(1, order)[lanes, index], found.enough.squeeze(-1)[lanes]
-
-
-def keep_filtered(x: torch.Tensor, settings: LaneParams, *, k: int, vocab_size: int, spare: torch.Tensor) -> None:
-    """Turns the logits `x` [lanes, width] float32 into those from which `draw_filtered` draws: less the best one, over
-    temperature, and -inf for the tokens that the filters drop. A lane for which it wants more leaders gets nothing of
-    use. `spare`, memory of the shape of `x`, is overwritten."""
-    found = _filtered(x, settings, k=k, vocab_size=vocab_size, spare=spare)
-    if settings.all_plain:  # else it has been done
-        x.sub_(x.amax(-1, keepdim=True))
-    kept = x.gather(1, found.ids).masked_fill_(found.dropped, -torch.inf)
-    x.fill_(-torch.inf).scatter_(1, found.ids, kept)
-
-
-@dataclass(frozen=True)
-class _Filtered:
-    """The leaders of a batch of lanes, and which of them the filters keep."""
-
-    ids: torch.Tensor
-    """[lanes, k] int64, best first"""
-    weights: torch.Tensor
-    """[lanes, k] float64"""
-    dropped: torch.Tensor
-    """[lanes, k] bool"""
-    enough: torch.Tensor
-    """[lanes, 1] bool; False: look at more leaders"""
-
-
-def _filtered(x: torch.Tensor, settings: LaneParams, *, k: int, vocab_size: int, spare: torch.Tensor) -> _Filtered:
-    """Unless all lanes have temperature 1, `x` is brought to temperature; `spare` is overwritten."""
-    ids, sure = leaders_surely(x, k, vocab_size=vocab_size)
-    values = x.gather(1, ids)
-    scaled = (values - values[:, :1]) / settings.temperature
-    weights = softmax(x, settings, with_min_p=False, out=spare)
-    whole = _masses(weights).sum(-1, keepdim=True)  # summed as `draw_dense` does
-    best = weights.gather(1, ids).double()
-    size = _num_kept(best, scaled, whole, settings)
-    return _Filtered(ids, best, torch.arange(k, device=size.device) >= size, size <= sure)
-
-
-def _num_kept(best: torch.Tensor, scaled: torch.Tensor, whole: torch.Tensor, settings: LaneParams) -> torch.Tensor:
-    """Returns how many of the leaders are kept [lanes, 1] int64; more than there are leaders: not known yet.
-
-    `best` [lanes, k] float64 are the leaders' weights, `whole` [lanes, 1] the sum of all weights; `scaled` [lanes, k]
-    float32 are the leaders' logits less the best one, over temperature."""
-    k, top_k = best.shape[1], settings.top_k
-    mass = best.cumsum(-1)
-    goal = settings.top_p * torch.where(top_k <= k, mass.gather(1, (top_k - 1).clamp(max=k - 1)), whole)
-    by_top_p = torch.where(settings.top_p < 1.0, 1 + (mass < goal).sum(-1, keepdim=True), top_k)
-    above = scaled >= settings.log_min_p
-    by_min_p = torch.where(above[:, -1:], top_k, above.sum(-1, keepdim=True))
-    return top_k.minimum(by_top_p).minimum(by_min_p)
 
 
 def leaders(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -122,7 +38,8 @@ def leaders_surely(x: torch.Tensor, k: int, *, vocab_size: int) -> tuple[torch.T
     certainly right.
 
     All are if `k` is small or the whole `vocab_size`, beyond which a row is -inf. Other numbers of leaders are taken by
-    `topk` and sorted again: which of the tokens that equal the last one it took is chance.
+    `topk` and sorted again: which of the tokens that equal the last one it took is chance. If that one is -inf, chance
+    does no harm, since none of them has a weight.
     """
     if k == vocab_size:
         ids = x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
@@ -131,7 +48,8 @@ def leaders_surely(x: torch.Tensor, k: int, *, vocab_size: int) -> tuple[torch.T
         ids = leaders(x, k)
         return ids, ids.new_full((len(ids), 1), k)
     values, ids = x.topk(k, dim=-1)
-    sure = (values > values[:, -1:]).sum(-1, keepdim=True)
+    last = values[:, -1:]
+    sure = torch.where(last == -torch.inf, k, (values > last).sum(-1, keepdim=True))
     return _ids(_keys(values, ids).sort(dim=-1, descending=True).values), sure
 
 
@@ -160,7 +78,7 @@ def draw_dense(weights: torch.Tensor, lanes: torch.Tensor, uniform: torch.Tensor
     Cumulative sums are float64, scaled by their own last value, so a uniform below 1 always finds a token of positive
     weight.
     """
-    block, rest = invert(_masses(weights)[lanes], uniform)
+    block, rest = invert(masses(weights)[lanes], uniform)
     offset, _ = invert(_blocks(weights)[lanes, block].double(), rest)
     return block * BLOCK + offset
 
@@ -183,6 +101,6 @@ def _blocks(weights: torch.Tensor) -> torch.Tensor:
     return weights.view(weights.shape[0], -1, BLOCK)
 
 
-def _masses(weights: torch.Tensor) -> torch.Tensor:
+def masses(weights: torch.Tensor) -> torch.Tensor:
     """[lanes, blocks] float64"""
     return _blocks(weights).sum(-1).double()

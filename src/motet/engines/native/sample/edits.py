@@ -62,13 +62,23 @@ def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: 
         return
     of_lane = np.repeat([lane for lane, _ in counted], [len(past.ids) for _, past in counted])
     seen = np.concatenate([past.ids for _, past in counted])
-    table = np.stack([of_lane, seen, np.concatenate([past.counts for _, past in counted])])  # one copy to a device
-    lanes, ids, counts = uploaded(table[:, seen < vocab_size], x.device).unbind(0)
-    strengths = [(s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty) for s in states]
-    repetition, frequency, presence = uploaded(np.array(strengths, np.float32), x.device)[lanes].unbind(1)
-    value = x[lanes, ids]
+    counts = np.concatenate([past.counts for _, past in counted])
+    table = np.stack([of_lane, of_lane * x.shape[1] + seen, counts])  # one copy to a device
+    if not (known := seen < vocab_size).all():
+        table = table[:, known]
+    lanes, places, counts_of = uploaded(table, x.device).unbind(0)
+    one_group = all(state.params is states[0].params for state in states)
+    strengths = uploaded(np.array([_strengths(state) for state in states[: 1 if one_group else None]]), x.device)
+    repetition, frequency, presence = (strengths if one_group else strengths[lanes]).unbind(1)
+    flat = x.view(-1)
+    value = flat.index_select(0, places)
     value = torch.where(value > 0, value / repetition, value * repetition)
-    x[lanes, ids] = value - frequency * counts - presence * (counts > 0)
+    flat.scatter_(0, places, value - frequency * counts_of - presence * (counts_of > 0))
+
+
+def _strengths(state: ChoiceSampling) -> npt.NDArray[np.float32]:
+    params = state.params
+    return np.array([params.repetition_penalty, params.frequency_penalty, params.presence_penalty], np.float32)
 
 
 _CPU_ELEMENTS = 2**21  # 8 MB: 42 rows of a vocabulary of 49,152

@@ -6,10 +6,10 @@ token. The life of a step:
 
 1. Choices become lanes (one distribution each), lanes become batches of one kind (`lanes`).
 2. A batch's logits are copied as float32 into scratch memory and changed by grammars, bias and penalties (`edits`).
-3. Greedy lanes take their best token. The others become weights, which top-k and top-p cut down to candidates, and one
-   uniform a choice (`philox`) finds the token (`candidates`).
-4. Tokens, flags and log-probabilities come to the host in one copy. Lanes whose top-p needs more leaders
-   are drawn again with more of them, in the end with all.
+3. Greedy lanes take their best token. The others become weights, of which top-k, top-p and min-p keep some (`filters`),
+   and one uniform a choice (`philox`) finds the token (`candidates`).
+4. Tokens, flags and log-probabilities come to the host in one copy. Without the compiled kernels, lanes whose top-p
+   needs more leaders are drawn again with more of them, in the end with all.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet.engines.native.sample.candidates import draw_dense, draw_filtered, keep_filtered, leaders
+from motet.engines.native.sample.candidates import draw_dense, leaders
+from motet.engines.native.sample.compiled import filters_for
 from motet.engines.native.sample.edits import LaneMasks, LogitsScratch, Masks, apply_edits
+from motet.engines.native.sample.filters import Filters
 from motet.engines.native.sample.lanes import (
     Kind,
     LaneBatch,
@@ -38,8 +40,6 @@ from motet.engines.native.sample.logprobs import score, token_logprobs, unpack
 from motet.engines.native.sample.philox import uniforms
 from motet.types import LogprobsMode, SamplingParams, TokenLogprob
 
-_WIDTHS = (64, 512, 4096)
-
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
     """The next token of one choice."""
@@ -54,11 +54,11 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 class Sampler:
     """Draws tokens on one device. Keeps nothing between steps but scratch memory and the last group's settings."""
 
-    def __init__(self, vocab_size: int, device: torch.device, *, widths: Sequence[int] = _WIDTHS) -> None:
-        """`widths` are the numbers of leaders of a filtered lane to look at, first and then on demand, rising."""
+    def __init__(self, vocab_size: int, device: torch.device, *, filters: Filters | None = None) -> None:
+        """Without `filters` it takes the fastest ones for the device."""
         self._vocab_size = vocab_size
         self._device = device
-        self._widths = (*(width for width in widths if width < vocab_size), vocab_size)
+        self._filters = filters or filters_for(vocab_size, device)
         self._scratch = LogitsScratch(vocab_size, device)
         self._settings = LaneParamsMaker(vocab_size, device)
         self._masks = Masks(vocab_size, device)
@@ -68,11 +68,12 @@ class Sampler:
         """Draws one token a row, in their order. `logits` [any, vocabulary] of any float type are left as they are."""
         uniform = _uniforms(rows)
         done: dict[int, Sampled] = {}
-        for level in range(len(self._widths)):
+        for level in range(len(self._filters.widths)):
             pending = [choice for choice in range(len(rows)) if choice not in done]
             if not pending:
                 break
-            batches = plan_batches(rows, pending, widths=self._widths[level:], max_lanes=self._scratch.capacity)
+            widths = self._filters.widths[level:]
+            batches = plan_batches(rows, pending, widths=widths, max_lanes=self._scratch.capacity)
             done |= self._attempt(logits, rows, batches=batches, uniform=uniform)
         return [done[choice] for choice in range(len(rows))]
 
@@ -197,7 +198,7 @@ class Sampler:
             at_temperature(x, self._made(batch))
         elif batch.kind is Kind.FILTERED:
             spare = self._scratch.beside(x)
-            keep_filtered(x, self._made(batch), k=batch.leaders, vocab_size=self._vocab_size, spare=spare)
+            self._filters.keep(x, self._made(batch), k=batch.leaders, spare=spare)
         return x
 
     def _draw_batch(
@@ -218,14 +219,8 @@ class Sampler:
         elif batch.kind is Kind.OPEN:
             token_ids = draw_dense(softmax(x, settings, with_min_p=True, out=spare), lane_of_choice, uniform)
         else:
-            token_ids, enough = draw_filtered(
-                x,
-                settings,
-                k=batch.leaders,
-                vocab_size=self._vocab_size,
-                lanes=lane_of_choice,
-                uniform=uniform,
-                spare=spare,
+            token_ids, enough = self._filters.draw(
+                x, settings, k=batch.leaders, lanes=lane_of_choice, uniform=uniform, spare=spare
             )
         return torch.stack([token_ids.double(), finite.double(), enough.double()], dim=1)
 
