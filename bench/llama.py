@@ -7,13 +7,15 @@ the beginning of its prompt only in a slot that is free, so requests that come a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.load import Load
 from motet.config import environment
 
-ANSWERS_AT = "/completion"
-"""The route whose answers can have token ids."""
+IDLE = ("--cache-ram", "2048")
+"""MiB for what slots had when they became free. It is moved there as soon as a request comes: attention would have to
+pass over it in the KV cache."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class LlamaSetup:
 
     def command(self, port: int) -> list[str]:
         serve = [str(self.program), "--model", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        shape = ["--parallel", str(self.slots), "--kv-unified", "--ctx-size", str(self.context)]
+        shape = ["--parallel", str(self.slots), "--kv-unified", "--ctx-size", str(self.context), *IDLE]
         return [*serve, *shape, "--threads", str(self.threads), "--metrics", *self.arguments]
 
     def environment(self) -> dict[str, str]:
@@ -45,6 +47,10 @@ class LlamaSetup:
         return {**own, "LD_LIBRARY_PATH": ":".join(found)}
 
 
-async def in_its_words(body: dict[str, object]) -> dict[str, object]:
-    """Returns a request that draws from all tokens, as other servers do by default, and whose answer has its ids."""
+def in_its_words(load: Load) -> Load:
+    """Returns a load that asks `llama-server` for what other servers do by default: to draw from all tokens."""
+    return replace(load, prepare=_with_all_tokens, answers_at="/completion", usage_of_each=True)
+
+
+async def _with_all_tokens(body: dict[str, object]) -> dict[str, object]:
     return {**body, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "return_tokens": True}

@@ -119,6 +119,8 @@ class Load:
     """True to send seeds. vLLM 0.32's CPU build ends when it computes the prompt of a seeded request in pieces."""
     answers_at: str = PATH
     """The route whose answers can have token ids."""
+    usage_of_each: bool = False
+    """True for a server that tells the usage of each choice, not of all of them."""
 
     async def tokens_of(self, text: str) -> list[int]:
         response = await self.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
@@ -168,8 +170,9 @@ class Load:
                 blocks_used = await self._follow_counting(talk, body)
             else:
                 await follow(self.client, PATH, body, talk.feed)
-        if talk.usage is None or talk.usage.completion_tokens != n * self.max_tokens:
-            raise EngineError(f"the server was asked for {n * self.max_tokens} tokens, but counts {talk.usage}")
+        counted = self.max_tokens if self.usage_of_each else n * self.max_tokens
+        if talk.usage is None or talk.usage.completion_tokens != counted:
+            raise EngineError(f"the server was asked for {counted} tokens, but counts {talk.usage}")
         return talk, blocks_used
 
     def _body(self, prompt: list[int], n: int, *, seed: int) -> dict[str, object]:

@@ -35,7 +35,7 @@ from rich.table import Table
 
 from bench.contender import Contender, Manner, contender
 from bench.fork import KV_CACHE_GB, server
-from bench.llama import ANSWERS_AT, LlamaSetup, in_its_words
+from bench.llama import LlamaSetup, in_its_words
 from bench.load import Load, options, progress
 from bench.peer import PeerSetup, all_cores, peer_server
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
@@ -117,7 +117,7 @@ class SharedBench:
 
     def _load(self, name: str, max_tokens: int) -> Load:
         load = self.servers[name].load(max_tokens)
-        return replace(load, prepare=in_its_words, answers_at=ANSWERS_AT) if name == LLAMA else load
+        return in_its_words(load) if name == LLAMA else load
 
 
 def kinds(chosen: Sequence[str], lengths: Lengths) -> list[tuple[str, int]]:
