@@ -42,6 +42,9 @@ A row whose keys are all masked comes back with output 0 and log-sum-exp minus i
 
 _FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  the only way to its log-sum-exp
 
+_LANES = 16
+"""Floats in the largest vector of a CPU."""
+
 _WORTH = Worth(rows_at_once=16, least_keys=512)
 """Measured: one more reading costs as much as joining two stretches saves, and beyond 16 rows a row costs the same in
 any company."""
@@ -259,12 +262,14 @@ def plain(
 
 def merge(parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     """Merges parts [parts, rows, heads, head_dim] with log-sum-exps [parts, rows, heads], in their order; a part with
-    log-sum-exp minus infinity changes nothing. The weights are expanded to head_dim before the exponential: on the CPU
-    it may give other bits in the scalar end of a loop than in its body."""
-    weights = (lse - lse.amax(0)).unsqueeze(-1).expand(parts.shape).contiguous().exp_()
-    output, total = parts[0].float() * weights[0], weights[0]
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        output, total = output + part.float() * weight, total + weight
+    log-sum-exp minus infinity changes nothing. Each weight is computed in all `_LANES` of a vector: on the CPU the
+    exponential may give other bits in the scalar end of a loop than in its body."""
+    levels = (lse - lse.amax(0)).unsqueeze(-1).expand(*lse.shape, _LANES).contiguous()
+    weights = levels.exp_()[..., :1]
+    weighed = parts * weights  # float32
+    output, total = weighed[0], weights[0]
+    for part, weight in zip(weighed[1:], weights[1:], strict=True):
+        output, total = output + part, total + weight
     return (output / total).to(parts.dtype)
 
 
