@@ -2,9 +2,9 @@
 
 The model has the default model's sizes and random weights. All cases take turns, so that other load on the machine
 affects all alike. Prints a table of milliseconds a step, and JSON on the last line. To compare two builds of the
-kernels, run it with each of them by turns.
+kernels, run it with each of them by turns. `--kernels torch` measures torch's operators.
 
-Run: python -m bench.kernel_trunks [--repeats 9] [--threads 2] [--cases "32 groups, one prompt of 1340"]
+Run: python -m bench.kernel_trunks [--kernels torch] [--repeats 9] [--threads 2] [--cases "1 group of 32"]
 """
 
 import argparse
@@ -25,7 +25,7 @@ from motet.engines.native.cpu.runner import CpuRunner
 from motet.engines.native.cpu.weights import PackedModel
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs
-from motet.engines.native.step.run import ATTENTION_NAME
+from motet.engines.native.step.run import ATTENTION_NAME, ModelRunner, TorchRunner
 from motet.errors import StartupError
 
 BLOCK_SIZE, TAIL, LAYERS = 16, 24, 30
@@ -94,10 +94,8 @@ def inputs_of(case: Case) -> StepInputs:
     return StepInputs([0] * num_rows, positions_of_rows, slots, [*range(num_rows)], num_rows, [], [], plan)
 
 
-def runner_for(num_blocks: int, num_threads: int) -> CpuRunner:
-    """Returns the kernels over random weights, keys and values."""
-    if (kernels := library()) is None:
-        raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
+def runner_for(num_blocks: int, num_threads: int, *, compiled: bool) -> ModelRunner:
+    """Returns the kernels, or torch's operators, over random weights, keys and values."""
     config = LlamaConfig(
         hidden_size=576,
         intermediate_size=1536,
@@ -113,13 +111,20 @@ def runner_for(num_blocks: int, num_threads: int) -> CpuRunner:
     storage = KVStorage(KVLayout(LAYERS, BLOCK_SIZE, 3, 64, torch.bfloat16), num_blocks, device=torch.device("cpu"))
     for pool in (storage.keys, storage.values):
         pool.copy_(torch.randn(pool.shape[1:], dtype=torch.bfloat16))
+    if not compiled:
+        torch.set_num_threads(num_threads)
+        return TorchRunner(model, storage)
+    if (kernels := library()) is None:
+        raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
     packed = PackedModel(model, storage, max_positions=8192, kernels=kernels)
     return CpuRunner(packed, storage, num_threads=num_threads, kernels=kernels)
 
 
-def measure(cases: dict[str, Case], *, repeats: int, num_threads: int) -> Iterator[tuple[str, float, float]]:
+def measure(
+    cases: dict[str, Case], *, repeats: int, num_threads: int, compiled: bool
+) -> Iterator[tuple[str, float, float]]:
     """Yields each case's name with the median and the least of its milliseconds a step."""
-    runner = runner_for(max(case.num_blocks for case in cases.values()), num_threads)
+    runner = runner_for(max(case.num_blocks for case in cases.values()), num_threads, compiled=compiled)
     inputs = {name: inputs_of(case) for name, case in cases.items()}
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(repeats):
@@ -133,14 +138,17 @@ def measure(cases: dict[str, Case], *, repeats: int, num_threads: int) -> Iterat
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", choices=("compiled", "torch"), default="compiled")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cases", nargs="*", choices=CASES, default=[*CASES])
     arguments = parser.parse_args(argv)
     chosen = {name: CASES[name] for name in arguments.cases}
-    rows = list(measure(chosen, repeats=arguments.repeats, num_threads=arguments.threads))
+    compiled = arguments.kernels == "compiled"
+    rows = list(measure(chosen, repeats=arguments.repeats, num_threads=arguments.threads, compiled=compiled))
     shown = table([("case", "<"), ("ms a step", ".2f"), ("least", ".2f")], rows)
-    return tell({"rows": rows}, f"{TAIL} tokens written, {arguments.threads} threads", shown, about=machine())
+    title = f"{arguments.kernels} kernels, {TAIL} tokens written, {arguments.threads} threads"
+    return tell({"rows": rows}, title, shown, about=machine())
 
 
 if __name__ == "__main__":

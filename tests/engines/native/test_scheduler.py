@@ -56,6 +56,20 @@ def test_decoding_choices_come_before_prompts_and_share_the_budget() -> None:
     engine.assert_wrote("b", tuple(range(50, 63)), n=2, tokens=8)
 
 
+def test_groups_whose_prompts_begin_alike_stand_side_by_side() -> None:
+    engine = PaperEngine(blocks=300, budget=600)
+    beginning = tuple(range(260))  # more than a stretch of 256
+    engine.submit(request("a", (*beginning, 900)))
+    engine.step()
+    engine.submit(request("stranger", PROMPT))
+    engine.submit(request("b", (*beginning, 901, 902)))
+    engine.step()
+    tails, _ = chunks(engine.step())
+    assert [name for name, *_ in tails] in (["a", "b", "stranger"], ["stranger", "a", "b"])
+    engine.run_to_end()
+    engine.assert_wrote("b", (*beginning, 901, 902), n=1, tokens=8)
+
+
 def test_decoding_choices_come_before_an_older_choice_that_replays() -> None:
     engine = PaperEngine(blocks=40, budget=10)
     engine.submit(request("young", [50], n=2))

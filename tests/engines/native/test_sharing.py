@@ -127,6 +127,19 @@ def test_different_prompts_with_one_beginning_compute_it_once(numbers: dict[str,
     assert tokens_of(outcomes) == alone(make_core(tiny("llama"), prefix_cache=False, **numbers), [long, *questions])
 
 
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
+def test_torch_reads_a_long_beginning_once_for_all_prompts_that_have_it(dtype: str, tiny: Tiny) -> None:
+    beginning = prompt_of(520, 2)
+    questions = [asked(f"q{i}", (*beginning, *prompt_of(250, 4 + i)), seed=20 * i, max_tokens=4) for i in range(4)]
+    settings: dict[str, Any] = {"kernels": "torch", "dtype": dtype, "max_model_len": 1024, "budget": 4096}
+    core = make_core(tiny("llama"), **settings)
+    run(core, [asked("first", (*beginning, 9), max_tokens=1)])
+    together = run(core, questions)
+    stats = core.stats()
+    assert stats.trunk_tokens_unshared - stats.trunk_tokens_read == 3 * 3 * 512, "in each of three steps of decode"
+    assert tokens_of(together) == alone(make_core(tiny("llama"), prefix_cache=False, **settings), questions)
+
+
 def test_followers_let_others_pass(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=24)
     requests = [asked("first"), asked("follower", seed=3), asked("stranger", prompt_of(9, 5), seed=4)]

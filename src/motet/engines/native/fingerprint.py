@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 import motet
 from motet.engines.native.attention.group import flash_cpu
-from motet.engines.native.attention.plan import padded_keys, pieces
+from motet.engines.native.attention.plan import STRETCH, padded_keys, pieces
 
 SAME, NOT_SAME = "same", "similar"
 MODEL_DIGITS = 16
@@ -103,14 +103,17 @@ def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bo
 
 @torch.inference_mode()
 def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 64) -> bool:
-    """Returns True if a tail row that reads a trunk of odd length has the same bits alone and among `rows`."""
+    """Returns True if a tail row that reads stretches of a trunk, the last of odd length, has the same bits alone and
+    among `rows`, and if a stretch has the same bits alone and beside others."""
     generator = torch.Generator().manual_seed(0)
-    for length in (5, 131, 777):
-        query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype)
-        key, value = (torch.randn(1, 2, length, head_dim, generator=generator).to(dtype) for _ in range(2))
+    for stretches, length in ((1, 5), (1, 131), (1, 511), (3, STRETCH)):
+        query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype).repeat(stretches, 1, 1, 1)
+        key, value = (torch.randn(stretches, 2, length, head_dim, generator=generator).to(dtype) for _ in range(2))
         whole, whole_lse = flash_cpu(query, key, value, mask=None, scale=0.125)
-        for begin, end in ((0, 1), (3, 6), (8, 24)):
-            part, part_lse = flash_cpu(query[:, :, begin:end], key, value, mask=None, scale=0.125)
-            if not (torch.equal(part, whole[:, :, begin:end]) and torch.equal(part_lse, whole_lse[:, :, begin:end])):
+        for count, begin, end in ((1, 0, rows), (stretches, 0, 1), (1, 3, 6), (stretches, 8, 24)):
+            some = query[:count, :, begin:end]
+            part, part_lse = flash_cpu(some, key[:count], value[:count], mask=None, scale=0.125)
+            expected, expected_lse = whole[:count, :, begin:end], whole_lse[:count, :, begin:end]
+            if not (torch.equal(part, expected) and torch.equal(part_lse, expected_lse)):
                 return False
     return True

@@ -98,12 +98,21 @@ class Scene:
         return iter(blocks)
 
     def decoding(
-        self, prompt_len: int, tails: SequenceOf[tuple[int, int]], *, fragmented: bool = False
+        self,
+        prompt_len: int,
+        tails: SequenceOf[tuple[int, int]],
+        *,
+        fragmented: bool = False,
+        stem: Group | None = None,
+        common: int = 0,
     ) -> tuple[TailChunk, ...]:
-        """Makes a group whose prompt is computed; each choice runs its tail's positions [begin, end) in this step."""
+        """Makes a group whose prompt is computed; each choice runs its tail's positions [begin, end) in this step. The
+        first `common` blocks of its trunk are those of `stem`."""
         starts = [ChoiceStart(i, i, tuple(range(end))) for i, (_, end) in enumerate(tails)]
         group = self._group(prompt_len, starts, fragmented=fragmented)
         group.computed = prompt_len
+        if stem is not None:
+            self._grow_from(stem, group, common)
         chunks = []
         for sequence, (begin, end) in zip(group.sequences, tails, strict=True):
             sequence.blocks = self._table(end, fragmented=fragmented)
@@ -183,6 +192,12 @@ class Scene:
         self.vectors[group] = self._vectors(prompt_len)
         return group
 
+    def _grow_from(self, stem: Group, group: Group, common: int) -> None:
+        """Lets a group have the first blocks of another one, and what is in them."""
+        group.blocks = stem.blocks[:common] + group.blocks[common:]
+        theirs, own, count = self.vectors[stem], self.vectors[group], common * BLOCK_SIZE
+        own.key[:count], own.value[:count] = theirs.key[:count], theirs.value[:count]
+
     def _table(self, num_tokens: int, *, fragmented: bool) -> list[int]:
         count = blocks_for(num_tokens, BLOCK_SIZE)
         taken = list(islice(self._shuffled if fragmented else self._in_order, count))
@@ -240,6 +255,20 @@ def reading(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, a
         end = draw(st.integers(begin + 1, length))
         trunks.append(scene.reading(length, begin, end, fragmented=draw(st.booleans())))
     return trunks
+
+
+@st.composite
+def tree(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, most: int = 6) -> list[TailChunk]:
+    """Draws groups whose prompts begin as that of an earlier one does; neighbours have most in common, as in a plan."""
+    groups: list[tuple[TailChunk, ...]] = []
+    for _ in range(draw(st.integers(2, most))):
+        length = draw(lengths)
+        stem = draw(st.none() | st.sampled_from([tails[0].sequence.group for tails in groups])) if groups else None
+        common = draw(st.integers(0, min(length, len(stem.prompt)) // BLOCK_SIZE)) if stem else 0
+        tails = draw(st.lists(st.sampled_from([(0, 1), (5, 6), (63, 64), (3, 9)]), min_size=1, max_size=3))
+        groups.append(scene.decoding(length, tails, fragmented=draw(st.booleans()), stem=stem, common=common))
+    groups.sort(key=lambda tails: tails[0].sequence.group.blocks)
+    return [tail for tails in groups for tail in tails]
 
 
 def _owner(chunk: Chunk) -> Owner:

@@ -68,17 +68,23 @@ def test_softcap_is_applied_before_the_mask() -> None:
     torch.testing.assert_close(lse[0, 0, 0], scores.logsumexp(-1))
 
 
-def test_two_parts_merge_into_the_whole() -> None:
+def test_parts_merge_into_the_whole() -> None:
     query, key, value = vectors(5, 30)
     whole, _ = plain(query, key, value, None, 0.25)
-    one, one_lse = plain(query, key[:, :, :11], value[:, :, :11], None, 0.25)
-    other, other_lse = plain(query, key[:, :, 11:], value[:, :, 11:], None, 0.25)
-    merged = merge(one.flatten(0, 1), one_lse.flatten(0, 1), other.flatten(0, 1), other_lse.flatten(0, 1))
-    torch.testing.assert_close(merged, whole.flatten(0, 1))
+    found = [plain(query, key[:, :, b:e], value[:, :, b:e], None, 0.25) for b, e in ((0, 11), (11, 13), (13, 30))]
+    outputs, lses = (torch.stack(parts).flatten(1, 2) for parts in zip(*found, strict=True))
+    torch.testing.assert_close(merge(outputs, lses), whole.flatten(0, 1))
 
 
-def test_a_part_without_weight_leaves_the_other_as_it_is() -> None:
-    one, other = torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(4, 2, 16)
-    lse, nothing = torch.zeros(4, 2), torch.full((4, 2), MINUS_INFINITY)
-    assert torch.equal(merge(one, lse, other, nothing), one)
-    assert torch.equal(merge(other, nothing, one, lse), one)
+def test_a_part_without_weight_leaves_the_others_as_they_are() -> None:
+    one, nothing = torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(4, 2, 16)
+    parts, seen, unseen = [one, nothing], torch.zeros(4, 2), torch.full((4, 2), MINUS_INFINITY)
+    assert torch.equal(merge(torch.stack(parts), torch.stack([seen, unseen])), one)
+    assert torch.equal(merge(torch.stack(parts[::-1]), torch.stack([unseen, seen])), one)
+
+
+def test_parts_that_other_rows_have_change_no_bits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts, lse = torch.randn(7, 5, 3, 16, generator=generator), torch.randn(7, 5, 3, generator=generator)
+    parts[3:6, 1], lse[3:6, 1] = 0, MINUS_INFINITY
+    assert torch.equal(merge(parts, lse)[1:2], merge(parts[[0, 1, 2, 6], 1:2], lse[[0, 1, 2, 6], 1:2]))

@@ -48,7 +48,7 @@ def cuda_parts(
     runner = CudaRunner(
         model,
         parts.storage,
-        geometry=Geometry(HEADS, KV_HEADS, MULTIPROCESSORS),
+        geometry=Geometry(HEADS, KV_HEADS, MULTIPROCESSORS, parts.storage.block_size),
         record=recorder.record if recorder else None,
         max_rows=max_rows,
         max_tables=4096,

@@ -10,7 +10,7 @@ from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.plan import TailChunk
 from motet.engines.native.step.run import LayerAttention
-from tests.engines.native.attention.scene import MakeStep, Rule, Scene, Shape
+from tests.engines.native.attention.scene import BLOCK_SIZE, MakeStep, Rule, Scene, Shape
 
 LENGTHS = st.integers(1, 90) | st.sampled_from([300])
 """Lengths of prompts that are read."""
@@ -27,10 +27,12 @@ def steps_with(
     shared: bool = True,
 ) -> MakeStep:
     """Makes a scene's attention run on `operators`; with `bucket`, in the room of a graph for so many rows."""
-    geometry = Geometry(shape.num_heads, shape.num_kv_heads, multiprocessors, widest, share_trunks=shared)
+    geometry = Geometry(
+        shape.num_heads, shape.num_kv_heads, multiprocessors, BLOCK_SIZE, widest=widest, share_trunks=shared
+    )
 
     def make(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
-        work, rows = plan_work(inputs, geometry), len(inputs.token_ids)
+        work, rows = plan_work(inputs, geometry).ints, len(inputs.token_ids)
         lengths = Sections(*map(len, work))  # a scene's batch is padded
         lengths = lengths._replace(token_ids=rows, positions=rows, slots=rows, first_part=rows + 1)
         if bucket is not None:
@@ -59,14 +61,15 @@ def steps_with(
 
 @st.composite
 def decoding(draw: st.DrawFn, scene: Scene) -> list[TailChunk]:
-    """Draws up to three groups of up to forty choices, a few of which replay."""
+    """Draws up to three groups of up to forty choices, a few of which replay. Each may begin as the one before."""
     tails: list[TailChunk] = []
     for _ in range(draw(st.integers(1, 3))):
         count = draw(st.integers(1, 5) | st.sampled_from([17, 40]))
         written = [draw(st.integers(0, 20) | st.sampled_from([63, 64, 130])) for _ in range(min(count, 4))]
         rows = draw(st.sampled_from([1, 1, 1, 3, 9]))
         ends = [(begin, begin + (rows if i == 1 else 1)) for i, begin in enumerate(written)] + [(3, 4)] * (count - 4)
-        tails += scene.decoding(
-            draw(st.integers(1, 90) | st.sampled_from([256, 530])), ends, fragmented=draw(st.booleans())
-        )
+        length = draw(st.integers(1, 90) | st.sampled_from([256, 530, 800]))
+        stem = tails[-1].sequence.group if tails else None
+        common = draw(st.just(0) | st.integers(0, min(length, len(stem.prompt)) // BLOCK_SIZE)) if stem else 0
+        tails += scene.decoding(length, ends, fragmented=draw(st.booleans()), stem=stem, common=common)
     return tails

@@ -173,7 +173,7 @@ def storing(slots: list[int], *, heads: int, storage: KVStorage) -> CudaStep:
     lengths = Sections(rows, rows, rows, 0, rows + 1, 0, 0, 0, 0)
     ints = views(torch.zeros(places(lengths).tables.stop, dtype=torch.int32, device=DEVICE), lengths)
     ints.slots.copy_(torch.tensor(slots, dtype=torch.int32))
-    geometry = Geometry(heads, storage.keys.shape[2], 1)
+    geometry = Geometry(heads, storage.keys.shape[2], 1, BLOCK_SIZE)
     return CudaStep(ints, StepScratch.empty(rows, 0, storage=storage, geometry=geometry), storage, geometry)
 
 

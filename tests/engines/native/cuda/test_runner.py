@@ -81,6 +81,21 @@ def test_a_step_wider_than_every_graph_is_launched(tiny: Tiny) -> None:
     assert 20 <= recorder.replayed <= 25, "steps are replayed once the wide group has ended"
 
 
+def test_a_beginning_that_prompts_share_is_read_once(tiny: Tiny) -> None:
+    recorder = Repeating()
+    beginning = prompt_of(520, 2)
+    questions = [group(f"{i}", (*beginning, *prompt_of(250, 4 + i)), n=2, max_tokens=4, top_k=1) for i in range(4)]
+    core = core_over(tiny("llama"), recorder, max_model_len=1024, max_num_batched_tokens=4096)
+    run(core, [group("first", (*beginning, 9), max_tokens=1)])
+    together = run(core, questions)
+    assert recorder.replayed == 3, "steps of decode fit a graph"
+    counters = core.counters
+    assert counters.trunk_tokens_unshared == 3 * 8 * 770
+    assert counters.trunk_tokens_read == 3 * (4 * 770 - 3 * 512)
+    alone = run(make_core(tiny("llama"), max_model_len=1024), questions)
+    assert {name: one.tokens for name, one in together.items()} == {name: one.tokens for name, one in alone.items()}
+
+
 @pytest.mark.parametrize("recorder", [Repeating(), None], ids=["graphs", "launches"])
 def test_rows_that_are_not_finite_fail_their_group_alone(recorder: Repeating | None, tiny: Tiny) -> None:
     parts = cuda_parts(tiny("llama"), recorder=recorder)

@@ -1,21 +1,31 @@
-"""Attention of one step over paged KV: the trunk once for all siblings, each tail on its own, merged.
+"""Attention of one step over paged KV: trunks once for all rows that share them, each tail on its own, merged.
 
-The merge of two softmax parts a and b over disjoint keys, with log-sum-exps la and lb, is
-    output = w * a + (1 - w) * b,   w = sigmoid(la - lb)
-(the rule of FlashDecoding and of FlashInfer's cascade attention).
+The merge of softmax parts p over disjoint keys, with log-sum-exps l, is
+    output = sum(w * p) / sum(w),   w = exp(l - max(l))
+(the rule of FlashDecoding and of FlashInfer's cascade attention). A row's parts are the stretches of its trunk and its
+tail, in this order, whoever shares them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 
-from motet.engines.native.attention.plan import AttentionPlan, PromptRead, TailRead, TrunkRead
+from motet.engines.native.attention.plan import (
+    AttentionPlan,
+    PromptRead,
+    StretchRead,
+    Table,
+    TailRead,
+    num_stretches,
+)
+from motet.engines.native.attention.trees import Worth, branches, keys_joined
 from motet.engines.native.kv.storage import KVStorage
 
-Read = PromptRead | TrunkRead | TailRead
+Read = PromptRead | StretchRead | TailRead
 
 Kernel = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], tuple[torch.Tensor, torch.Tensor]
@@ -31,6 +41,13 @@ Kernel = Callable[
 A row whose keys are all masked comes back with output 0 and log-sum-exp minus infinity."""
 
 _FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  the only way to its log-sum-exp
+
+_LANES = 16
+"""Floats in the largest vector of a CPU."""
+
+_WORTH = Worth(rows_at_once=16, least_keys=512)
+"""Measured: one more reading costs as much as joining two stretches saves, and beyond 16 rows a row costs the same in
+any company."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +74,15 @@ class StepAttention:
         self._masks: dict[tuple[Read, int | None], torch.Tensor | None] = {}
         self._places: dict[Read, slice | torch.Tensor] = {}
         """The place of each read's keys: slots in one run, or block ids [tables, blocks]."""
-        in_runs: list[PromptRead | TrunkRead] = [*plan.prompts, *plan.trunks]
-        for read in in_runs:
-            self._places[read] = self._locate(read)
+        tree = branches(plan.trunks, block_size=storage.block_size, worth=_WORTH)
+        self.trunk_tokens_joined = keys_joined(tree)
+        self._stretches = [read for branch in tree for read in branch.reads(storage.block_size)]
+        self._num_parts = 1 + max((num_stretches(trunk.num_keys) for trunk in plan.trunks), default=0)
+        """The most parts of a row: the stretches of its trunk, and its tail."""
+        for prompt in plan.prompts:
+            self._places[prompt] = self._locate((prompt.table,), prompt.num_keys)
+        for stretches in self._stretches:
+            self._places[stretches] = self._locate(stretches.tables, stretches.num_keys)
         for tail in plan.tails:
             self._places[tail] = self._blocks(tail.tables, tail.num_keys)
         self._row_ids = {read: self._ints(read.rows) for read in plan.tails}
@@ -107,29 +130,35 @@ class StepAttention:
 
     def _tails(self, layer: int, scores: Scores, *, rows: torch.Tensor) -> torch.Tensor:
         """Rows [rows, num_heads, head_dim] of choices against their trunks and tails."""
-        trunk, tail = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.empty_like(rows)
-        trunk_lse = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
-        tail_lse = torch.empty_like(trunk_lse)
-        for read in self._plan.trunks:
+        shape = (self._num_parts, *rows.shape)
+        parts = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
+        lse = torch.full(shape[:3], float("-inf"), device=rows.device)  # parts that a row does not have weigh nothing
+        for read in self._stretches:
             span = slice(read.begin, read.end)
-            trunk[span], trunk_lse[span] = self._folded(layer, scores, read=read, rows=rows[span])
-        for tail_read, ids in self._row_ids.items():
-            tail[ids], tail_lse[ids] = self._folded(layer, scores, read=tail_read, rows=rows[ids])
-        return merge(trunk, trunk_lse, tail, tail_lse)
+            where = slice(read.first, read.first + len(read.tables)), span
+            parts[where], lse[where] = self._folded(layer, scores, read=read, rows=rows[None, span])
+        for tail, ids in self._row_ids.items():
+            output, weight = self._folded(
+                layer, scores, read=tail, rows=rows[ids].view(len(tail.tables), -1, *shape[2:])
+            )
+            parts[-1, ids], lse[-1, ids] = output.flatten(0, 1), weight.flatten(0, 1)
+        return merge(parts, lse)
 
     def _folded(
-        self, layer: int, scores: Scores, *, read: TrunkRead | TailRead, rows: torch.Tensor
+        self, layer: int, scores: Scores, *, read: StretchRead | TailRead, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [rows, heads, head_dim] and log-sum-exp [rows, heads] of one product a key head and table."""
+        """Output [tables, rows, heads, head_dim] and log-sum-exp [tables, rows, heads] of one product a key head and
+        table. `rows` are those of each table, or [1, rows, heads, head_dim] if all are read for the same ones."""
         keys, values = self._keys_and_values(layer, read)
+        siblings = rows.shape[2] // keys.shape[2]
         output, lse = kernel_for(self._device, scores.softcap)(
-            _fold(rows, keys.shape[0], num_kv_heads=keys.shape[2]),
+            _fold(rows, siblings).expand(len(keys), -1, -1, -1),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            self._mask(read, scores.window, siblings=rows.shape[1] // keys.shape[2], dtype=rows.dtype),
+            self._mask(read, scores.window, siblings=siblings, dtype=rows.dtype),
             scores.scale,
         )
-        return _unfold(output, rows.shape), _unfold(lse.unsqueeze(-1), (*rows.shape[:2], 1)).squeeze(-1)
+        return _unfold(output, siblings), _unfold(lse.unsqueeze(-1), siblings).squeeze(-1)
 
     def _mask(self, read: Read, window: int | None, *, siblings: int, dtype: torch.dtype) -> torch.Tensor | None:
         """The mask of a read under a window, made once a step: 0 where a key is seen, minus infinity elsewhere."""
@@ -142,13 +171,14 @@ class StepAttention:
         return self._masks[read, window]
 
     def _keys_and_values(self, layer: int, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both [tables of the read, num_keys, num_kv_heads, head_dim]: a view where a table is one run of blocks (it
-        may run past the table's end, which the mask hides), else a copy."""
+        """Both [tables of the read, num_keys, num_kv_heads, head_dim]: a view where the tables are one run of blocks
+        (which may run past the end of a prompt's, where the mask hides it), else a copy."""
         storage, place = self._storage, self._places[read]
         pools = storage.keys[layer], storage.values[layer]
-        if isinstance(place, slice):
-            return pools[0][place].unsqueeze(0), pools[1][place].unsqueeze(0)
         _, num_kv_heads, head_dim = pools[0].shape
+        if isinstance(place, slice):
+            keys, values = (pool[place].view(-1, read.num_keys, num_kv_heads, head_dim) for pool in pools)
+            return keys, values
         shape = (place.shape[0], -1, num_kv_heads, head_dim)
         flat = place.flatten()
         keys, values = (
@@ -157,13 +187,14 @@ class StepAttention:
         )
         return keys[:, : read.num_keys], values[:, : read.num_keys]
 
-    def _locate(self, read: PromptRead | TrunkRead) -> slice | torch.Tensor:
-        first, size = read.table[0], self._storage.block_size
-        if list(read.table) == list(range(first, first + len(read.table))):
-            return slice(first * size, first * size + read.num_keys)
-        return self._blocks((read.table,), read.num_keys)
+    def _locate(self, tables: Sequence[Table], num_keys: int) -> slice | torch.Tensor:
+        blocks, size = list(chain.from_iterable(tables)), self._storage.block_size
+        first = blocks[0]
+        if blocks == list(range(first, first + len(blocks))):
+            return slice(first * size, first * size + len(tables) * num_keys)
+        return self._blocks(tables, num_keys)
 
-    def _blocks(self, tables: Sequence[Sequence[int]], num_keys: int) -> torch.Tensor:
+    def _blocks(self, tables: Sequence[Table], num_keys: int) -> torch.Tensor:
         """Block ids [tables, blocks of num_keys]; short tables are padded with the zero block, long ones cut."""
         width = -(-num_keys // self._storage.block_size)
         zero = self._storage.num_blocks
@@ -229,27 +260,26 @@ def plain(
     return torch.matmul(weights, v)[:, :, :rows].to(query.dtype), lse[:, :, :rows]
 
 
-def merge(one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> torch.Tensor:
-    """Merges two parts [rows, heads, head_dim] with log-sum-exps [rows, heads]. The weights are expanded to head_dim
-    before the sigmoid: on the CPU it gives other bits in the scalar end of a loop than in its body."""
-    weight = torch.sigmoid((one_lse - other_lse).unsqueeze(-1).expand(one.shape).contiguous())
-    return (one.float() * weight + other.float() * (1 - weight)).to(one.dtype)
+def merge(parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """Merges parts [parts, rows, heads, head_dim] with log-sum-exps [parts, rows, heads], in their order; a part with
+    log-sum-exp minus infinity changes nothing. Each weight is computed in all `_LANES` of a vector: on the CPU the
+    exponential may give other bits in the scalar end of a loop than in its body."""
+    levels = (lse - lse.amax(0)).unsqueeze(-1).expand(*lse.shape, _LANES).contiguous()
+    weights = levels.exp_()[..., :1]
+    weighed = parts * weights  # float32
+    output, total = weighed[0], weights[0]
+    for part, weight in zip(weighed[1:], weights[1:], strict=True):
+        output, total = output + part, total + weight
+    return (output / total).to(parts.dtype)
 
 
-def _fold(rows: torch.Tensor, batch: int, *, num_kv_heads: int) -> torch.Tensor:
-    """[batch * r, heads, head_dim] -> [batch, kv heads, r * siblings, head_dim]: one product a key head."""
-    total, num_heads, head_dim = rows.shape
-    r, siblings = total // batch, num_heads // num_kv_heads
-    return (
-        rows.reshape(batch, r, num_kv_heads, siblings, head_dim)
-        .transpose(1, 2)
-        .reshape(batch, num_kv_heads, r * siblings, head_dim)
-    )
+def _fold(rows: torch.Tensor, siblings: int) -> torch.Tensor:
+    """[batch, rows, heads, head_dim] -> [batch, kv heads, rows * siblings, head_dim]: one product a key head."""
+    batch, count, num_heads, head_dim = rows.shape
+    return rows.reshape(batch, count, num_heads // siblings, siblings, head_dim).transpose(1, 2).flatten(2, 3)
 
 
-def _unfold(folded: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The inverse of `_fold`; `shape` is that of the rows."""
-    total, num_heads, width = shape
-    batch, num_kv_heads = folded.shape[:2]
-    r, siblings = total // batch, num_heads // num_kv_heads
-    return folded.reshape(batch, num_kv_heads, r, siblings, width).transpose(1, 2).reshape(total, num_heads, width)
+def _unfold(folded: torch.Tensor, siblings: int) -> torch.Tensor:
+    """The inverse of `_fold`."""
+    batch, num_kv_heads, count, width = folded.shape
+    return folded.reshape(batch, num_kv_heads, count // siblings, siblings, width).transpose(1, 2).flatten(2, 3)

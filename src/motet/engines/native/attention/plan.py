@@ -5,11 +5,14 @@
     prompt rows   see their own prompt up to themselves                                          PromptRead
     tail rows     see the whole prompt of their group, once for all siblings: the trunk          TrunkRead
                   and the tokens of their own choice up to themselves: the tail                  TailRead
-                  the two parts are merged by log-sum-exp
+                  the parts are merged by log-sum-exp
+
+    trunk         | stretch 0 | stretch 1 | stretch 2, with all that is left |                      StretchRead
 
 The split is the same for every sequence, whether it has siblings or not, and every length that an operator sees follows
-from a row's own position (`padded_keys`) or from its prompt (the trunk), never from other rows. That is why a choice
-gets the same bits alone, in a group, in chunks, and after a resume.
+from a row's own position (`padded_keys`) or from its prompt (the trunk, which is cut at fixed places), never from other
+rows. That is why a choice gets the same bits alone, in a group, in chunks, and after a resume. Which stretches are read
+together for groups whose prompts begin alike, `trees` says.
 """
 
 from array import array
@@ -27,6 +30,15 @@ Ints = npt.NDArray[np.int32]
 Table = Sequence[int]
 """The block table of a group or a choice itself; a copy for every step would cost too much. It may change once the
 step is settled, so whoever needs it longer copies it."""
+
+STRETCH = 256
+"""Number of keys in a stretch of a trunk; every block size divides it. The last one has all that is left, up to twice
+as many less one: a stretch of few keys would cost more than it is worth."""
+
+
+def num_stretches(num_keys: int) -> int:
+    """Returns into how many stretches a trunk is cut."""
+    return max(1, num_keys // STRETCH)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +67,28 @@ class TrunkRead:
     num_keys: int
     table: Table
 
+
+@dataclass(frozen=True, eq=False)
+class StretchRead:
+    """Rows [begin, end) of the batch see the same stretches of their trunks, which are read as one batch."""
+
+    begin: int
+    end: int
+    positions: tuple[int, ...]
+    first: int
+    """Number of the first stretch."""
+    num_keys: int
+    """Number of keys in each stretch."""
+    tables: tuple[Table, ...]
+    """The blocks of each stretch."""
+
     def seen(self, window: int | None, *, siblings: int, device: torch.device) -> torch.Tensor | None:
-        """As for a prompt; None where every row sees the whole trunk."""
-        if window is None or max(self.positions) < window:
+        """As for a prompt, [stretches, 1, rows * siblings, keys]; None where every row sees all keys."""
+        if window is None or max(self.positions) - self.first * STRETCH < window:
             return None
-        return _seen(torch.tensor([self.positions], device=device), self.num_keys, window=window, siblings=siblings)
+        first_keys = (self.first + torch.arange(len(self.tables), device=device)[:, None]) * STRETCH
+        positions = torch.tensor(self.positions, device=device) - first_keys  # counted like the keys of each stretch
+        return _seen(positions, self.num_keys, window=window, siblings=siblings)
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,9 +91,6 @@ class _Graphs:
 class CudaRunner:
     """A model whose layers are `fuse`d, and the KV memory it reads and writes; see `step.run.ModelRunner`."""
 
-    trunk_tokens_joined = 0
-    """Each group reads its own trunk."""
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -109,6 +106,7 @@ class CudaRunner:
         self.storage = storage
         self.device = storage.keys.device
         self.copy_slots = storage.copy
+        self.trunk_tokens_joined = 0
         self.model = model
         self._geometry = geometry
         self._pinned = self.device.type == "cuda"
@@ -121,7 +119,8 @@ class CudaRunner:
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Returns logits [rows wanted, vocab_size] in the model's dtype, valid until the next run."""
-        step = plan_work(inputs, self._geometry)
+        work = plan_work(inputs, self._geometry)
+        step, self.trunk_tokens_joined = work.ints, work.trunk_tokens_joined
         lengths, graphs = Sections(*map(len, step)), self._graphs
         if graphs is not None and not inputs.attention.prompts and (bucket := graphs.bucket_for(lengths)) is not None:
             room, replay = bucket
@@ -200,6 +199,7 @@ def cuda_backend(
         num_heads=model.config.num_attention_heads,
         num_kv_heads=storage.keys.shape[2],
         multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count,
+        block_size=storage.block_size,
         widest=NARROW if dtype is torch.float32 else WIDE,
         share_trunks=share_trunks,
     )

@@ -1,11 +1,11 @@
 """Cuts a step's attention into pieces of equal make for the kernels. Numbers in, numbers out.
 
-    read    rows of the batch against one table: a prompt against itself, a group against its trunk, a choice against
-            its tail
+    read    rows of the batch against one table: a prompt against itself, a choice against its tail, groups against what
+            their trunks have in common, or one against the rest of its trunk (`attention.trees`)
     tile    as many rows of a read as fit, times the query heads that share a key head
     item    a tile and a span of its keys: one program a key head
 
-A tile is narrow (a choice's own tail, the trunk of few siblings) or wide. Few tiles with many keys would leave most of
+A tile is narrow (a choice's own tail, the trunk of few rows) or wide. Few tiles with many keys would leave most of
 the device idle, so their keys are cut into spans, about as many in all as keep it busy. A row that is read in several
 spans has that many parts, which are merged. A row of a prompt whose keys are in one piece has its output at once: it is
 whole.
@@ -20,7 +20,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from motet.engines.native.attention.plan import Ints, PromptRead, Table, ints
+from motet.engines.native.attention.plan import Ints, PromptRead, Table, TrunkRead, ints
+from motet.engines.native.attention.trees import MOST_LEVELS, Worth, branches, keys_joined
 from motet.engines.native.step.inputs import StepInputs
 
 NARROW, WIDE = 16, 64
@@ -93,6 +94,7 @@ class Geometry:
     num_heads: int
     num_kv_heads: int
     multiprocessors: int
+    block_size: int
     widest: int = WIDE
     share_trunks: bool = True
     """False only to measure what sharing saves: then each row reads the trunk by itself."""
@@ -112,6 +114,10 @@ class Geometry:
         return max(self.widest, self.narrow)
 
     @property
+    def worth(self) -> Worth:
+        return Worth(self.wide // self.siblings, LEAST_SPAN)
+
+    @property
     def spare(self) -> int:
         """Items beyond one a tile that make the device busy, two programs a multiprocessor."""
         return -(-2 * self.multiprocessors // self.num_kv_heads)
@@ -125,26 +131,50 @@ class _Tile(NamedTuple):
     shift: int
     table: Table
     num_keys: int
-    """Number of keys that its last row sees."""
+    """Number of keys of the table before the end of what its last row sees."""
+    first_key: int = 0
+    """The first key that it reads."""
     causal: bool = True
     """True if each row sees one key more than the one before it; else all see the same."""
     alone: bool = False
     """True if nothing else is read for these rows."""
     narrow: bool = False
 
+    @property
+    def length(self) -> int:
+        """Number of keys that it reads."""
+        return self.num_keys - self.first_key
+
     def span(self, fair: float) -> int:
         """Returns the number of keys of each of its equal spans, as near to the fair length as possible. So all tiles
         together have at most `spare` items more than there are tiles."""
-        spans = max(1, round(self.num_keys / fair))
-        return -(-self.num_keys // (spans * KEY_MULTIPLE)) * KEY_MULTIPLE
+        spans = max(1, round(self.length / fair))
+        return -(-self.length // (spans * KEY_MULTIPLE)) * KEY_MULTIPLE
 
 
-def plan_work(inputs: StepInputs, geometry: Geometry) -> Sections[Ints]:
-    """Returns all integers of a step. Rows that pad the batch take no part in its attention."""
-    tiles = [tile for read in _reads(inputs, share_trunks=geometry.share_trunks) for tile in _tiles(read, geometry)]
-    num_keys = {small: sum(tile.num_keys for tile in tiles if tile.narrow is small) for small in (True, False)}
+@dataclass(frozen=True)
+class Work:
+    """All that the device needs to know of a step."""
+
+    ints: Sections[Ints]
+    trunk_tokens_joined: int
+    """See `ModelRunner`."""
+
+
+def plan_work(inputs: StepInputs, geometry: Geometry) -> Work:
+    """Cuts the work of a step. Rows that pad the batch take no part in its attention."""
+    reads, joined = _trunk_reads(inputs.attention.trunks, geometry)
+    reads += [*_tail_reads(inputs), *_prompt_reads(inputs.attention.prompts)]
+    tiles = [tile for read in reads for tile in _tiles(read, geometry)]
+    return Work(_laid_out(inputs, tiles, spare=geometry.spare), joined)
+
+
+def _laid_out(inputs: StepInputs, tiles: Sequence[_Tile], *, spare: int) -> Sections[Ints]:
+    """Returns all integers of a step. Trunks come before tails, and branches before those that grow from them: so all
+    rows of a tile have equally many parts before it, and a row's parts are in order of position."""
+    num_keys = {small: sum(tile.length for tile in tiles if tile.narrow is small) for small in (True, False)}
     # The keys of a span if all of them were equal and the device just busy.
-    fair = {small: max(LEAST_SPAN, keys / geometry.spare) for small, keys in num_keys.items()}
+    fair = {small: max(LEAST_SPAN, keys / spare) for small, keys in num_keys.items()}
     rows = len(inputs.slots)
     num_parts = [0] * rows
     narrow: list[Item] = []
@@ -152,7 +182,7 @@ def plan_work(inputs: StepInputs, geometry: Geometry) -> Sections[Ints]:
     whole: list[Item] = []
     blocks: list[int] = []
     begins: dict[int, int] = {}  # each table stands there once
-    for tile in tiles:  # trunks before tails: all rows of a trunk's tile have then equally many parts before it
+    for tile in tiles:
         span = tile.span(fair[tile.narrow])
         if (table := begins.get(id(tile.table))) is None:
             table = begins[id(tile.table)] = len(blocks)
@@ -160,7 +190,7 @@ def plan_work(inputs: StepInputs, geometry: Geometry) -> Sections[Ints]:
         if tile.alone and not tile.narrow and span >= tile.num_keys:
             whole.append(Item(tile.first_row, tile.num_rows, tile.shift, table, 0, tile.num_keys, part=0))
             continue
-        for begin in range(0, tile.num_keys, span):  # one item a span, each another part of every row of the tile
+        for begin in range(tile.first_key, tile.num_keys, span):  # each span is another part of all rows of the tile
             end, part = min(begin + span, tile.num_keys), num_parts[tile.first_row]
             item = Item(tile.first_row, tile.num_rows, tile.shift, table, begin, end, part)
             (narrow if tile.narrow else wide).append(item)
@@ -185,19 +215,24 @@ def _array(items: Sequence[Item]) -> Ints:
     return np.array(items, np.int32).reshape(-1, ITEM_INTS)
 
 
-def _reads(inputs: StepInputs, *, share_trunks: bool) -> Iterator[_Tile]:
-    """Trunks come before tails, so that a row's parts are in order of position."""
-    plan = inputs.attention
-    for trunk in plan.trunks:
-        rows = trunk.end - trunk.begin
-        each = rows if share_trunks else 1
-        for row in range(trunk.begin, trunk.end, each):
-            yield _Tile(row, each, 0, trunk.table, trunk.num_keys, causal=False)
-    for tail in plan.tails:
+def _trunk_reads(trunks: Sequence[TrunkRead], geometry: Geometry) -> tuple[list[_Tile], int]:
+    """Returns the reads of trunks, and how many of their keys were joined."""
+    if not geometry.share_trunks:
+        alone = [(row, trunk) for trunk in trunks for row in range(trunk.begin, trunk.end)]
+        return [_Tile(row, 1, 0, trunk.table, trunk.num_keys, causal=False) for row, trunk in alone], 0
+    tree = branches(trunks, block_size=geometry.block_size, worth=geometry.worth)
+    reads = [
+        _Tile(one.begin, one.end - one.begin, 0, one.trunks[0].table, one.end_key, one.begin_key, causal=False)
+        for one in tree
+    ]
+    return reads, keys_joined(tree)
+
+
+def _tail_reads(inputs: StepInputs) -> Iterator[_Tile]:
+    for tail in inputs.attention.tails:
         count = tail.rows_per_piece
         for row, offset, table in zip(tail.rows[::count], tail.first_offsets, tail.tables, strict=True):
             yield _Tile(row, count, inputs.positions[row] - offset, table, offset + count)
-    yield from _prompt_reads(plan.prompts)
 
 
 def _prompt_reads(prompts: Sequence[PromptRead]) -> list[_Tile]:
@@ -233,18 +268,20 @@ def bucket_lengths(rows: int, geometry: Geometry, *, tables: int) -> Sections[in
     """Returns room for every step of `rows` rows at most, one token of a choice each, whatever groups they form.
 
     Each row has a tail, which is a narrow tile. A trunk is narrow tiles if few rows share it, at worst one a row; else
-    wide ones, of which a group's last may be nearly empty. `spare` more of each come of long keys.
+    wide ones, of which a group's last may be nearly empty. So it is on each level of branches, which at least two rows
+    share. `spare` more of each come of long keys.
     """
     few, many = geometry.narrow // geometry.siblings, geometry.wide // geometry.siblings
-    narrow = 2 * rows + geometry.spare
-    wide = rows // many + rows // (few + 1) + geometry.spare
+    narrow = 2 * rows + MOST_LEVELS * (rows // 2) + geometry.spare
+    wide = (1 + MOST_LEVELS) * (rows // many + rows // (few + 1)) + geometry.spare
     return Sections(rows, rows, rows, rows, rows + 1, narrow, wide, 0, tables)
 
 
 def most_parts(lengths: Sections[int], geometry: Geometry) -> int:
-    """Returns the most parts that all rows of a step of these lengths have."""
+    """Returns the most parts that all rows of a step of these lengths have: one for each branch, the rest of the trunk,
+    the tail, and what `spare` items add to the rows of their tiles."""
     few, many = geometry.narrow // geometry.siblings, geometry.wide // geometry.siblings
-    return lengths.narrow * few + lengths.wide * many
+    return lengths.slots * (MOST_LEVELS + 2) + geometry.spare * (few + many)
 
 
 def places(lengths: Sections[int]) -> Sections[slice]:

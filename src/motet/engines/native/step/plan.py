@@ -31,7 +31,8 @@ class TrunkChunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Tails are ordered by trunk and group, so that attention reads the trunk of neighbours once."""
+    """Tails are ordered by trunk and group, and trunks that begin alike are neighbours, so that attention reads once
+    what neighbours have in common."""
 
     tails: tuple[TailChunk, ...] = ()
     trunks: tuple[TrunkChunk, ...] = ()
@@ -55,11 +56,12 @@ class Draft:
         self._tails: list[TailChunk] = []
         self._trunks: list[TrunkChunk] = []
         self._in_order = True
+        self._shared = False
 
     def add_token(self, sequence: Sequence) -> None:
         """Adds the last output token of a sequence."""
         self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + 1))
-        self._in_order &= not sequence.group.joined
+        self._shared |= sequence.group.shares
         self.budget -= 1
 
     def add_replay(self, sequence: Sequence) -> None:
@@ -68,6 +70,7 @@ class Draft:
         self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + count))
         self.budget -= count
         self._in_order = False
+        self._shared |= sequence.group.shares
 
     def add_trunk(self, group: Group) -> None:
         """Adds as much of a prompt as the budget allows; nothing if it is computed or is being fetched."""
@@ -77,6 +80,12 @@ class Draft:
             self.budget -= count
 
     def plan(self) -> StepPlan:
-        if not self._in_order:  # makes neighbours of siblings, and of groups that share a trunk
-            self._tails.sort(key=lambda chunk: (chunk.sequence.group.trunk, chunk.sequence.age))
+        if self._shared:  # makes neighbours of siblings, of groups that share a trunk, and of trunks that begin alike
+            self._tails.sort(key=lambda chunk: (chunk.sequence.group.path, *_age(chunk)))
+        elif not self._in_order:
+            self._tails.sort(key=_age)
         return StepPlan(tuple(self._tails), tuple(self._trunks))
+
+
+def _age(chunk: TailChunk) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    return chunk.sequence.group.trunk, chunk.sequence.age

@@ -90,14 +90,12 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 class TorchRunner:
     """A model and the KV memory it reads and writes, run by torch's operators on any device."""
 
-    trunk_tokens_joined = 0
-    """Each group reads its own trunk."""
-
     def __init__(self, model: PreTrainedModel, storage: KVStorage) -> None:
         self._model = model
         self.storage = storage
         self.device = storage.keys.device
         self.copy_slots = storage.copy
+        self.trunk_tokens_joined = 0
         self._non_finite = torch.zeros(0, dtype=torch.bool)
 
     @torch.inference_mode()
@@ -112,6 +110,7 @@ class TorchRunner:
             step=attention.attend,
         )
         self._non_finite = attention.non_finite
+        self.trunk_tokens_joined = attention.trunk_tokens_joined
         logits = output.logits[0]
         if not isinstance(logits, torch.Tensor):
             raise TypeError(f"the model returned {type(logits).__name__} for logits")

@@ -25,6 +25,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from motet.engines.native.attention.plan import STRETCH
 from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.step.keeping import KeptTrunks
@@ -286,6 +287,8 @@ class Scheduler:
         self.waiting.remove(group)
         group.blocks = hits + self.pool.take(trunk, after=hits[-1] if hits else None)
         group.computed, group.published = len(hits) * self.limits.block_size, len(hits)
+        group.path = tuple(group.blocks[:: STRETCH // self.limits.block_size])
+        group.shares = ready is not None or group.computed >= STRETCH
         if ready is not None:
             self.handover.give_up(group)
             group.joined, group.trunk = True, ready.first.trunk

@@ -102,6 +102,10 @@ class Group:
     """None if it shares its trunk with no other group."""
     joined: bool = False
     """True if its trunk is that of another group, which has computed it."""
+    shares: bool = False
+    """True if another group may have its trunk too, or stretches at its beginning."""
+    path: tuple[int, ...] = ()
+    """The first block of each stretch of its trunk. Sorted by this, trunks that begin alike are neighbours."""
     leader: "Group | None" = field(default=None, repr=False)
     """The running group for whose blocks it waits."""
 
