@@ -17,6 +17,7 @@ from motet.errors import StartupError
 Multiply = Callable[[int, torch.Tensor], object]
 """(number of a copy of the weights, rows [rows, depth]) -> their product."""
 INT4_GROUP = 64
+ONEDNN_PACKED = "oneDNN packed"
 TAKES_BF16, PACK_ONEDNN, ONEDNN, INT8, PACK_INT4, INT4 = (
     getattr(module, name)  # operators without a public name: what inductor and torchao call
     for module, name in (
@@ -99,7 +100,7 @@ class Kernels:
 
 WAYS: dict[str, Callable[[Sequence[torch.Tensor], int], Multiply]] = {
     "torch bf16": by_torch,
-    **({"oneDNN packed": by_onednn} if TAKES_BF16() else {}),
+    **({ONEDNN_PACKED: by_onednn} if TAKES_BF16() else {}),
     "torch int8": by_torch_int8,
     "torch int4": by_torch_int4,
     "ours": by_kernels,

@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 
 from bench.kernel_block import block_table, measure_blocks
-from bench.kernel_ways import BYTES, WAYS, Multiply
+from bench.kernel_ways import BYTES, ONEDNN_PACKED, WAYS, Multiply
 from bench.load import numbers
 from bench.report import machine, table, tell
 from motet.engines.native.cpu.panels import Arena
@@ -112,12 +112,12 @@ def in_huge_pages(depth: int, columns: int) -> list[torch.Tensor]:
 def measure(shape: str, rows: Sequence[int], ways: Sequence[str], repeats: int) -> list[Figure]:
     depth, columns = parse_shape(shape)
     weights = in_huge_pages(depth, columns)
-    packed = {way: WAYS[way](weights, max(rows)) for way in ways if way != "oneDNN packed"}
+    packed = {way: WAYS[way](weights, max(rows)) for way in ways if way != ONEDNN_PACKED}
     figures = []
     for count in rows:
         x = torch.randn(count, depth).bfloat16()
-        if "oneDNN packed" in ways:
-            packed["oneDNN packed"] = WAYS["oneDNN packed"](weights, count)
+        if ONEDNN_PACKED in ways:
+            packed[ONEDNN_PACKED] = WAYS[ONEDNN_PACKED](weights, count)
         turns = {way: Turns(packed[way], len(weights), x) for way in ways}
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(repeats):

@@ -1,6 +1,7 @@
 // The functions that Python calls through ctypes.
 #include "filters.h"
 #include "forward.h"
+#include "ceilings.h"
 #include "pack.h"
 
 using namespace motet;
@@ -59,6 +60,17 @@ MOTET_EXPORT void motet_run(void* forward, const Batch* batch) { static_cast<For
 MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const void* input, std::int32_t rows,
                                  float* output) {
   static_cast<Forward*>(forward)->multiply(*linear, input, rows, output);
+}
+
+// Reads memory, for measurements; returns a number that depends on all of it.
+MOTET_EXPORT std::uint64_t motet_read_memory(void* forward, const void* memory, std::uint64_t bytes) {
+  return read_memory(static_cast<const std::uint64_t*>(memory), bytes / sizeof(std::uint64_t),
+                     static_cast<Forward*>(forward)->team());
+}
+
+// Computes tiles of a product from the nearest cache, for measurements; returns their multiplications and additions.
+MOTET_EXPORT double motet_multiply_tiles(void* forward, std::int32_t tiles) {
+  return multiply_tiles(tiles, static_cast<Forward*>(forward)->team());
 }
 
 MOTET_EXPORT void motet_close(void* forward) { delete static_cast<Forward*>(forward); }

@@ -8,6 +8,8 @@
 namespace motet {
 namespace {
 
+constexpr int kAhead = 64;  // keys and values are fetched this many keys before they are packed, as memory answers late
+
 struct Weighed {
   float best, mass;
 };
@@ -217,16 +219,18 @@ class Reader {
     const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
     const std::size_t* offsets = locate(table, begin, end);
     const auto row = [&](const Number* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
-    for (int key = packed / kLanes * kLanes; key < columns; key += kLanes) {
-      for (int next = key + kLanes; next < std::min(key + 2 * kLanes, end - begin); ++next)
-        for (int at = 0; at < dim; at += 64 / sizeof(Number)) {  // fetch the next keys while these are packed
-          _mm_prefetch((const char*)(keys_ + offsets[next] + at), _MM_HINT_T0);
-          _mm_prefetch((const char*)(values_ + offsets[next] + at), _MM_HINT_T0);
+    const int first = packed / kLanes * kLanes;
+    for (int key = first; key < columns; key += kLanes) {
+      const int stop = std::min(key + kAhead + kLanes, end - begin);
+      for (int next = key == first ? key + kLanes : key + kAhead; next < stop; ++next)
+        for (int at = 0; at < dim; at += 64 / sizeof(Number)) {  // fetch later keys while these are packed
+          _mm_prefetch((const char*)(keys_ + offsets[next] + at), _MM_HINT_T1);
+          _mm_prefetch((const char*)(values_ + offsets[next] + at), _MM_HINT_T1);
         }
       pack_columns(space_.keys.data() + key / kPanel * panel_size(dim) + key % kPanel * kDeep<Number>,
                    dim, [&](int i) { return row(keys_, key + i); });
-      for (int first = key; first < key + kLanes; first += kDeep<Number>)
-        pack_values(first, [&](int i) { return row(values_, first + i); });
+      for (int slice = key; slice < key + kLanes; slice += kDeep<Number>)
+        pack_values(slice, [&](int i) { return row(values_, slice + i); });
     }
   }
 

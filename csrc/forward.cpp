@@ -8,6 +8,7 @@
 #include "gemm.h"
 #include "rows.h"
 #include "team.h"
+#include "wanted.h"
 
 namespace motet {
 namespace {
@@ -50,13 +51,16 @@ class ForwardIn final : public Forward {
 
   void run(const Batch& batch) override;
   void multiply(const Linear& linear, const void* input, int rows, float* output) override;
+  Team& team() override { return team_; }
 
  private:
   void prepare(const Batch& batch);
   void prepare_sums(std::size_t rows);
   void embed(const Batch& batch);
-  void attend(const Layer& layer, const Batch& batch);
+  void project(const Layer& layer, const Batch& batch, bool last);
   void place(const Layer& layer, const Batch& batch, int row, bool last);
+  const Batch& leave_wanted(const Batch& batch);
+  void attend(const Layer& layer, const Batch& batch);
   void feed_forward(const Layer& layer, const Batch& batch);
   void add(const Linear& linear, const float* post_norm, const Number* input, int rows);
   void head(const Batch& batch);
@@ -71,6 +75,7 @@ class ForwardIn final : public Forward {
   const Model& model_;
   Team team_;
   Attention<Number> attention_;
+  Wanted wanted_;
   std::vector<float> residual_;            // [rows][hidden]
   std::vector<float> projected_;           // [rows][columns of qkv, or hidden]
   std::vector<Number> input_;              // [rows][hidden, or all queries]: input of the next product
@@ -83,11 +88,16 @@ template <class Number>
 void ForwardIn<Number>::run(const Batch& batch) {
   prepare(batch);
   embed(batch);
+  const Batch* rest = &batch;
   for (int i = 0; i < model_.num_layers; ++i) {
-    attend(model_.layers[i], batch);
-    feed_forward(model_.layers[i], batch);
+    const bool last = i == model_.num_layers - 1;
+    project(model_.layers[i], batch, last);
+    if (last) rest = &leave_wanted(batch);
+    if (rest->num_rows == 0) return;  // a chunk of a prompt that is not the last
+    attend(model_.layers[i], *rest);
+    feed_forward(model_.layers[i], *rest);
   }
-  head(batch);
+  head(*rest);
 }
 
 template <class Number>
@@ -100,6 +110,7 @@ void ForwardIn<Number>::prepare(const Batch& batch) {
   grow(gated_, rows * model_.intermediate);
   grow(queries_, rows * query_size);
   prepare_sums(most);
+  wanted_.prepare(batch);
   attention_.prepare(model_, batch, team_.size());
 }
 
@@ -129,7 +140,7 @@ void ForwardIn<Number>::embed(const Batch& batch) {
 }
 
 template <class Number>
-void ForwardIn<Number>::attend(const Layer& layer, const Batch& batch) {
+void ForwardIn<Number>::project(const Layer& layer, const Batch& batch, bool last) {
   const int columns = layer.qkv.columns;
   norm(layer.attention_norm, batch.num_rows);
   product_of(layer.qkv, input_.data(), batch.num_rows, [&](int row, int column, Floats left, Floats right) {
@@ -137,27 +148,27 @@ void ForwardIn<Number>::attend(const Layer& layer, const Batch& batch) {
     store(to, left);
     store(to + kLanes, right);
   });
-  const bool last = &layer == model_.layers + model_.num_layers - 1;
   each_row(batch.num_rows, [&](int row) { place(layer, batch, row, last); });
-  attention_.run(model_, layer, batch, queries_.data(), input_.data(), team_);
-  add(layer.out, layer.attention_post_norm, input_.data(), batch.num_rows);
 }
 
-// Turns a row's query and key heads by its position. Writes queries to `queries_`, keys and values to the cache.
+// Turns a row's query and key heads by its position. Writes queries to `queries_`, keys and values to the cache. In the
+// last layer only rows whose logits are wanted still have queries.
 template <class Number>
 void ForwardIn<Number>::place(const Layer& layer, const Batch& batch, int row, bool last) {
   const int dim = model_.head_dim, heads = model_.heads, kv_heads = model_.kv_heads, group = heads / kv_heads;
   float* x = projected_.data() + std::size_t(row) * layer.qkv.columns;
   const std::size_t position = batch.positions[row], slot = batch.slots[row];
   const float *cosines = layer.cosines + position * (dim / 2), *sines = layer.sines + position * (dim / 2);
-  for (int head = 0; head < heads + kv_heads; ++head) {
+  const bool asks = !last || wanted_.has(row);
+  const int rows = last ? wanted_.num_rows() : batch.num_rows, of_rows = last ? wanted_.place(row) : row;
+  for (int head = asks ? 0 : heads; head < heads + kv_heads; ++head) {
     float* here = x + head * dim;
     const bool query = head < heads;
     const float* weights = query ? layer.query_norm : layer.key_norm;
     if (weights) rms_norm(here, weights, dim, model_.epsilon, here);
     turn(here, cosines, sines, dim);
     if (query) {
-      Number* to = queries_.data() + ((std::size_t(head / group) * batch.num_rows + row) * group + head % group) * dim;
+      Number* to = queries_.data() + ((std::size_t(head / group) * rows + of_rows) * group + head % group) * dim;
       for (int at = 0; at < dim; at += kLanes) store(to + at, load(here + at));
     } else {
       store_sound(static_cast<Number*>(layer.keys) + (slot * kv_heads + head - heads) * dim, here, dim, kKeyLimit);
@@ -167,6 +178,25 @@ void ForwardIn<Number>::place(const Layer& layer, const Batch& batch, int row, b
   Number* to = static_cast<Number*>(layer.values) + slot * kv_heads * dim;
   const bool sound = store_sound(to, values, kv_heads * dim, kValueLimit);
   if (last) batch.sick[row] = !sound;
+}
+
+// Leaves the rows whose logits are wanted, the only ones that are still needed. Returns a batch of them alone.
+template <class Number>
+const Batch& ForwardIn<Number>::leave_wanted(const Batch& batch) {
+  if (wanted_.all()) return batch;
+  const int hidden = model_.hidden;
+  for (int row = 0; row < batch.num_rows; ++row)
+    if (const int to = wanted_.place(row); wanted_.has(row) && to < row)
+      std::copy_n(residual_.data() + std::size_t(row) * hidden, hidden, residual_.data() + std::size_t(to) * hidden);
+  attention_.prepare(model_, wanted_.batch(), team_.size());
+  return wanted_.batch();
+}
+
+// Adds what rows take from the values that they see.
+template <class Number>
+void ForwardIn<Number>::attend(const Layer& layer, const Batch& batch) {
+  attention_.run(model_, layer, batch, queries_.data(), input_.data(), team_);
+  add(layer.out, layer.attention_post_norm, input_.data(), batch.num_rows);
 }
 
 template <class Number>
@@ -203,7 +233,6 @@ void ForwardIn<Number>::add(const Linear& linear, const float* post_norm, const 
 
 template <class Number>
 void ForwardIn<Number>::head(const Batch& batch) {
-  if (batch.num_logits == 0) return;  // a chunk of a prompt that is not the last
   const int hidden = model_.hidden;
   each_row(batch.num_logits, [&](std::size_t i) {
     rms_norm(residual_.data() + std::size_t(batch.logit_rows[i]) * hidden, model_.final_norm, hidden, model_.epsilon,

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "model.h"
+#include "team.h"
 
 namespace motet {
 
@@ -18,6 +19,8 @@ class Forward {
   // Computes a single product: input [rows][depth] in the model's numbers, output [rows][columns] float32; columns must
   // be a multiple of 32.
   virtual void multiply(const Linear& linear, const void* input, int rows, float* output) = 0;
+
+  virtual Team& team() = 0;
 };
 
 }  // namespace motet

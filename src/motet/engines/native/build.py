@@ -194,7 +194,7 @@ def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
 def _allocated(layout: KVLayout, num_blocks: int, *, device: torch.device) -> KVStorage:
     try:
         return KVStorage(layout, num_blocks, device=device)
-    except RuntimeError as exc:  # torch has no narrower class for the CPU
+    except (RuntimeError, OSError) as exc:  # a GPU has no room, or the machine
         gb = num_blocks * layout.bytes_per_block / GB
         raise KVMemoryError(f"{device} has no {gb:g} GB for the KV cache: lower --kv-cache-gb ({exc})") from exc
 

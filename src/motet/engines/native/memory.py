@@ -1,13 +1,24 @@
-"""Gives main memory back to the system, and keeps its addresses: structs of the kernels, views and whoever reads from
-outside may go on pointing there. What was in it is gone; the system fills a page with zeros when it is next touched."""
+"""Takes main memory in huge pages, and gives it back to the system with its addresses kept: structs of the kernels,
+views and whoever reads from outside may go on pointing there. What was in it is gone; the system fills a page with
+zeros when it is next touched."""
 
 import ctypes
 import logging
 import mmap
+from contextlib import suppress
 
 import torch
 
 logger = logging.getLogger(__name__)
+
+
+def huge_pages(num_bytes: int) -> torch.Tensor:
+    """Returns zeros, uint8, in huge pages if the system has them. A step reads weights and KV from end to end, and
+    would otherwise miss the processor's table of pages every few kilobytes. Raises OSError if the system refuses."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without huge pages refuses
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def give_back(tensor: torch.Tensor) -> None:

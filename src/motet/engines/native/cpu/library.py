@@ -1,7 +1,7 @@
 """The compiled kernels, as `csrc/model.h` and `csrc/api.cpp` declare them. The installation builds them if it can."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_uint64, c_void_p
 from functools import cache
 from hashlib import blake2b
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -107,6 +107,10 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.motet_run.restype = None
     found.motet_multiply.argtypes = (c_void_p, POINTER(PackedLinear), c_void_p, c_int32, c_void_p)
     found.motet_multiply.restype = None
+    found.motet_read_memory.argtypes = (c_void_p, c_void_p, c_uint64)
+    found.motet_read_memory.restype = c_uint64
+    found.motet_multiply_tiles.argtypes = (c_void_p, c_int32)
+    found.motet_multiply_tiles.restype = c_double
     found.motet_close.argtypes = (c_void_p,)
     found.motet_close.restype = None
     found.motet_filter.argtypes = (POINTER(Filtering),)

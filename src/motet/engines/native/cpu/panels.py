@@ -7,15 +7,13 @@ of a column's numbers would halve the error (docs/log.md), but would have to be 
 
 import ctypes
 import math
-import mmap
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
 from motet.engines.native.cpu import library as c
-from motet.engines.native.memory import give_back
+from motet.engines.native.memory import give_back, huge_pages
 
 NUMBERS = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
 """The kernels' number for each dtype that they compute in."""
@@ -247,11 +245,3 @@ def write_numbers(memory: Memory, weight: torch.Tensor, *, kept: int, more: floa
 
 def read_numbers(memory: Memory, *, kept: int) -> list[torch.Tensor]:
     return [memory.kept[kept]]
-
-
-def huge_pages(num_bytes: int) -> torch.Tensor:
-    """Returns zeros, uint8, in huge pages if the system has them."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without huge pages refuses
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -9,11 +9,12 @@ or an infinite score, nor can a weight of 0 undo an infinite value. So all store
 enough for any score to be finite: one group's broken KV does not spoil its neighbours.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from motet.engines.native.memory import give_back
+from motet.engines.native.memory import give_back, huge_pages
 from motet.transfer.proof import Proof
 from motet.transfer.transport import KVFacts, Memory
 
@@ -61,8 +62,8 @@ class KVStorage:
         self.block_size = layout.block_size
         slots = num_blocks * layout.block_size + KEY_PADDING
         shape = (layout.num_layers, slots, layout.num_kv_heads, layout.head_dim)
-        self.keys = torch.zeros(shape, dtype=layout.dtype, device=device)
-        self.values = torch.zeros(shape, dtype=layout.dtype, device=device)
+        self.keys = _zeros(shape, layout.dtype, device=device)
+        self.values = _zeros(shape, layout.dtype, device=device)
 
     @property
     def num_layers(self) -> int:
@@ -98,3 +99,10 @@ class KVStorage:
         here, there = torch.tensor([source, target], dtype=torch.int64).to(self.keys.device).unbind()
         self.keys[:, there] = self.keys[:, here]
         self.values[:, there] = self.values[:, here]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
+    """Raises RuntimeError or OSError if the device has not so much memory."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
