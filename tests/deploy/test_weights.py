@@ -226,7 +226,7 @@ async def test_a_gateway_does_the_two_steps_one_by_one_and_may_change_its_mind()
     with pytest.raises(EngineError, match="these new weights are not prepared"):
         await weights.apply_weights("1", digest="new")
     weights.drop_weights("old")
-    assert one.prepared is None
+    assert not one.prepared
     with pytest.raises(EngineError, match="these new weights are not prepared"):
         await weights.apply_weights("1")
     await weights.prepare_weights(NEW)
