@@ -65,7 +65,7 @@ class LastPrompt:
         self, prompt: tuple[int, ...], block_size: int, *, salt: str, adapter: str = "", weights: str = ""
     ) -> Sequence[BlockName]:
         """Returns what `trunk_names` returns."""
-        if prompt is not self._prompt:
+        if prompt != self._prompt:
             self._prompt = prompt
             self._names.clear()
         kind = block_size, salt, adapter, weights

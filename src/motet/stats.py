@@ -39,7 +39,7 @@ class EngineStats:
         "kv_blocks_cached", "blocks", "Free KV blocks that a prefix may still hit.", in_status=True
     )
     blocks_kept: int = gauge_field(
-        "kv_blocks_kept", "blocks", "KV blocks of prompts that are kept for more choices.", in_status=True
+        "kv_blocks_kept", "blocks", "KV blocks that are only kept for more choices of a prompt.", in_status=True
     )
 
     steps: int = counter_field("engine_steps", "steps", "Forward passes.")

@@ -374,4 +374,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferAddress | None = None
     """The address of its side channel; None for an engine that keeps its KV to itself."""
     kind: EngineKind = EngineKind.MOTET
+    shares_prompts: bool = False
+    """True if groups share a prompt that it is still computing for the first of them."""
     ticket_readers: int = 64

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from motet.engines.base import Worker
 from motet.errors import EngineError
 from motet.ids import RequestId
 from motet.routing.cost import Work
@@ -152,3 +153,32 @@ async def test_many_groups_of_one_prompt_end_at_any_moment_and_leave_nothing() -
     await asyncio.gather(*leaving)
     staying = [stream for number, stream in enumerate(streams) if number % 3]
     assert await asyncio.gather(*(tokens_of(stream) for stream in staying)) == [answers(1)] * len(staying)
+
+
+async def test_after_a_failed_prefill_those_that_wait_ask_together() -> None:
+    """A prefill worker that hangs holds each group up for its time-out once, not one group after the other."""
+    scene = Scene(*APART, "decode-2", places=1)
+    failing, slow = Hold(error=EngineError("broken")), Hold()
+    prefill = scene.engines["prefill-0"]
+    prefill.during_prefill = failing
+    streams = [scene.router.generate(request) for request in of_one_prompt(3)]
+    await failing.entered.wait()
+    prefill.during_prefill = slow
+    failing.go.set()
+    await settle()
+    assert len(prefill.prefills) == 3
+    slow.go.set()
+    assert [await tokens_of(stream) for stream in streams] == [answers(1)] * 3
+
+
+async def test_engines_that_share_no_prompts_are_given_each_one_by_itself() -> None:
+    scene = Scene()
+    for name in APART:
+        engine = scene.start(name)
+        engine.info = msgspec.structs.replace(engine.info, shares_prompts=False)
+        scene.fleet.put(Worker(name, engine, "127.0.0.1:1"))
+    streams = [scene.router.generate(request) for request in of_one_prompt(4)]
+    await settle()
+    assert len(scene.engines["prefill-0"].prefills) == 4
+    assert sum(member.books.trunk_blocks for member in scene.fleet.members) == 4 * 13
+    assert [await tokens_of(stream) for stream in streams] == [answers(1)] * 4

@@ -245,6 +245,7 @@ class RemoteEngine(FarEngine["RemoteGroup"]):
         await self._call(self.server.connect(address))
 
     async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        self._prepared = ""  # if this fails, whatever it has prepared is dropped
         prepared = await self._call(self.server.prepare_weights(checkpoint))
         self._prepared = prepared.digest
         return prepared

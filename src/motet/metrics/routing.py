@@ -48,7 +48,7 @@ class RoutingFigures:
     overlap_tokens: int = counter_field(
         "routing_overlap_tokens",
         "tokens",
-        "Prompt tokens of those groups whose KV that worker had, as far as was known.",
+        "Prompt tokens of those groups whose KV that worker had, or had been given to compute, as far as was known.",
     )
     spreads: int = counter_field("group_spreads", "groups", "Groups split over several workers that decode.")
     queued: int = gauge_field("groups_queued", "groups", "Groups waiting for room on a worker.")

@@ -32,7 +32,7 @@ from motet.routing.fleet import Fleet
 from motet.routing.member import Load, Member, PromptReading
 from motet.routing.migration import Unfinished
 from motet.routing.plan import BypassReason, SplitFacts, bypass_reason, plan_parts, reason_of
-from motet.routing.prompt_turns import PromptTurns
+from motet.routing.prompt_turns import PromptTurn, PromptTurns
 from motet.routing.survey import releaser, survey, trunk_of
 from motet.routing.word import Word
 from motet.transfer.ticket import Ticket
@@ -261,12 +261,13 @@ class Dispatcher:
         self._figures.spreads += len(plan) > 1
         return plan
 
-    def turn(self, request: GenerateRequest) -> AbstractAsyncContextManager[None]:
+    def prefill_turn(self, request: GenerateRequest, *, parts: int) -> AbstractAsyncContextManager[PromptTurn]:
         """Waits until no other group with this prompt is being prefilled, and keeps them waiting while the context
-        lasts. Nobody waits where decode cannot share a prompt, or prefill must be asked for each group."""
-        if self._cell.bypass_tokens and self.fleet.serving(request.model).shares_at_once:
+        lasts. Nobody waits where decode cannot share a prompt, or prefill must be asked for each group, as it must for
+        one of several parts."""
+        if parts == 1 and self._cell.bypass_tokens and self.fleet.serving(request.model).shares_prompts:
             return self._prompt_turns.turn(request)
-        return nullcontext()
+        return nullcontext(PromptTurn())
 
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
         """Returns None if prefill failed, which is counted and logged. Raises RequestError for the client's errors."""

@@ -41,8 +41,8 @@ class Fleet:
         self.index = PrefixIndex()
         """The prompt blocks that the members have cached, as far as they publish it."""
         self.open_blocks = PrefixIndex()
-        """The prompt blocks of open groups on members that share them from the moment when the first group comes, long
-        before they are computed and published."""
+        """The prompt blocks of open groups, from the moment when the first group is given to a member: long before they
+        are computed and published."""
         self.last_prompt = LastPrompt()
         self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in Work}
         """The worker that last did each kind of work for a session."""
@@ -159,14 +159,12 @@ class Fleet:
 
     def hold(self, member: Member, trunk: Sequence[BlockName]) -> None:
         """Books the blocks of the prompt of a group that the member gets."""
-        fresh = member.books.hold(trunk)
-        if member.shares_at_once:
-            self.open_blocks.stored(member.id, fresh)
+        self.open_blocks.stored(member.id, member.books.hold(trunk))
 
     def let_go(self, member: Member, trunk: Sequence[BlockName], *, books: WorkerLoad) -> None:
         """Undoes `hold`. `books`: those of the member in which the group stands; it may have begun new ones since."""
         gone = books.let_go(trunk)
-        if books is member.books:
+        if books is member.books and self._members.get(member.id) is member:
             self.open_blocks.removed(member.id, gone)
 
     def present(self, digest: str) -> str:

@@ -208,9 +208,10 @@ class Journey:
     async def _prefill(self, plan: list[int]) -> None:
         """Gets the ticket, then gives the group to decode."""
         try:
-            async with self._dispatcher.turn(self.request):
+            async with self._dispatcher.prefill_turn(self.request, parts=len(plan)) as turn:
                 if len(plan) > 1 or not self._joins():
                     plan = await self._get_ticket(plan)
+                    turn.failed = self._held is None
                 self._dispatcher.on_the_way.discard(self._unfinished)
                 self._give(plan, may_wait=True)
         except Exception as error:  # handed to the reader, who raises it

@@ -66,8 +66,6 @@ class Member:
         """True if its engine can fetch KV that another one has computed."""
         self.block_size = 0
         self.block_weights = ""
-        self.shares_at_once = False
-        """True if its engine lets groups share prompt blocks that it is still computing."""
         self.ticket_readers = 1
         self.books = WorkerLoad(clock=clock)
         self.foreign_choices = 0
@@ -86,6 +84,10 @@ class Member:
         self._refused_until_s = clock()
         self._distrust_s = 0.0
         self._distrusted_until_s = clock()
+
+    @property
+    def shares_prompts(self) -> bool:
+        return self.worker is not None and self.worker.engine.info.shares_prompts
 
     @property
     def cards(self) -> Sequence[ModelCard]:
@@ -171,7 +173,6 @@ class Member:
         self.role = info.role
         self.pair_key = pair_key(info)
         self.fetches = fetches(info)
-        self.shares_at_once = info.kind is EngineKind.MOTET
         self.block_size, self.ticket_readers = info.block_size, info.ticket_readers
         here = self.worker is not None and self.worker.local
         self.block_weights = info.block_weights if here else ""  # events of others name blocks by their tokens alone

@@ -2,7 +2,8 @@
 
 The first one gets the prompt prefilled. Once a decode worker has it, the next one decides: if it goes to that worker it
 shares the prompt there, without prefill or transfer, as do all that follow it; if there is no room, another decode
-worker gets the prompt by one more transfer, of blocks that the prefill worker still has.
+worker gets the prompt by one more transfer, of blocks that the prefill worker still has. If prefill fails, those that
+wait go on together: a worker that hangs holds none of them up twice.
 """
 
 import asyncio
@@ -18,31 +19,37 @@ PromptKey = tuple[ModelName, str, str, tuple[int, ...]]
 
 
 @dataclass
-class _Queue:
+class PromptTurn:
+    """The groups of one prompt that have their turn, or wait for it."""
+
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     groups: int = 0
-    """Number of groups that have their turn, or wait for it."""
+    failed: bool = False
+    """True if the prefill of one of them failed: from then on nobody waits for another one."""
 
 
 class PromptTurns:
     def __init__(self) -> None:
-        self._queues: dict[PromptKey, _Queue] = {}
+        self._turns: dict[PromptKey, PromptTurn] = {}
 
     @asynccontextmanager
-    async def turn(self, request: GenerateRequest) -> AsyncIterator[None]:
+    async def turn(self, request: GenerateRequest) -> AsyncIterator[PromptTurn]:
         """Waits until it is the group's turn, which lasts as long as the context."""
         key = request.model, request.model_digest, request.cache_salt, request.prompt
-        queue = self._queues.setdefault(key, _Queue())
-        queue.groups += 1
+        turn = self._turns.setdefault(key, PromptTurn())
+        turn.groups += 1
         try:
-            async with queue.lock:
-                yield
+            async with turn.lock:
+                if not turn.failed:
+                    yield turn
+                    return
+            yield turn
         finally:
-            queue.groups -= 1
-            if not queue.groups:
-                del self._queues[key]
+            turn.groups -= 1
+            if not turn.groups:
+                del self._turns[key]
 
     def check(self) -> None:
         """Raises AssertionError if a group has its turn or waits for it."""
-        if self._queues:
-            raise AssertionError(f"groups of {len(self._queues)} prompts wait for their turn")
+        if self._turns:
+            raise AssertionError(f"groups of {len(self._turns)} prompts wait for their turn")

@@ -61,8 +61,8 @@ class ModelServing:
     """Ready workers that write choices and fetch KV, by the key that they share with the KV's makers."""
     ticket_readers: int
     """Number of readers that a ticket may have, whoever of `paired_prefill` makes it."""
-    shares_at_once: bool
-    """True if a worker of `generate` lets groups share a prompt that it is still computing."""
+    shares_prompts: bool
+    """True if all workers of `generate` let groups share a prompt that they are still computing."""
     has_decode: bool
     """True if a decode worker is known, up or not."""
     has_prefill: bool
@@ -92,7 +92,7 @@ def serving(members: Iterable[Member], model: str) -> ModelServing:
         paired_prefill=roster(paired),
         readers={key: roster(members) for key, members in readers.items()},
         ticket_readers=min((member.ticket_readers for member in paired), default=1),
-        shares_at_once=any(member.shares_at_once for member in generate.members),
+        shares_prompts=bool(generate.members) and all(member.shares_prompts for member in generate.members),
         has_decode=has_decode,
         has_prefill=has_decode and any(member.role is Role.PREFILL for member in maybe),
         hopeful=any(not member.given_up for member in maybe if not has_decode or member.role is not Role.PREFILL),

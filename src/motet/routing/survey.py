@@ -33,8 +33,8 @@ NOBODY = roster(())
 
 
 @dataclass(frozen=True)
-class Known:
-    """Blocks of one kind."""
+class PromptOverlap:
+    """The beginning of one prompt that workers have, in blocks of one kind."""
 
     size: int
     blocks: dict[str, int]
@@ -62,10 +62,10 @@ def survey(
 ) -> Survey | None:
     """Returns None if no worker is ready. `besides`: ids of workers that are left out."""
     able = eligible(fleet, work, request=request).without(besides)
-    known = _known_blocks(fleet, request, able=able)
+    overlaps = _overlaps(fleet, request, able=able)
     session = fleet.sessions[work].worker_of(request.session_id)
-    overlaps = [one.blocks for one in known]
-    short = [able.by_id[id] for id in shortlist(able.ids, overlaps, session=session, able=able.by_id, turn=turn)]
+    longest = [one.blocks for one in overlaps]
+    short = [able.by_id[id] for id in shortlist(able.ids, longest, session=session, able=able.by_id, turn=turn)]
     present = tuple((member, member.worker) for member in short if member.worker is not None)
     if not present:
         return None
@@ -75,24 +75,31 @@ def survey(
     last = len(request.prompt) - 1
     candidates = []
     for member, worker in present:
-        cached_tokens = max((min(one.blocks.get(member.id, 0) * one.size, last) for one in known), default=0)
+        cached_tokens = max((min(one.blocks.get(member.id, 0) * one.size, last) for one in overlaps), default=0)
         candidates.append(_candidate(member, worker, cached_tokens=cached_tokens, has_session=member.id == session))
     return Survey(needs, present, tuple(candidates))
 
 
-def _known_blocks(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[Known]:
+def _overlaps(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[PromptOverlap]:
     """Returns the blocks that workers have cached, and those that they hold for open groups. A block of another size or
     of other weights has another name, so each kind is looked up by itself."""
     found = []
     for size, weights in able.block_kinds if fleet.index or fleet.open_blocks else ():
         names = _names(request, fleet, size=size, weights=weights)
         usable = names[: (len(request.prompt) - 1) // size]  # the last token is computed whatever is cached
-        found += [Known(size, fleet.index.overlap(usable)), Known(size, fleet.open_blocks.overlap(names))]
-    return [known for known in found if known.blocks]
+        found += [
+            PromptOverlap(size, fleet.index.overlap(usable)),
+            PromptOverlap(size, fleet.open_blocks.overlap(names)),
+        ]
+    return [one for one in found if one.blocks]
 
 
 def trunk_of(request: GenerateRequest, fleet: Fleet, *, member: Member) -> Sequence[BlockName]:
-    """Returns the names of the blocks that the member's engine has for the group's prompt."""
+    """Returns the names of the blocks that the member's engine has for the group's prompt. A prompt that is shared with
+    no other group has names of its own."""
+    if not member.shares_prompts or request.sampling.prompt_logprobs is not None:
+        own = f"{request.request_id}/".encode()
+        return [own + str(block).encode() for block in range(-(-len(request.prompt) // member.block_size))]
     return _names(request, fleet, size=member.block_size, weights=member.block_weights)
 
 

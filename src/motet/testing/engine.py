@@ -57,6 +57,7 @@ def fake_info(
         bytes_per_block=16,
         max_num_seqs=1024,
         role=role,
+        shares_prompts=True,
         eos_token_ids=eos_token_ids,
         dtype="none",
         device="none",

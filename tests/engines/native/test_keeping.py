@@ -38,7 +38,7 @@ def test_more_choices_of_a_kept_prompt_cost_no_prefill_and_are_those_of_a_larger
 ) -> None:
     core = make_core(tiny("llama"), **numbers)
     first = run(core, [asked("first", n=2, keep_s=60)])["first"].tokens
-    assert (core.stats().blocks_used, core.stats().blocks_kept) == (BLOCKS, BLOCKS)
+    assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, BLOCKS)
     run(core, [replace(group("stranger", prompt_of(40, 5)), keep_s=0)])
     computed = core.stats().prefill_tokens
     more = run(core, [asked("more", n=3, seed=2)])["more"]
@@ -88,7 +88,7 @@ class Scene:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.pool = BlockPool(8)
-        self.kept = KeptTrunks(self.pool, Sharing(8), clock=lambda: self.now_s)
+        self.kept = KeptTrunks(self.pool, Sharing(), clock=lambda: self.now_s)
         self.trunks = [self._trunk(str(number)) for number in range(3)]
 
     def _trunk(self, name: str) -> SharedTrunk:
@@ -129,11 +129,23 @@ def test_the_one_whose_time_is_up_next_makes_room_first() -> None:
     scene = Scene()
     for trunk, seconds in zip(scene.trunks, (5, 3, 4), strict=True):
         scene.kept.keep(trunk, seconds)
-    scene.kept.keep(scene.trunks[1], 4.5)
     scene.left()
-    assert scene.kept.end_next()
+    assert scene.kept.make_room(2)
+    assert scene.is_kept() == [True, True, True], "so many were free"
+    assert scene.kept.make_room(3)
+    assert scene.is_kept() == [True, False, True]
+    assert not scene.kept.make_room(9)
+    assert scene.is_kept() == [True, False, True], "and none was given up in vain"
+    assert scene.kept.make_room(8)
+    assert scene.is_kept() == [False, False, False]
+
+
+def test_a_trunk_that_groups_share_or_that_is_just_being_joined_makes_no_room() -> None:
+    scene = Scene()
+    for trunk in scene.trunks:
+        scene.kept.keep(trunk, 5)
+    scene.left()
+    scene.trunks[0].groups.add(scene.trunks[0].first)
+    assert not scene.kept.make_room(6, besides=scene.trunks[1])
+    assert scene.kept.make_room(4, besides=scene.trunks[1])
     assert scene.is_kept() == [True, True, False]
-    assert scene.kept.end_next()
-    assert scene.is_kept() == [True, False, False]
-    assert scene.kept.end_next()
-    assert not scene.kept.end_next()

@@ -357,7 +357,7 @@ def test_a_group_that_found_no_room_is_admitted_once_it_has_fewer_choices() -> N
     late = engine.submit(request("b", PROMPT[::-1], n=2))  # needs 5
     engine.step()
     engine.step()
-    assert late in engine.scheduler.waiting
+    assert late in engine.scheduler.queued
     engine.stop("b", 1)
     engine.step()
     assert late in engine.scheduler.running
@@ -368,7 +368,7 @@ def test_a_group_that_found_no_room_is_admitted_once_its_prefix_is_known() -> No
     engine.submit(request("a", PROMPT[:8]))  # 3 blocks, 3 are left
     late = engine.submit(request("b", (*PROMPT[:8], 50)))  # needs 4, or 2 after what a has computed
     engine.step()
-    assert late in engine.scheduler.waiting
+    assert late in engine.scheduler.queued
     engine.step()
     assert late in engine.scheduler.running
 

@@ -58,7 +58,7 @@ def test_equal_prompts_that_come_at_once_are_computed_once(numbers: dict[str, An
 
 
 def test_more_groups_than_can_run_at_once_share_a_prompt_too(tiny: Tiny) -> None:
-    """Four may run and four may follow; the others wait in the queue meanwhile."""
+    """Four may run at once, and in each step four begin to follow, or are woken."""
     requests = [asked(f"g{i}", seed=10 * i, max_tokens=4) for i in range(16)]
     core = make_core(tiny("llama"), budget=48, max_num_seqs=4)
     outcomes = run(core, requests)

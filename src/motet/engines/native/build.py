@@ -131,6 +131,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         bytes_per_block=layout.bytes_per_block,
         max_num_seqs=config.max_num_seqs,
         role=config.role,
+        shares_prompts=config.prefix_cache,
         eos_token_ids=shape.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
@@ -146,9 +147,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     options = CoreOptions(
         config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, config.lease_s, grammars
     )
-    name_of = partial(model_digest, hf_config)
     first = FirstWeights(folder, weights.result(), load)
-    renewal = Renewal(backend.weights, first, name_of=name_of, cache=cache)
+    renewal = Renewal(backend.weights, first, name_of=partial(model_digest, hf_config), cache=cache)
     return Parts(info, backend.runner, storage, options, renewal, facts)
 
 

@@ -237,7 +237,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.running, self._scheduler.queued
-        choices = Counter[SequenceState]()
+        choices, kept = Counter[SequenceState](), self._scheduler.kept.num_blocks
         for sequence in (s for group in (*running, *waiting) for s in group.sequences):
             choices[sequence.state] += len(sequence.indices)
         stats = replace(
@@ -248,9 +248,9 @@ class EngineCore:
             choices_running=choices[SequenceState.RUNNING],
             choices_waiting=choices[SequenceState.WAITING],
             blocks_total=self._pool.num_blocks,
-            blocks_used=self._pool.num_held,
+            blocks_used=self._pool.num_held - kept,
             blocks_cached=self._pool.num_idle,
-            blocks_kept=self._scheduler.kept.num_blocks,
+            blocks_kept=kept,
         )
         self._handover.tell_gauges(stats)
         return stats

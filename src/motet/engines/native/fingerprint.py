@@ -102,15 +102,16 @@ def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bo
 
 
 @torch.inference_mode()
-def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 64) -> bool:
+def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 800) -> bool:
     """Returns True if a tail row that reads stretches of a trunk, the last of odd length, has the same bits alone and
-    among `rows`, and if a stretch has the same bits alone and beside others."""
+    among `rows`, of which torch cuts many otherwise than few, and if a stretch has the same bits alone and beside
+    others."""
     generator = torch.Generator().manual_seed(0)
     for stretches, length in ((1, 5), (1, 131), (1, 511), (3, STRETCH)):
         query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype).repeat(stretches, 1, 1, 1)
         key, value = (torch.randn(stretches, 2, length, head_dim, generator=generator).to(dtype) for _ in range(2))
         whole, whole_lse = flash_cpu(query, key, value, mask=None, scale=0.125)
-        for count, begin, end in ((1, 0, rows), (stretches, 0, 1), (1, 3, 6), (stretches, 8, 24)):
+        for count, begin, end in ((1, 0, rows), (stretches, 0, 1), (1, 3, 6), (1, 0, 200), (stretches, 8, 24)):
             some = query[:count, :, begin:end]
             part, part_lse = flash_cpu(some, key[:count], value[:count], mask=None, scale=0.125)
             expected, expected_lse = whole[:count, :, begin:end], whole_lse[:count, :, begin:end]

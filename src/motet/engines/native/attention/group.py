@@ -45,6 +45,9 @@ _FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa:
 _LANES = 16
 """Floats in the largest vector of a CPU."""
 
+_ONE_THREAD = 32_768
+"""Numbers of which torch lets one thread compute an exponential each."""
+
 _WORTH = Worth(rows_at_once=16, least_keys=512)
 """Measured: one more reading costs as much as joining two stretches saves, and beyond 16 rows a row costs the same in
 any company."""
@@ -262,10 +265,13 @@ def plain(
 
 def merge(parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     """Merges parts [parts, rows, heads, head_dim] with log-sum-exps [parts, rows, heads], in their order; a part with
-    log-sum-exp minus infinity changes nothing. Each weight is computed in all `_LANES` of a vector: on the CPU the
-    exponential may give other bits in the scalar end of a loop than in its body."""
+    log-sum-exp minus infinity changes nothing. Each weight is computed in all `_LANES` of a vector, and threads share
+    none: on the CPU the exponential may give other bits in the scalar end of a loop than in its body."""
     levels = (lse - lse.amax(0)).unsqueeze(-1).expand(*lse.shape, _LANES).contiguous()
-    weights = levels.exp_()[..., :1]
+    flat = levels.view(-1)
+    for at in range(0, len(flat), _ONE_THREAD):
+        flat[at : at + _ONE_THREAD].exp_()
+    weights = levels[..., :1]
     weighed = parts * weights  # float32
     output, total = weighed[0], weights[0]
     for part, weight in zip(weighed[1:], weights[1:], strict=True):

@@ -34,11 +34,14 @@ step is settled, so whoever needs it longer copies it."""
 STRETCH = 256
 """Number of keys in a stretch of a trunk; every block size divides it. The last one has all that is left, up to twice
 as many less one: a stretch of few keys would cost more than it is worth."""
+MOST_STRETCHES = 32
+"""Of these the last one has all that is left, however much: each stretch of a row is a part in memory until it is
+merged."""
 
 
 def num_stretches(num_keys: int) -> int:
     """Returns into how many stretches a trunk is cut."""
-    return max(1, num_keys // STRETCH)
+    return min(max(1, num_keys // STRETCH), MOST_STRETCHES)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ A block is named only once its content is complete, and is never written after t
 """
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import chain
 
@@ -131,6 +131,11 @@ class BlockPool:
             self._note_evicted()
         changes, self._changes = self._changes, []
         return changes
+
+    def num_freed_by(self, tables: Sequence[Sequence[int]]) -> int:
+        """Returns how many blocks only these tables hold."""
+        holders = Counter(chain.from_iterable(tables))
+        return sum(1 for block, count in holders.items() if self._count[block] == count)
 
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)

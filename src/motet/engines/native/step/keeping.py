@@ -6,8 +6,6 @@ trunk whose time is up next. Its full blocks stay in the prefix cache after that
 """
 
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
 
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
@@ -22,55 +20,52 @@ class KeptTrunks:
         self._clock = clock
         self._kept: dict[SharedTrunk, float] = {}
         """When the time of each is up."""
-        self._ends: list[tuple[float, int, SharedTrunk]] = []
-        """A heap of these times. Those of trunks that were kept for longer since, or are kept no more, stay in it."""
-        self._order = count()
-        self.num_blocks = 0
-        """Number of blocks that they hold; those of two count twice."""
+        self.next_end_s: float | None = None
+        """The time at which `end_late` has something to do."""
 
     @property
-    def next_end_s(self) -> float | None:
-        """The time at which `end_late` has something to do."""
-        return self._ends[0][0] if self._ends else None
+    def num_blocks(self) -> int:
+        """Number of blocks that nobody else holds."""
+        return self._pool.num_freed_by(self.tables())
 
     def tables(self) -> list[list[int]]:
         return [trunk.blocks for trunk in self._kept]
 
     def keep(self, trunk: SharedTrunk, seconds: float) -> None:
         """Keeps a trunk that is computed for so long from now, or for as long as it was kept already."""
-        end_s = self._clock() + seconds
         if trunk not in self._kept:
             self._pool.share(trunk.blocks)
-            self.num_blocks += len(trunk.blocks)
             trunk.kept = True
-        elif end_s <= self._kept[trunk]:
-            return
-        self._kept[trunk] = end_s
-        heappush(self._ends, (end_s, next(self._order), trunk))
+        self._kept[trunk] = max(self._clock() + seconds, self._kept.get(trunk, 0.0))
+        self._note_next()
 
     def end_late(self) -> None:
         """Ends those whose time is up."""
-        while self._ends and self._ends[0][0] <= self._clock():
-            self._pop()
+        if self.next_end_s is not None and self.next_end_s <= (now_s := self._clock()):
+            self._end([trunk for trunk, end_s in self._kept.items() if end_s <= now_s])
 
-    def end_next(self) -> bool:
-        """Ends the one whose time is up next. Returns False if there is none."""
-        while self._ends:
-            if self._pop():
-                return True
-        return False
+    def make_room(self, num_blocks: int, *, besides: SharedTrunk | None = None) -> bool:
+        """Returns True if so many blocks are free, if necessary without some of the kept trunks: not without `besides`,
+        nor those that running groups share. If even all of them were too few, none is ended."""
+        if self._pool.num_free >= num_blocks:
+            return True
+        able = [trunk for trunk in self._kept if not trunk.groups and trunk is not besides]
+        if self._pool.num_free + self._pool.num_freed_by([trunk.blocks for trunk in able]) < num_blocks:
+            return False
+        for trunk in sorted(able, key=self._kept.__getitem__):
+            if self._pool.num_free < num_blocks:
+                self._end([trunk])
+        return True
 
     def end_all(self) -> None:
-        while self.end_next():
-            pass
+        self._end(list(self._kept))
 
-    def _pop(self) -> bool:
-        """Takes the next time out, and ends the trunk that it is for. Returns False if that is no time to end it."""
-        end_s, _, trunk = heappop(self._ends)
-        if self._kept.get(trunk) != end_s:
-            return False
-        del self._kept[trunk]
-        self.num_blocks -= len(trunk.blocks)
-        self._pool.release(trunk.blocks)
-        self._sharing.forsake(trunk)
-        return True
+    def _end(self, trunks: list[SharedTrunk]) -> None:
+        for trunk in trunks:
+            del self._kept[trunk]
+            self._pool.release(trunk.blocks)
+            self._sharing.forsake(trunk)
+        self._note_next()
+
+    def _note_next(self) -> None:
+        self.next_end_s = min(self._kept.values(), default=None)

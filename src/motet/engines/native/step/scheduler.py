@@ -1,4 +1,4 @@
-"""Decides what the next step computes. Pure: block ids and counts in, a plan out; no tensors, no clock.
+"""Decides what the next step computes. Block ids and counts in, a plan out: no tensors, and no time but `keeping`'s.
 
 One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step.
 
@@ -10,7 +10,7 @@ One rule: computed tokens catch up with known tokens (see `sequence`), within a 
        wait for them, and let others pass (`sharing`)
 
 Steps 2 and 3 may run out of blocks; then the youngest group gives some up: tail by tail, youngest sibling first, its
-trunk last. Step 5 never takes from anybody, and waits while a preempted sequence waits.
+trunk last. Step 5 never takes from a group, and waits while a preempted sequence waits. Kept trunks give way to all.
 
 The work is constant for each scheduled token: nothing here goes through written tokens, the blocks of a table, or
 waiting groups and sequences.
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -63,9 +64,11 @@ class Scheduler:
     handover: Handover
 
     def __post_init__(self) -> None:
-        self.sharing = Sharing(self.limits.max_num_seqs)
+        self.sharing = Sharing()
         self.waiting = ByAge[Group]()
         """Groups that wait for room. `queued` are those that wait for another group too."""
+        self._woken: dict[Group, None] = {}
+        """Groups that need not follow any more, and go back to those that wait: some each step."""
         self.running = ByAge[Group]()
         self._preempted = ByAge[Sequence]()
         """Sequences of running groups that wait for their tail blocks."""
@@ -77,7 +80,7 @@ class Scheduler:
     @property
     def queued(self) -> list[Group]:
         """All groups that do not run."""
-        return [*self.waiting, *self.sharing.followers]
+        return [*self.waiting, *self._woken, *self.sharing.followers]
 
     def add(self, group: Group) -> None:
         self.waiting.add(group)
@@ -89,18 +92,31 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Returns the next step; it is empty when there is nothing to do."""
         self._give_back()
+        for group in list(islice(self._woken, self.limits.max_num_seqs)):
+            del self._woken[group]
+            self.waiting.add(group)
         draft = Draft(self.limits.max_num_batched_tokens)
         self._schedule_tails(draft)
         for group in self.running:
             self._schedule_trunk(group, draft)
+        self._admit_waiting(draft)
+        return draft.plan()
+
+    def _admit_waiting(self, draft: Draft) -> None:
+        """Admits new groups. In a step with other work no more begin to follow than could run: the rest is looked at in
+        the next one."""
+        follow, limits = 0, self.limits
         while draft.budget and (first := self.waiting.oldest()):
+            if follow >= limits.max_num_seqs and draft.budget < limits.max_num_batched_tokens:
+                break
             match self._admit(first):
                 case Admission.REFUSED:
                     break
+                case Admission.FOLLOWS:
+                    follow += 1
                 case Admission.ADMITTED:
                     self.handover.fetch(first)
                     self._schedule_trunk(first, draft)
-        return draft.plan()
 
     def finish(self, sequence: Sequence) -> None:
         """Frees the tail of a sequence that has ended, and with the last sibling the trunk."""
@@ -152,6 +168,8 @@ class Scheduler:
             self._leave(group)
         elif group.leader is not None:
             self.sharing.remove(group)
+        elif group in self._woken:
+            del self._woken[group]
         else:
             self.waiting.remove(group)
         for sequence in group.sequences:
@@ -215,9 +233,7 @@ class Scheduler:
         Groups older than the growing one never lose blocks: every younger group has a trunk to lose, and the growing
         sequence its own tail. So the oldest always goes on; the start checks that its trunk and one tail fit.
         """
-        while not self.pool.num_free:
-            if self.kept.end_next():
-                continue
+        while not self.kept.make_room(1):
             youngest = self.running.youngest()
             if youngest is None:
                 raise AssertionError("a sequence grows that does not run")
@@ -237,7 +253,7 @@ class Scheduler:
         otherwise a sequence could be preempted again at once, and would replay for nothing."""
         while sequence := self._preempted.oldest():
             wanted = self._tail_blocks(sequence) + self._num_sequences - len(self._preempted)
-            if not self._make_room(wanted):
+            if not self.kept.make_room(wanted):
                 return
             self._preempted.remove(sequence)
             self._start_tail(sequence)
@@ -254,8 +270,7 @@ class Scheduler:
         draft.add_trunk(group)
 
     def _wake(self, followers: Iterable[Group]) -> None:
-        for group in followers:
-            self.waiting.add(group)
+        self._woken.update(dict.fromkeys(followers))
 
     def _admit(self, group: Group) -> "Admission":
         """Takes trunk and tail blocks for all sequences, or nothing, or lets the group follow another one.
@@ -272,15 +287,13 @@ class Scheduler:
         ready = shared if shared is not None and shared.ready else None
         hits = self._hits(group) if ready is None else ready.blocks
         if ready is None and (leader := self._leader(group, shared, num_hits=len(hits))) is not None:
-            if self.sharing.full:
-                return Admission.REFUSED
             self.waiting.remove(group)
             self.sharing.follow(group, leader, whole=shared is not None)
             return Admission.FOLLOWS
         trunk = self._blocks(group.trunk_tokens) - len(hits)
         tails = [self._tail_blocks(sequence) for sequence in group.sequences]
         self.pool.share(hits)
-        if not self._make_room(trunk + sum(tails if self.running else tails[:1])):
+        if not self.kept.make_room(trunk + sum(tails if self.running else tails[:1]), besides=ready):
             self.pool.release(hits)
             self._refused = (group, self.pool.gains)
             return Admission.REFUSED
@@ -296,15 +309,6 @@ class Scheduler:
         self._enter(group)
         self._count_admission(group)
         return Admission.ADMITTED
-
-    def _make_room(self, num_blocks: int) -> bool:
-        """Returns True if so many blocks are free, if necessary without kept trunks."""
-        if self.pool.num_free + self.kept.num_blocks < num_blocks:
-            return False
-        while self.pool.num_free < num_blocks:
-            if not self.kept.end_next():
-                return False
-        return True
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the blocks of a prompt that the prefix cache has."""

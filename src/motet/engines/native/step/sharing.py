@@ -8,8 +8,7 @@ takes all its blocks, and runs the last token of its prompt only for the logits 
 Attention reads one trunk once a step for all groups that have it.
 
 Followers are no leader's business: if it leaves, fails or is preempted, they wait as if it had never been, and the
-first that is admitted computes for the others. So that no step has to move all who wait, there are at most so many
-followers as choices may run.
+first that is admitted computes for the others.
 """
 
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ WHOLE = 2**62
 
 @dataclass(eq=False)
 class SharedTrunk:
-    """A trunk of groups that run, with equal prompts, or one that is kept for more of them (`keeping`)."""
+    """A trunk of groups that run, with equal prompts, or one that is kept for more of them (`keeping`): ready then."""
 
     key: TrunkKey
     first: Group
@@ -43,9 +42,7 @@ class SharedTrunk:
 class Sharing:
     """Knows what running groups compute, and who waits for it. Work is constant for each block of a group's prompt."""
 
-    def __init__(self, most_followers: int) -> None:
-        self._most_followers = most_followers
-        self._num_followers = 0
+    def __init__(self) -> None:
         self._trunks: dict[TrunkKey, SharedTrunk] = {}
         self._computing: dict[BlockName, Group] = {}
         """The group that will publish a block of this name."""
@@ -55,17 +52,12 @@ class Sharing:
         self._order = count()
 
     @property
-    def full(self) -> bool:
-        """True if no other group may follow."""
-        return self._num_followers == self._most_followers
-
-    @property
     def followers(self) -> Iterator[Group]:
         for leader, heap in self._followers.items():
             yield from (group for _, _, group in heap if group.leader is leader)
 
     def trunk(self, group: Group) -> SharedTrunk | None:
-        """Returns the trunk of running groups with the same prompt, if there is one."""
+        """Returns the trunk of running groups with the same prompt, or a kept one, if there is one."""
         return self._trunks.get(group.trunk_key) if group.trunk_key is not None else None
 
     def leader(self, group: Group, num_hits: int, *, usable: int) -> Group | None:
@@ -78,7 +70,6 @@ class Sharing:
         needed = WHOLE if whole else _num_common(group.names, leader.names)
         heappush(self._followers.setdefault(leader, []), (needed, next(self._order), group))
         group.leader = leader
-        self._num_followers += 1
 
     def entered(self, group: Group, *, block_size: int) -> None:
         """Notes a group that runs now. It has joined the trunk that is there, or is the first to have it."""
@@ -103,7 +94,7 @@ class Sharing:
         while heap and heap[0][0] <= there:
             follower = heappop(heap)[2]
             if follower.leader is group:
-                woken.append(self._freed(follower))
+                woken.append(_freed(follower))
         if not heap:
             self._followers.pop(group, None)
         return woken
@@ -118,7 +109,7 @@ class Sharing:
                 del self._trunks[group.trunk_key]
             self._forget_empty(trunk)
         heap = self._followers.pop(group, [])
-        return [self._freed(follower) for _, _, follower in heap if follower.leader is group]
+        return [_freed(follower) for _, _, follower in heap if follower.leader is group]
 
     def forsake(self, trunk: SharedTrunk) -> None:
         """Notes that a trunk is kept no more."""
@@ -127,11 +118,11 @@ class Sharing:
 
     def remove(self, group: Group) -> None:
         """Takes out a follower that waits for nothing any more."""
-        self._freed(group)
+        _freed(group)
 
     def forget(self) -> list[Group]:
         """Lets nobody find anything of those that run now. Returns all followers."""
-        woken = [self._freed(group) for group in list(self.followers)]
+        woken = [_freed(group) for group in list(self.followers)]
         self._trunks.clear()
         self._computing.clear()
         self._followers.clear()
@@ -145,8 +136,6 @@ class Sharing:
         for leader, heap in self._followers.items():
             if not heap or any(group.leader not in (leader, None) for _, _, group in heap):
                 raise AssertionError("a follower does not know its leader")
-        if len(list(self.followers)) != self._num_followers or self._num_followers > self._most_followers:
-            raise AssertionError(f"{self._num_followers} followers are counted, or they are too many")
         for trunk in self._trunks.values():
             if len(trunk.groups) > 1 and len({tuple(group.blocks) for group in trunk.groups}) > 1:
                 raise AssertionError("groups that share a trunk have different blocks")
@@ -155,14 +144,14 @@ class Sharing:
         if not (trunk.groups or trunk.kept) and self._trunks.get(trunk.key) is trunk:
             del self._trunks[trunk.key]
 
-    def _freed(self, group: Group) -> Group:
-        group.leader = None
-        self._num_followers -= 1
-        return group
-
     def _forget_name(self, name: BlockName, group: Group) -> None:
         if self._computing.get(name) is group:
             del self._computing[name]
+
+
+def _freed(group: Group) -> Group:
+    group.leader = None
+    return group
 
 
 def _num_common(names: list[BlockName], others: list[BlockName]) -> int:
