@@ -1,14 +1,17 @@
 """Workers that break off, hang or send nonsense, played over raw sockets: each leads to the error that says so."""
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from motet.engines.http import server_client
+from motet.engines.base import PreparedWeights
+from motet.engines.http import Client, server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import PROTOCOL, EngineReport, frame
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError, WorkerFaultError
+from motet.models.checkpoint import Checkpoint
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta
 from tests.engines.remote.worker import LAST_CHUNK, REPORT, asked, group, response, scripted
 
@@ -177,3 +180,33 @@ async def test_an_answer_that_is_not_a_report_means_another_kind_of_server(body:
 
 async def test_fields_that_a_newer_worker_adds_are_ignored() -> None:
     assert await report_of(msgspec.msgpack.encode({**msgspec.to_builtins(REPORT), "added": [1]})) == REPORT
+
+
+class Preparing(EngineServer):
+    """A worker whose answer about the weights in the folder "broken" gets lost."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__("http://127.0.0.1:1", client)
+        self.dropped: asyncio.Queue[str] = asyncio.Queue()
+
+    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
+        if checkpoint.name == "broken":
+            raise EngineError("no answer")
+        return PreparedWeights(1, 0.5, whole=True, digest=checkpoint.name)
+
+    async def drop_weights(self, digest: str) -> None:
+        self.dropped.put_nowait(digest)
+
+
+async def test_what_a_worker_may_have_prepared_is_dropped_though_its_answer_got_lost() -> None:
+    async with server_client() as client:
+        server = Preparing(client)
+        engine = RemoteEngine(server, REPORT)
+        await engine.prepare_weights(Checkpoint.of(Path("whole")))
+        engine.drop_weights()
+        assert await server.dropped.get() == "whole"
+        with pytest.raises(EngineError, match="no answer"):
+            await engine.prepare_weights(Checkpoint.of(Path("broken")))
+        engine.drop_weights()
+        assert await server.dropped.get() == "", "so any are dropped"
+        await engine.close()
