@@ -102,7 +102,8 @@ class KVStorage:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
-    """Raises RuntimeError or OSError if the device has not so much memory."""
+    """Returns memory that is all there from now on: no step waits for a page, nor finds that there are too few. Raises
+    RuntimeError or OSError if the device has not so much."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return huge_pages(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(shape)
