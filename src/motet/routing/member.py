@@ -4,7 +4,6 @@ The books hold only what this server gave a worker, and what came back when. A w
 it (`Member.foreign_choices`).
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -241,7 +240,7 @@ class WorkerLoad:
         """KV blocks of the prompts of open groups, each counted once, however many groups share it."""
         self.tail_blocks = 0
         self.waiting_tokens = 0
-        self._sharers: Counter[BlockName] = Counter()
+        self._sharers: dict[BlockName, int] = {}
         """The number of open groups that have each of those blocks."""
         self._clock = clock
         self._done_s = clock()
@@ -254,17 +253,22 @@ class WorkerLoad:
 
     def hold(self, trunk: Sequence[BlockName]) -> Sequence[BlockName]:
         """Books the blocks of a group's prompt. Returns those that no other open group has."""
-        fresh = [name for name in trunk if name not in self._sharers]
-        self._sharers.update(trunk)
+        sharers, fresh = self._sharers, []
+        for name in trunk:
+            if (count := sharers.get(name, 0)) == 0:
+                fresh.append(name)
+            sharers[name] = count + 1
         self.trunk_blocks += len(fresh)
         return fresh
 
     def let_go(self, trunk: Sequence[BlockName]) -> Sequence[BlockName]:
         """Undoes `hold`. Returns the blocks that no open group has any more."""
-        self._sharers.subtract(trunk)
-        gone = [name for name in trunk if not self._sharers[name]]
-        for name in gone:
-            del self._sharers[name]
+        sharers, gone = self._sharers, []
+        for name in trunk:
+            if (left := sharers.pop(name) - 1) > 0:
+                sharers[name] = left
+            else:
+                gone.append(name)
         self.trunk_blocks -= len(gone)
         return gone
 
