@@ -35,8 +35,8 @@ STRETCH = 256
 """Number of keys in a stretch of a trunk; every block size divides it. The last one has all that is left, up to twice
 as many less one: a stretch of few keys would cost more than it is worth."""
 MOST_STRETCHES = 32
-"""Of these the last one has all that is left, however much: each stretch of a row is a part in memory until it is
-merged."""
+"""A trunk has at most so many, and the last one has all that is left: each is a part of every row in memory until these
+are merged."""
 
 
 def num_stretches(num_keys: int) -> int:
