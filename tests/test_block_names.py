@@ -1,6 +1,6 @@
 """The names of prompt blocks."""
 
-from motet.block_names import block_names, named_blocks
+from motet.block_names import block_names
 
 
 def test_only_full_blocks_have_names() -> None:
@@ -32,7 +32,7 @@ def test_large_token_ids_are_not_cut() -> None:
 
 def test_an_adapter_changes_every_name_and_is_no_salt() -> None:
     pairs = (("", ""), ("a", ""), ("", "a"), ("a", "a"), ("a", "b"))
-    names = [list(named_blocks(range(8), 4, salt=salt, adapter=adapter)) for salt, adapter in pairs]
+    names = [block_names(range(8), 4, salt=salt, adapter=adapter) for salt, adapter in pairs]
     assert len({name for some in names for name in some}) == 10
 
 

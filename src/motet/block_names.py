@@ -15,16 +15,11 @@ BlockName = bytes
 TOKEN_BYTES = array("I").itemsize
 
 
-def block_names(tokens: Sequence[int], block_size: int, *, salt: str, weights: str = "") -> list[BlockName]:
-    """Returns the names of all full blocks of `tokens`, in order."""
-    return list(named_blocks(tokens, block_size, salt=salt, weights=weights))
-
-
-def named_blocks(
+def block_names(
     tokens: Sequence[int], block_size: int, *, salt: str, adapter: str = "", weights: str = ""
-) -> Iterator[BlockName]:
-    """Yields the same names one by one, for callers that may need only the first ones."""
-    return names_after(root_name(salt, adapter, weights=weights), tokens, block_size=block_size)
+) -> list[BlockName]:
+    """Returns the names of all full blocks of `tokens`, in order."""
+    return list(names_after(root_name(salt, adapter, weights=weights), tokens, block_size=block_size))
 
 
 def trunk_names(

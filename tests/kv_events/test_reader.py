@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from motet.block_names import block_names, named_blocks
+from motet.block_names import block_names
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, WireHash
 from tests.kv_events.names import apply_to
@@ -94,10 +94,10 @@ def test_blocks_of_an_adapter_have_the_names_that_go_with_it(
     reader, hashes = EventReader(), HASHES["numbers"]
     changes = reader.changes(stored(hashes, 0, 2, lora_name="french", lora_id=1, **first))
     changes += reader.changes(stored(hashes, 2, 4, lora_name="french", lora_id=1, **later))
-    french = list(named_blocks(PROMPT, SIZE, salt=salt, adapter="french"))
+    french = block_names(PROMPT, SIZE, salt=salt, adapter="french")
     assert names_of(changes) == set(french)
     assert len(french) == 4
-    assert set(french).isdisjoint({*NAMES, *SALTED, *named_blocks(PROMPT, SIZE, salt=salt, adapter="english")})
+    assert set(french).isdisjoint({*NAMES, *SALTED, *block_names(PROMPT, SIZE, salt=salt, adapter="english")})
 
 
 def test_an_adapter_that_adapts_an_image_is_no_salt() -> None:

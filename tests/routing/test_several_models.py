@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from motet.block_names import block_names, named_blocks
+from motet.block_names import block_names
 from motet.engines.base import WorkerState
 from motet.errors import NoWorkerError
 from motet.ids import ModelName
@@ -183,5 +183,5 @@ async def test_blocks_of_an_adapter_are_not_those_of_its_base_model() -> None:
     server.fleet.index.stored("decode-a-vllm-0", cached)
     assert found() == [384, 384, 0]
     server.fleet.index.removed("decode-a-vllm-0", cached)
-    server.fleet.index.stored("decode-a-vllm-0", named_blocks(request.prompt, 128, salt="", adapter=FRENCH))
+    server.fleet.index.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt="", adapter=FRENCH))
     assert found() == [0, 0, 384]

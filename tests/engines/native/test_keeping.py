@@ -39,7 +39,7 @@ def test_more_choices_of_a_kept_prompt_cost_no_prefill_and_are_those_of_a_larger
     core = make_core(tiny("llama"), **numbers)
     first = run(core, [asked("first", n=2, keep_s=60)])["first"].tokens
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, BLOCKS)
-    run(core, [replace(group("stranger", prompt_of(40, 5)), keep_s=0)])
+    run(core, [group("stranger", prompt_of(40, 5))])
     computed = core.stats().prefill_tokens
     more = run(core, [asked("more", n=3, seed=2)])["more"]
     assert core.stats().prefill_tokens == computed + 1

@@ -32,11 +32,10 @@ Table = Sequence[int]
 step is settled, so whoever needs it longer copies it."""
 
 STRETCH = 256
-"""Number of keys in a stretch of a trunk; every block size divides it. The last one has all that is left, up to twice
-as many less one: a stretch of few keys would cost more than it is worth."""
+"""Number of keys in a stretch of a trunk; every block size divides it. The last one has all that is left: a stretch of
+few keys would cost more than it is worth."""
 MOST_STRETCHES = 32
-"""A trunk has at most so many, and the last one has all that is left: each is a part of every row in memory until these
-are merged."""
+"""A trunk has at most so many, however long it is: each is a part of every row in memory until these are merged."""
 
 
 def num_stretches(num_keys: int) -> int:
