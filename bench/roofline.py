@@ -2,8 +2,9 @@
 
 The same run measures the limits: the rate at which both threads read memory of the size of the weights, and the best
 rate of a large bf16 product, ours or oneDNN's. No part can be quicker than its bytes at the one rate and its operations
-at the other allow; its share is that time over its own. Everything takes turns, and of each the least time counts, as
-other programs only ever add to it. With `--threads 1` times are CPU time, which other programs disturb less.
+at the other allow; its share is that time over its own. Everything takes turns, and of each the median counts: memory
+is quick for a moment now and then, and the least of many reads is luck that no step has from end to end. With
+`--threads 1` times are CPU time, which other programs disturb less.
 
 A step's bytes and operations are what it must cost: every weight, key and value once, the operations of all products
 and of attention; the last layer of a prompt counts only for the row whose logits are wanted. Prints tables, and JSON
@@ -14,8 +15,10 @@ Run: python -m bench.roofline [--ns 1,8,32,128] [--prompt-tokens 1340] [--repeat
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 import torch
 from rich.table import Table
@@ -58,12 +61,18 @@ class Limits:
         return max(work.bytes_read / self.bytes_per_s, work.operations / self.operations_per_s)
 
 
-class Least(dict[str, float]):
-    """The least seconds of everything that was timed, by its name."""
+class Noted(defaultdict[str, list[float]]):
+    """The seconds of everything that was timed, by its name."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
 
     def note(self, times: Times) -> None:
         for name, seconds in times.items():
-            self[name] = min(seconds, self.get(name, seconds))
+            self[name].append(seconds)
+
+    def medians(self) -> Times:
+        return {name: median(seconds) for name, seconds in self.items()}
 
 
 class LimitTurns:
@@ -77,7 +86,7 @@ class LimitTurns:
         self._products: dict[str, Multiply] = {
             name: WAYS[name](large, LARGE_ROWS) for name in ("ours", ONEDNN_PACKED) if name in WAYS
         }
-        self._least = Least()
+        self._noted = Noted()
         self._tile_operations = 0.0
 
     @torch.inference_mode()
@@ -87,19 +96,20 @@ class LimitTurns:
         stage.kernels.motet_read_memory(stage.handle, self._weights.data_ptr(), len(self._weights))
         read = clock()
         self._tile_operations = stage.kernels.motet_multiply_tiles(stage.handle, TILES)
-        self._least.note({"read": read - begin, "tiles": clock() - read})
+        self._noted.note({"read": read - begin, "tiles": clock() - read})
         for name, multiply in self._products.items():
             begin = clock()
             multiply(0, self._x)
-            self._least.note({name: clock() - begin})
+            self._noted.note({name: clock() - begin})
 
     def limits(self) -> Limits:
-        product = min(self._products, key=lambda name: self._least[name])
+        seconds = self._noted.medians()
+        product = min(self._products, key=lambda name: seconds[name])
         return Limits(
-            bytes_per_s=len(self._weights) / self._least["read"],
-            operations_per_s=2.0 * LARGE_ROWS * LARGE**2 / self._least[product],
+            bytes_per_s=len(self._weights) / seconds["read"],
+            operations_per_s=2.0 * LARGE_ROWS * LARGE**2 / seconds[product],
             product=product,
-            peak_operations_per_s=self._tile_operations / self._least["tiles"],
+            peak_operations_per_s=self._tile_operations / seconds["tiles"],
         )
 
 
@@ -151,7 +161,7 @@ def parts_of(case: str, times: Mapping[str, float], works: Mapping[str, Work], l
 @torch.inference_mode()
 def measure(stage: Stage, ns: Sequence[int], repeats: int) -> tuple[Limits, list[Part]]:
     limit_turns = LimitTurns(stage)
-    times = {case: Least() for case in (PREFILL, *map(case_of, ns))}
+    times = {case: Noted() for case in (PREFILL, *map(case_of, ns))}
     works: dict[str, Mapping[str, Work]] = {}
     stage.begin(1)  # memory is touched for the first time
     for turn in range(repeats):
@@ -172,7 +182,9 @@ def measure(stage: Stage, ns: Sequence[int], repeats: int) -> tuple[Limits, list
             limit_turns.turn()
     limits = limit_turns.limits()
     return limits, [
-        part for case, least in times.items() for part in parts_of(case, parts_from(least), works[case], limits)
+        part
+        for case, noted in times.items()
+        for part in parts_of(case, parts_from(noted.medians()), works[case], limits)
     ]
 
 

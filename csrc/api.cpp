@@ -1,5 +1,5 @@
 // The functions that Python calls through ctypes.
-#include "filters.h"
+#include "draws.h"
 #include "forward.h"
 #include "ceilings.h"
 #include "pack.h"
@@ -39,7 +39,7 @@ MOTET_EXPORT void motet_sizes(std::int32_t sizes[7]) {
   sizes[3] = sizeof(Batch);
   sizes[4] = sizeof(Piece);
   sizes[5] = sizeof(Span);
-  sizes[6] = sizeof(Filtering);
+  sizes[6] = sizeof(Drawing);
 }
 
 // Packs a weight whose numbers are of one type of `Numbers`, as panels are.
@@ -75,7 +75,11 @@ MOTET_EXPORT double motet_multiply_tiles(void* forward, std::int32_t tiles) {
 
 MOTET_EXPORT void motet_close(void* forward) { delete static_cast<Forward*>(forward); }
 
-// Draws the tokens of a step, without a model.
-MOTET_EXPORT void motet_filter(const Filtering* batch) { filter(*batch); }
+// Draw tokens, without a model.
+MOTET_EXPORT void* motet_open_draws(std::int32_t vocab, std::int32_t num_threads) {
+  return new Draws(vocab, num_threads);
+}
+MOTET_EXPORT void motet_draw(void* draws, const Drawing* step) { static_cast<Draws*>(draws)->run(*step); }
+MOTET_EXPORT void motet_close_draws(void* draws) { delete static_cast<Draws*>(draws); }
 
 }  // extern "C"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.roofline import Least, Limits, floors, main, part_of, parts_of
+from bench.roofline import Limits, Noted, floors, main, part_of, parts_of
 from bench.roofline_parts import (
     FEW_ROWS,
     PROMPT,
@@ -55,11 +55,11 @@ def test_plans_without_a_part_keep_their_rows() -> None:
     assert all(read.first_position == 0 and read.num_keys <= FEW_ROWS for read in few)
 
 
-def test_the_least_of_each_time_counts() -> None:
-    least = Least()
-    least.note({"a": 2.0, "b": 1.0})
-    least.note({"a": 1.5, "b": 3.0, "c": 4.0})
-    assert least == {"a": 1.5, "b": 1.0, "c": 4.0}
+def test_the_median_of_each_time_counts() -> None:
+    noted = Noted()
+    for times in ({"a": 2.0, "b": 1.0}, {"a": 1.5, "b": 3.0, "c": 4.0}, {"a": 9.0}):
+        noted.note(times)
+    assert noted.medians() == {"a": 2.0, "b": 2.0, "c": 4.0}
 
 
 def test_a_whole_step_has_the_work_of_all_its_parts() -> None:

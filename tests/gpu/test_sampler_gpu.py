@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from motet.engines.native.sample.lanes import SampleRow
+from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.logprobs import prompt_logprobs
-from motet.engines.native.sample.sampler import Sampled, Sampler
+from motet.engines.native.sample.sampler import Sampler
 from motet.types import SamplingParams, TokenLogprob
 from tests.devices import ON_GPU
 from tests.engines.native.sample.reference import Past

@@ -14,7 +14,7 @@ from motet.block_names import block_names
 from motet.engines.native.attention.plan import Table
 from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.sample.sampler import Sampled
+from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.engines.native.step.commit import AnswerCache, Commit, DrawnToken
 from motet.engines.native.step.inputs import StepInputs, build_inputs

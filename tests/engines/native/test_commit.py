@@ -1,6 +1,6 @@
 """A step commits counts, deltas and ends, and finds the tokens that end a choice."""
 
-from motet.engines.native.sample.sampler import Sampled
+from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.step.commit import DrawnToken
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, SamplingParams, TokenLogprob
 from tests.engines.native.paper import PaperEngine, answer, group_of, request

@@ -11,9 +11,10 @@ import torch
 
 from motet.engines.native.cpu.library import KINDS
 from motet.engines.native.sample.candidates import masses
-from motet.engines.native.sample.compiled import CompiledFilters
+from motet.engines.native.sample.compiled import CompiledDraws
 from motet.engines.native.sample.filters import Filters, TorchFilters
-from motet.engines.native.sample.sampler import Sampled, Sampler
+from motet.engines.native.sample.lanes import Sampled
+from motet.engines.native.sample.sampler import Sampler
 from motet.types import LogprobsMode, SamplingParams
 from tests.engines.native.sample.reference import Past, token_of, weights
 from tests.kernels import kernels_of
@@ -29,7 +30,7 @@ def made(request: pytest.FixtureRequest) -> Made:
 
     def filters(vocab_size: int) -> Filters:
         if request.param in KINDS:
-            return CompiledFilters(vocab_size, kernels_of(request.param))
+            return CompiledDraws(vocab_size, kernels_of(request.param))
         return TorchFilters(vocab_size) if request.param == "torch" else TorchFilters(vocab_size, widths=())
 
     return lambda vocab_size: Sampler(vocab_size, CPU, filters=filters(vocab_size))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from motet.engines.native.sample.lanes import SampleRow
-from motet.engines.native.sample.sampler import Sampled, Sampler
+from motet.engines.native.sample.lanes import Sampled, SampleRow
+from motet.engines.native.sample.sampler import Sampler
 from motet.types import SamplingParams
 from tests.engines.native.sample.reference import Past, Row, token_of, weights
 from tests.engines.native.sample.ways import WAYS

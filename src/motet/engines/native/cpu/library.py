@@ -43,11 +43,12 @@ class KernelBatch(Structure):
     )
 
 
-class Filtering(Structure):
+class Drawing(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("num_lanes", "width", "vocab", "num_choices")),
-        *((name, c_void_p) for name in ("logits", "weights", "whole", "temperature", "top_k", "top_p", "log_min_p")),
-        *((name, c_void_p) for name in ("lanes", "uniform", "last_logit", "last_id", "tokens")),
+        *((name, c_int32) for name in ("num_choices", "vocab", "stride", "most_best", "num_named")),
+        *((name, c_void_p) for name in ("logits", "rows", "temperature", "top_k", "top_p", "log_min_p")),
+        *((name, c_void_p) for name in ("uniform", "best", "named")),
+        *((name, c_void_p) for name in ("tokens", "finite", "last_logit", "last_id", "scores")),
     )
 
 
@@ -95,7 +96,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     sizes = (c_int32 * 7)()
     found.motet_sizes(sizes)
     structs = PackedLinear, Layer, Model, KernelBatch
-    ours = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(Filtering)]
+    ours = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(Drawing)]
     if list(sizes) != ours:
         raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {ours})")
     found.motet_supported.restype = c_int32
@@ -113,6 +114,10 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.motet_multiply_tiles.restype = c_double
     found.motet_close.argtypes = (c_void_p,)
     found.motet_close.restype = None
-    found.motet_filter.argtypes = (POINTER(Filtering),)
-    found.motet_filter.restype = None
+    found.motet_open_draws.argtypes = (c_int32, c_int32)
+    found.motet_open_draws.restype = c_void_p
+    found.motet_draw.argtypes = (c_void_p, POINTER(Drawing))
+    found.motet_draw.restype = None
+    found.motet_close_draws.argtypes = (c_void_p,)
+    found.motet_close_draws.restype = None
     return found

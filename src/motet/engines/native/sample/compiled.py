@@ -1,29 +1,128 @@
-"""Top-k, top-p and min-p by the compiled kernels: one pass over a lane finds the tokens that can be kept, and the last
-one kept is found among these without sorting (`csrc/filters.h`). On the CPU only."""
+"""Draws by the compiled kernels (`csrc/draws.h`). On the CPU only.
+
+Choices whose logits nothing changes, which is most of them, are drawn straight from a step's logits and scored by them,
+all in one call. After a pass over the weights of a model nothing else is left in the caches, so what counts is how
+little code and memory a draw needs. The others have their logits changed by torch, and are drawn lane by lane.
+"""
 
 import ctypes
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from motet.engines.native.cpu.library import Filtering, library
-from motet.engines.native.sample.candidates import masses
+from motet.engines.native.cpu.library import Drawing, library
 from motet.engines.native.sample.filters import Filters, TorchFilters
-from motet.engines.native.sample.lanes import LaneParams, at_temperature
+from motet.engines.native.sample.lanes import COLDEST, LaneParams, Sampled, SampleRow, at_temperature
+from motet.engines.native.sample.logprobs import named_ids, unpack
+from motet.types import LogprobsMode, SamplingParams
+
+_NOT_SCORED = -1
 
 
 def filters_for(vocab_size: int, device: torch.device) -> Filters:
-    """Returns the compiled filters if they can be used, else torch's; both draw the same tokens."""
+    """Returns the compiled draws if they can be used, else torch's filters; both draw the same tokens."""
     kernels = library() if device.type == "cpu" else None
-    return TorchFilters(vocab_size) if kernels is None else CompiledFilters(vocab_size, kernels)
+    return TorchFilters(vocab_size) if kernels is None else CompiledDraws(vocab_size, kernels)
 
 
-class CompiledFilters:
-    """Filters with the compiled kernels. They look at the whole lane at once, so no lane is drawn again."""
+@dataclass(frozen=True)
+class _Choices:
+    """The draws of a call. Each array is [choices]."""
+
+    rows: npt.NDArray[np.int64]
+    """The row of logits of each."""
+    temperature: npt.NDArray[np.float32]
+    """0: greedy"""
+    top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float64]
+    log_min_p: npt.NDArray[np.float32]
+    uniform: npt.NDArray[np.float64]
+    best: npt.NDArray[np.int32]
+    """How many of the best tokens are scored beside the drawn one; `_NOT_SCORED`: nothing is."""
+    named: npt.NDArray[np.int64]
+    """[choices, m]: tokens that are scored too."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    token_ids: npt.NDArray[np.int64]
+    """[choices]"""
+    finite: npt.NDArray[np.bool_]
+    last: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+    """The last token that top-k and top-p keep, [choices]: its logit, and its id."""
+    scores: npt.NDArray[np.float64]
+    """[choices, 2 + m + 2k] as of `token_logprobs`; no rows if nothing was scored."""
+
+
+class CompiledDraws:
+    """Also filters for lanes. A lane is looked at as a whole, so none is drawn again.
+
+    Whether a choice is drawn straight from the logits depends on nothing but the choice, so its company changes no bit.
+    """
 
     def __init__(self, vocab_size: int, kernels: ctypes.CDLL) -> None:
         self.widths = (vocab_size,)
         self._vocab_size = vocab_size
-        self._filter = kernels.motet_filter
+        self._draw = kernels.motet_draw
+        self._handle = kernels.motet_open_draws(vocab_size, torch.get_num_threads())
+        self._close = weakref.finalize(self, kernels.motet_close_draws, self._handle)
+
+    def straight(self, rows: Sequence[SampleRow]) -> list[int]:
+        """Returns the places of the choices that are drawn straight from the logits."""
+        return [
+            place
+            for place, row in enumerate(rows)
+            if not row.state.has_edits
+            and (row.state.params.logprobs is None or row.state.params.logprobs_mode is LogprobsMode.RAW)
+        ]
+
+    def draw_straight(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], *, uniform: npt.NDArray[np.float64]
+    ) -> Iterator[Sampled]:
+        """Draws one token a row, in their order, from `logits` [any, vocabulary]."""
+        asked = [row.state.params for row in rows]
+        if all(params is asked[0] for params in asked):  # as in a group
+            numbers = np.array([self._numbers(asked[0])]).repeat(len(asked), 0)
+        else:
+            numbers = np.array([self._numbers(params) for params in asked])
+        temperature, top_k, top_p, log_min_p, best = numbers.T
+        choices = _Choices(
+            rows=np.array([row.logits_row for row in rows], np.int64),
+            temperature=temperature.astype(np.float32),
+            top_k=top_k.astype(np.int64),
+            top_p=np.ascontiguousarray(top_p),
+            log_min_p=log_min_p.astype(np.float32),
+            uniform=uniform,
+            best=best.astype(np.int32),
+            named=named_ids(asked),
+        )
+        drawn = self._run(logits.float().contiguous(), choices)
+        token_ids, finite = drawn.token_ids.tolist(), drawn.finite.tolist()
+        if not len(drawn.scores):
+            return map(Sampled, token_ids, [None] * len(rows), finite)
+        num_named = choices.named.shape[1]
+        logprobs = (
+            unpack(token_id, scores, k=params.logprobs, named=params.logprob_token_ids, num_named=num_named)
+            if params.logprobs is not None and sound
+            else None
+            for token_id, scores, params, sound in zip(token_ids, drawn.scores.tolist(), asked, finite, strict=True)
+        )
+        return map(Sampled, token_ids, logprobs, finite)
+
+    def _numbers(self, params: SamplingParams) -> tuple[float, ...]:
+        """Returns temperature, top-k, top-p, the logarithm of min-p, and the number of the best tokens to be scored."""
+        return (
+            0.0 if params.greedy else max(params.temperature, COLDEST),
+            params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size,
+            params.top_p,
+            math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+            _NOT_SCORED if params.logprobs is None else min(params.logprobs, self._vocab_size),
+        )
 
     def draw(
         self,
@@ -35,42 +134,58 @@ class CompiledFilters:
         uniform: torch.Tensor,
         spare: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        token_ids, _ = self._run(x, settings, lanes=lanes, uniform=uniform, spare=spare)
-        return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
+        drawn = self._run_lanes(x, settings, lanes=lanes, uniform=uniform.numpy())
+        return torch.from_numpy(drawn.token_ids), torch.ones(len(lanes), dtype=torch.bool)
 
     def keep(self, x: torch.Tensor, settings: LaneParams, *, k: int, spare: torch.Tensor) -> None:
-        none = torch.empty(0, dtype=torch.int64)
-        _, (last_logit, last_id) = self._run(x, settings, lanes=none, uniform=none.double(), spare=spare)
+        drawn = self._run_lanes(x, settings, lanes=torch.arange(len(x)), uniform=np.zeros(len(x)))
+        last_logit, last_id = (torch.from_numpy(array).unsqueeze(1) for array in drawn.last)
         dropped = (x < last_logit) | ((x == last_logit) & (torch.arange(x.shape[1]) > last_id))
         at_temperature(x, settings)
         x.masked_fill_(dropped, -torch.inf)
 
-    def _run(
-        self,
-        x: torch.Tensor,
-        settings: LaneParams,
-        *,
-        lanes: torch.Tensor,
-        uniform: torch.Tensor,
-        spare: torch.Tensor,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Returns the drawn ids [choices] int64, and the last token that top-k and top-p keep, as logits [lanes, 1]
-        float32 and ids [lanes, 1] int64; `x` stays as it is."""
-        weights = _weights(x, settings, out=spare)
-        last = torch.empty(len(x), 1), torch.empty(len(x), 1, dtype=torch.int64)
-        token_ids = torch.empty(len(lanes), dtype=torch.int64)
-        whole = masses(weights).sum(-1)
-        columns = (settings.temperature, settings.top_k, settings.top_p, settings.log_min_p)
-        tensors = (x, weights, whole, *(column.contiguous() for column in columns), lanes, uniform, *last, token_ids)
-        sizes = (*x.shape, self._vocab_size, len(lanes))
-        self._filter(ctypes.byref(Filtering(*sizes, *(tensor.data_ptr() for tensor in tensors))))
-        return token_ids, last
+    def _run_lanes(
+        self, x: torch.Tensor, settings: LaneParams, *, lanes: torch.Tensor, uniform: npt.NDArray[np.float64]
+    ) -> _Drawn:
+        """`x` stays as it is."""
+        choices = _Choices(
+            rows=lanes.numpy(),
+            temperature=settings.temperature[lanes, 0].numpy(),
+            top_k=settings.top_k[lanes, 0].numpy(),
+            top_p=settings.top_p[lanes, 0].numpy(),
+            log_min_p=settings.log_min_p[lanes, 0].numpy(),
+            uniform=uniform,
+            best=np.full(len(lanes), _NOT_SCORED, np.int32),
+            named=np.empty((len(lanes), 0), np.int64),
+        )
+        return self._run(x, choices)
 
-
-def _weights(x: torch.Tensor, settings: LaneParams, *, out: torch.Tensor) -> torch.Tensor:
-    """Writes what `softmax` makes of `x` without min-p, with the same bits, into `out`, and leaves `x` as it is: once
-    divided by a temperature, two logits that differ may be equal."""
-    if settings.all_plain:
-        return torch.softmax(x, -1, out=out)
-    torch.sub(x, x.amax(-1, keepdim=True), out=out).div_(settings.temperature)
-    return torch.softmax(out, -1, out=out)
+    def _run(self, logits: torch.Tensor, choices: _Choices) -> _Drawn:
+        """`logits` [any, stride] float32, contiguous"""
+        count, num_named = choices.named.shape
+        most = int(choices.best.max(initial=_NOT_SCORED))
+        scores = np.empty((count if most > _NOT_SCORED else 0, 2 + num_named + 2 * max(most, 0)))
+        drawn = _Drawn(
+            np.empty(count, np.int64),
+            np.empty(count, np.bool_),
+            (np.empty(count, np.float32), np.empty(count, np.int64)),
+            scores,
+        )
+        arrays = (
+            choices.rows,
+            choices.temperature,
+            choices.top_k,
+            choices.top_p,
+            choices.log_min_p,
+            choices.uniform,
+            choices.best,
+            choices.named,
+            drawn.token_ids,
+            drawn.finite,
+            *drawn.last,
+            scores,
+        )
+        sizes = count, self._vocab_size, logits.shape[1], max(most, 0), num_named
+        step = Drawing(*sizes, logits.data_ptr(), *(array.ctypes.data for array in arrays))
+        self._draw(self._handle, ctypes.byref(step))
+        return drawn

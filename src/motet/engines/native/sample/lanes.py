@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from motet.engines.native.sample.state import ChoiceSampling
-from motet.types import SamplingParams
+from motet.types import SamplingParams, TokenLogprob
 
 
 class SampleRow(msgspec.Struct, frozen=True, gc=False):
@@ -28,6 +28,16 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):
     state: ChoiceSampling
     position: int
     """Absolute position of the token to be drawn: prompt length + output tokens."""
+
+
+class Sampled(msgspec.Struct, frozen=True, gc=False):
+    """The next token of one choice."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+    """None unless the choice asked for it and the logits are finite."""
+    finite: bool = True
+    """False: the logits held NaN or +inf, or only -inf; then `token_id` means nothing."""
 
 
 class Kind(IntEnum):
@@ -104,7 +114,7 @@ def _work(params: SamplingParams, widths: Sequence[int]) -> tuple[Kind, int]:
     return Kind.FILTERED, next(width for width in widths if width >= top_k)
 
 
-_COLDEST = torch.finfo(torch.float32).tiny
+COLDEST = torch.finfo(torch.float32).tiny
 """A colder temperature would be 0 in float32; at this one all but the best token have weight 0 already."""
 
 
@@ -159,7 +169,7 @@ class LaneParamsMaker:
 
     def _row(self, params: SamplingParams) -> tuple[float, float, float, float]:
         return (
-            max(params.temperature, _COLDEST),
+            max(params.temperature, COLDEST),
             params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size,
             params.top_p,
             math.log(params.min_p) if params.min_p > 0.0 else -math.inf,

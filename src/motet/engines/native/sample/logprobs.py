@@ -3,12 +3,14 @@ any logits, such as those from which a token is drawn."""
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from motet.engines.native.sample.candidates import leaders
 from motet.engines.native.sample.edits import LogitsScratch
 from motet.engines.native.sample.lanes import uploaded_ids
-from motet.types import TokenLogprob
+from motet.types import SamplingParams, TokenLogprob
 
 
 @torch.inference_mode()
@@ -85,3 +87,11 @@ def unpack(
     k = min(k, width)
     top = zip(map(int, packed[first : first + k]), packed[first + width : first + width + k], strict=True)
     return TokenLogprob(token_id, packed[0], rank, tuple(top))
+
+
+def named_ids(asked: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
+    """Returns the `logprob_token_ids` of each choice, padded with token 0, [choices, most of them]."""
+    named = np.zeros((len(asked), max((len(params.logprob_token_ids) for params in asked), default=0)), np.int64)
+    for row, params in zip(named, asked, strict=True):
+        row[: len(params.logprob_token_ids)] = params.logprob_token_ids
+    return named

@@ -2,7 +2,7 @@
 
 A token depends on the bits of its row of logits, the choice's parameters and past, its seed and its position, and on
 nothing else. So every operation here works row by row, equal logits have a fixed order, and every path finds the same
-token. The life of a step:
+token. With the compiled kernels, choices whose logits nothing changes are drawn at once (`compiled`). All others:
 
 1. Choices become lanes (one distribution each), lanes become batches of one kind (`lanes`).
 2. A batch's logits are copied as float32 into scratch memory and changed by grammars, bias and penalties (`edits`).
@@ -15,13 +15,12 @@ token. The life of a step:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from motet.engines.native.sample.candidates import draw_dense, leaders
-from motet.engines.native.sample.compiled import filters_for
+from motet.engines.native.sample.compiled import CompiledDraws, filters_for
 from motet.engines.native.sample.edits import LaneMasks, LogitsScratch, Masks, apply_edits
 from motet.engines.native.sample.filters import Filters
 from motet.engines.native.sample.lanes import (
@@ -29,6 +28,7 @@ from motet.engines.native.sample.lanes import (
     LaneBatch,
     LaneParams,
     LaneParamsMaker,
+    Sampled,
     SampleRow,
     at_temperature,
     plan_batches,
@@ -36,19 +36,9 @@ from motet.engines.native.sample.lanes import (
     uploaded,
     uploaded_ids,
 )
-from motet.engines.native.sample.logprobs import score, token_logprobs, unpack
+from motet.engines.native.sample.logprobs import named_ids, score, token_logprobs, unpack
 from motet.engines.native.sample.philox import uniforms
-from motet.types import LogprobsMode, SamplingParams, TokenLogprob
-
-
-class Sampled(msgspec.Struct, frozen=True, gc=False):
-    """The next token of one choice."""
-
-    token_id: int
-    logprob: TokenLogprob | None
-    """None unless the choice asked for it and the logits are finite."""
-    finite: bool = True
-    """False: the logits held NaN or +inf, or only -inf; then `token_id` means nothing."""
+from motet.types import LogprobsMode
 
 
 class Sampler:
@@ -59,6 +49,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._filters = filters or filters_for(vocab_size, device)
+        self._compiled = self._filters if isinstance(self._filters, CompiledDraws) else None
         self._scratch = LogitsScratch(vocab_size, device)
         self._settings = LaneParamsMaker(vocab_size, device)
         self._masks = Masks(vocab_size, device)
@@ -68,6 +59,9 @@ class Sampler:
         """Draws one token a row, in their order. `logits` [any, vocabulary] of any float type are left as they are."""
         uniform = _uniforms(rows)
         done: dict[int, Sampled] = {}
+        if self._compiled and (places := self._compiled.straight(rows)):
+            drawn = self._compiled.draw_straight(logits, [rows[place] for place in places], uniform=uniform[places])
+            done = dict(zip(places, drawn, strict=True))
         for level in range(len(self._filters.widths)):
             pending = [choice for choice in range(len(rows)) if choice not in done]
             if not pending:
@@ -91,7 +85,7 @@ class Sampler:
         drawn = self._draw(logits, batches, masks=masks, uniform=uploaded(uniform[order], self._device))
         scored = [place for place, choice in enumerate(order) if rows[choice].state.params.logprobs is not None]
         asked = [rows[order[place]].state.params for place in scored]
-        named = _named(asked, self._device)
+        named = uploaded(named_ids(asked), self._device)
         scores = drawn.new_empty(0, 2)
         if scored:
             k = max(params.logprobs or 0 for params in asked)
@@ -252,17 +246,6 @@ def _uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
         return np.zeros(len(rows))
     seeds = np.array([row.state.seed for row in rows], np.uint64)
     return uniforms(seeds, np.array([row.position for row in rows], np.uint64))
-
-
-def _named(asked: Sequence[SamplingParams], device: torch.device) -> torch.Tensor:
-    """Returns the `logprob_token_ids` of each choice, padded with token 0, [choices, most of them] int64."""
-    most = max((len(params.logprob_token_ids) for params in asked), default=0)
-    if most == 0:
-        return torch.empty(len(asked), 0, dtype=torch.int64, device=device)
-    named = np.zeros((len(asked), most), np.int64)
-    for row, params in zip(named, asked, strict=True):
-        row[: len(params.logprob_token_ids)] = params.logprob_token_ids
-    return uploaded(named, device)
 
 
 def _to_host(drawn: torch.Tensor, scores: torch.Tensor) -> tuple[list[int], list[bool], list[bool], list[list[float]]]:

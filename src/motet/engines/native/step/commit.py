@@ -10,9 +10,9 @@ import torch
 
 from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.sample.lanes import SampleRow
+from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.logprobs import prompt_logprobs
-from motet.engines.native.sample.sampler import Sampled, Sampler
+from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.step.inputs import Draw, PromptRows
 from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.scheduler import Scheduler
