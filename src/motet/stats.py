@@ -54,6 +54,9 @@ class EngineStats:
     )
     cached_tokens: int = counter_field("prefix_cache_hits", "tokens", "Prompt tokens found in the prefix cache.")
     generated_tokens: int = counter_field("generation_tokens", "tokens", "Tokens generated, summed over choices.")
+    forced_tokens: int = counter_field(
+        "forced_tokens", "tokens", "Tokens written without logits, because a grammar allowed no others.", in_status=True
+    )
     replayed_tokens: int = counter_field(
         "replayed_tokens", "tokens", "Tokens computed again that were written before a preemption or a move."
     )

@@ -58,6 +58,11 @@ class Matcher:
         if not self.inner.consume_token(token_id):
             raise self.failure()
 
+    def forced(self) -> list[int]:
+        """Returns tokens that must come next, one after the other, as each mask would allow nothing else; maybe not all
+        such tokens."""
+        return [] if self.inner.is_error() else [*map(int, self.inner.compute_ff_tokens())]
+
     def failure(self) -> GrammarError:
         """Returns the error of this matcher, which it cannot recover from."""
         return GrammarError(f"The grammar cannot be followed any further: {_error_of(self.inner)}")

@@ -127,6 +127,15 @@ class ChoiceSampling:
             except GrammarError as error:  # matters only if a next token is drawn
                 self.fail(error.message)
 
+    def forced(self) -> list[int]:
+        """Returns tokens that come next whatever the logits are, since its grammar allows no others; maybe not all such
+        tokens. None if their log-probabilities are wanted, for which logits are needed."""
+        if self.matcher is None or self.failure or self.params.allowed_token_ids or self.params.logprobs is not None:
+            return []
+        if self.matcher.stopped:
+            return [*self._eos_token_ids] if len(self._eos_token_ids) == 1 else []
+        return self.matcher.forced()
+
     def fail(self, why: str) -> None:
         """Notes why no token can be drawn any more."""
         self.failure = self.failure or why

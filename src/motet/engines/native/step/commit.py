@@ -82,10 +82,12 @@ class Commit:
         counters.trunk_tokens_read -= trunk_tokens_joined
         last = None
         for tail in plan.tails:
-            tail.sequence.computed = tail.end
-            draws = tail.end == len(tail.sequence.written)
-            counters.replayed_tokens += tail.end - tail.begin - draws
-            group = tail.sequence.group
+            sequence = tail.sequence
+            sequence.computed = tail.end
+            first_new = len(sequence.written) - sequence.new
+            if tail.begin < first_new:
+                counters.replayed_tokens += min(tail.end, first_new) - tail.begin
+            group = sequence.group
             prompt_tokens = len(group.prompt)
             counters.trunk_tokens_unshared += prompt_tokens
             if group.trunk != last:  # all that share a trunk are neighbours
@@ -109,15 +111,34 @@ class Commit:
 
     def _write_one(self, drawn: DrawnToken) -> list[ChoiceDelta]:
         sequence, sampled = drawn.sequence, drawn.sampled
-        sequence.written.append(sampled.token_id)
-        sequence.sampling.append(sampled.token_id)
-        self.counters.generated_tokens += len(sequence.indices)
-        finish = self.finish_of(sequence)
+        finish = self._append(sequence, sampled.token_id)
+        token_ids: tuple[int, ...] = (sampled.token_id,)
+        if sequence.sampling.matcher is not None and not finish:
+            forced, finish = self._append_forced(sequence)
+            token_ids += forced
+        sequence.new = len(token_ids)
         logprobs = None if sampled.logprob is None else (sampled.logprob,)
-        deltas = [ChoiceDelta(index, (sampled.token_id,), logprobs, finish) for index in sequence.indices]
+        deltas = [ChoiceDelta(index, token_ids, logprobs, finish) for index in sequence.indices]
         if finish:
             self.end(sequence)
         return deltas
+
+    def _append(self, sequence: Sequence, token_id: int) -> Finish | None:
+        sequence.written.append(token_id)
+        sequence.sampling.append(token_id)
+        self.counters.generated_tokens += len(sequence.indices)
+        return self.finish_of(sequence)
+
+    def _append_forced(self, sequence: Sequence) -> tuple[tuple[int, ...], Finish | None]:
+        """Appends the tokens that must come next, up to one that ends the choice."""
+        appended, finish = [], None
+        while finish is None and (forced := sequence.sampling.forced()):
+            for token_id in forced:
+                appended.append(token_id)
+                self.counters.forced_tokens += len(sequence.indices)
+                if finish := self._append(sequence, token_id):
+                    break
+        return tuple(appended), finish
 
     def finish_of(self, sequence: Sequence) -> Finish | None:
         """Returns how the last token ends its choice, if it does. Stop strings are text: they end a choice from

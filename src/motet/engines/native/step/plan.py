@@ -58,19 +58,17 @@ class Draft:
         self._in_order = True
         self._shared = False
 
-    def add_token(self, sequence: Sequence) -> None:
-        """Adds the last output token of a sequence."""
-        self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + 1))
+    def add_new(self, sequence: Sequence) -> None:
+        """Adds the new tokens of a sequence, as many as the budget allows."""
+        count = min(sequence.pending, self.budget)
+        self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + count))
         self._shared |= sequence.group.shares
-        self.budget -= 1
+        self.budget -= count
 
     def add_replay(self, sequence: Sequence) -> None:
         """Adds as many of a sequence's pending tokens as the budget allows."""
-        count = min(sequence.pending, self.budget)
-        self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + count))
-        self.budget -= count
+        self.add_new(sequence)
         self._in_order = False
-        self._shared |= sequence.group.shares
 
     def add_trunk(self, group: Group) -> None:
         """Adds as much of a prompt as the budget allows; nothing if it is computed or is being fetched."""

@@ -3,7 +3,7 @@
 One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step.
 
     1. preempted sequences that fit again get their blocks back, oldest first
-    2. one token for every choice that is being written    (decode)
+    2. the new tokens of every choice that is written      (decode)
     3. tokens that resumed choices have written before     (replay)
     4. prompts of admitted groups, in order of age         (prefill, in chunks)
     5. new groups, in order, all sequences of a group or none; those that need blocks which another group is computing
@@ -209,7 +209,7 @@ class Scheduler:
             raise AssertionError("a group runs without being admitted, or waits though it was")
 
     def _schedule_tails(self, draft: Draft) -> None:
-        """Adds one token of every choice that is being written, then the replays of others."""
+        """Adds the new tokens of every choice that is being written, nearly always one, then the replays of others."""
         replays = []
         size = self.limits.block_size
         for group in self.running:  # blocks are taken from younger groups, so only groups after this one leave
@@ -218,22 +218,23 @@ class Scheduler:
             for sequence in group.sequences:
                 if sequence.state is not SequenceState.RUNNING:
                     break  # its younger siblings do not run either
-                if len(sequence.written) - sequence.computed > 1:
+                if len(sequence.written) - sequence.computed > sequence.new:
                     replays.append(sequence)
-                elif draft.budget and (sequence.computed < len(sequence.blocks) * size or self._grow(sequence)):
-                    draft.add_token(sequence)
+                elif draft.budget and (len(sequence.written) <= len(sequence.blocks) * size or self._grow(sequence)):
+                    draft.add_new(sequence)
         for sequence in replays:  # each has blocks for all its tokens, unless they were taken meanwhile
             if draft.budget and sequence.state is SequenceState.RUNNING:
                 draft.add_replay(sequence)
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Takes another block, if necessary from a younger sequence. Returns False if this one is the youngest: then it
-        has given up its own blocks, and waits.
+        """Takes blocks for all its tokens, if necessary from younger sequences. Returns False if this one is the
+        youngest: then it has given up its own blocks, and waits.
 
         Groups older than the growing one never lose blocks: every younger group has a trunk to lose, and the growing
         sequence its own tail. So the oldest always goes on; the start checks that its trunk and one tail fit.
         """
-        while not self.kept.make_room(1):
+        missing = self._blocks(len(sequence.written)) - len(sequence.blocks)
+        while not self.kept.make_room(missing):
             youngest = self.running.youngest()
             if youngest is None:
                 raise AssertionError("a sequence grows that does not run")
@@ -245,7 +246,7 @@ class Scheduler:
             self._put_back(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self.pool.take(1)  # from the smallest run: long ones are for trunks
+        sequence.blocks += self.pool.take(missing)  # one: from the smallest run, as long ones are for trunks
         return True
 
     def _give_back(self) -> None:

@@ -7,7 +7,8 @@ Known tokens and computed tokens are two counts, and all work is to let the seco
 
 A sequence with w(k-1) as its last token has computed all tokens before it: their logits gave w(k-1).
 Running w(k-1) gives w(k), and the trunk's last row gives w0 of every fresh sequence. A fresh choice, one resumed from a
-migration and one resumed from a preemption differ only in how many tokens are written.
+migration and one resumed from a preemption differ only in how many tokens are written. Tokens that a grammar leaves no
+choice about are written without logits, right after a drawn one, and run with it.
 """
 
 from bisect import bisect_left
@@ -51,6 +52,8 @@ class Sequence:
     """Table of the tail: offset t lies in blocks[t // block_size]."""
     computed: int = 0
     """Tail tokens whose KV is stored."""
+    new: int = 1
+    """Number of its last tokens that are new: the one that was drawn last, and those that had to follow it."""
     rank: int = field(init=False)
     """Its number among its siblings, which never changes."""
     age: tuple[int, int, int] = field(init=False)

@@ -1,0 +1,328 @@
+"""Measures how often the next token of an answer could have been guessed, and what a guess would bring.
+
+The default model answers prompts of several kinds, n times each, at some temperatures. The answers are then gone
+through as an engine with guesses would write them: all choices of a group take a step at once, each with its guesses as
+further rows, and keep the guesses that equal what was drawn. So the text is that of a run without guesses, and only
+the number of steps and of their rows differs. Where guesses come from:
+
+    prompt      what followed the last tokens when they stood in the prompt, or in the answer itself
+    siblings    the same, also in what the other choices of the group have written so far
+    history     the same, also in answers to the prompt that were written before, as in the next epoch of a training
+    grammar     tokens that a JSON schema leaves no choice about; these need no draw
+
+A step's time comes from the engine: that of as many choices as it has rows. Prints a table, and JSON on the last line.
+
+Run: python -m bench.guesses [--n 8] [--max-tokens 160] [--temperatures 0,0.6,1] [--lengths 2,4,8] [--matches 2,3,4]
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from bench.guess_tasks import Task, long_text, tasks
+from bench.load import numbers, progress
+from bench.report import machine, table, tell
+from bench.roofline_parts import WHOLE, Stage
+from motet.config import cache_folder, environment
+from motet.grammar.compiled import Grammars, fill_masks, mask_words
+from motet.ids import RequestId
+from motet.models.smollm2 import DEFAULT_MODEL
+from motet.models.source import resolve
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+from motet.types import GenerateRequest, Grammar, SamplingParams, choice_starts
+
+LONGEST_MATCH = 8
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+STEPS = 12
+SOURCES = ("prompt", "siblings", "history", "grammar")
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When to guess: the last `match` tokens, or more, stood somewhere before. At most `length` tokens are guessed."""
+
+    match: int
+    length: int
+
+
+class Index:
+    """Finds what followed the last tokens of a stream, where they stood last before, in any of its streams."""
+
+    def __init__(self, shortest: int) -> None:
+        self._shortest = shortest
+        self._streams: list[list[int]] = []
+        self._places: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def open(self, tokens: Tokens = ()) -> int:
+        self._streams.append([])
+        for token in tokens:
+            self.add(len(self._streams) - 1, token)
+        return len(self._streams) - 1
+
+    def add(self, stream: int, token: int) -> None:
+        tokens = self._streams[stream]
+        for length in range(self._shortest, min(LONGEST_MATCH, len(tokens)) + 1):
+            self._places[tuple(tokens[-length:])] = stream, len(tokens)
+        tokens.append(token)
+
+    def guess(self, last: Tokens, most: int) -> list[int]:
+        for length in range(min(LONGEST_MATCH, len(last)), self._shortest - 1, -1):
+            if (place := self._places.get(tuple(last[-length:]))) is not None:
+                stream, at = place
+                return self._streams[stream][at : at + most]
+        return []
+
+
+@dataclass(frozen=True)
+class Group:
+    """The answers to one prompt."""
+
+    task: str
+    temperature: float
+    prompt: tuple[int, ...]
+    answers: list[list[int]]
+    before: list[list[int]]
+    """Other answers to it, written before."""
+    forced: list[list[bool]]
+    """For each token of each answer: True if the grammar left no choice."""
+
+
+@dataclass
+class Outcome:
+    """Steps that a group takes, and what its guesses were worth."""
+
+    rows: list[int]
+    """Of each step."""
+    tokens: int = 0
+    guessed: int = 0
+    accepted: int = 0
+
+
+def walk(group: Group, source: str, rule: Rule, *, most_rows: int) -> Outcome:
+    """Goes through the group's answers with guesses; in steps in which these would make more rows than `most_rows`
+    nothing is guessed."""
+    shared = Index(rule.match)
+    shared.open(group.prompt)
+    for answer in group.before if source == "history" else ():
+        shared.open(answer)
+    alone = source == "prompt"
+    indexes = [Index(rule.match) if alone else shared for _ in group.answers]
+    streams = [index.open(group.prompt) if alone else index.open() for index in indexes]
+    contexts = [list(group.prompt[-LONGEST_MATCH:]) for _ in group.answers]
+    places = [0] * len(group.answers)
+    outcome = Outcome([])
+    while active := [i for i, answer in enumerate(group.answers) if places[i] < len(answer)]:
+        may_guess = source == "grammar" or len(active) * (1 + rule.length) <= most_rows
+        rows, steps = 0, []
+        for i in active:
+            rest, guesses = group.answers[i][places[i] :], []
+            if source == "grammar":
+                forced = group.forced[i][places[i] :]
+                run = next((place for place, one in enumerate(forced) if not one), len(forced))
+                taken = min(run + 1, len(rest))  # the forced ones and the next draw
+                rows += run + 1 if run < len(rest) else run
+                outcome.guessed += run
+                outcome.accepted += run
+            else:
+                if may_guess:
+                    guesses = indexes[i].guess(contexts[i], rule.length)[: len(rest) - 1]
+                right = next((k for k, (a, b) in enumerate(zip(guesses, rest, strict=False)) if a != b), len(guesses))
+                taken = right + 1
+                rows += 1 + len(guesses)
+                outcome.guessed += len(guesses)
+                outcome.accepted += right
+            steps.append((i, taken))
+        for i, taken in steps:
+            for token in group.answers[i][places[i] : places[i] + taken]:
+                indexes[i].add(streams[i], token)
+                contexts[i] = [*contexts[i], token][-LONGEST_MATCH:]
+            places[i] += taken
+            outcome.tokens += taken
+        outcome.rows.append(rows)
+    return outcome
+
+
+class Recorder:
+    """Writes answers with the engine in this process."""
+
+    def __init__(self, stage: Stage, folder: Path) -> None:
+        self._stage = stage
+        self.tokenizer = Tokenizer.load(folder)
+        self._template = ChatTemplate.of(self.tokenizer)
+        config = json.loads((folder / "config.json").read_text())
+        self.vocab_size, eos = int(config["vocab_size"]), int(config["eos_token_id"])
+        self._grammars = Grammars(lambda: self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=(eos,))
+
+    def groups(self, task: Task, *, n: int, max_tokens: int, temperature: float) -> list[Group]:
+        prompts = [self._prompt(message) for message in task.messages]
+        """The answers at temperature 0 are equal, so there is one."""
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, grammar=task.grammar)
+        n = 1 if sampling.greedy else n
+        now, before = (self._answers(prompts, n, sampling, seed=seed) for seed in (1, 1000))
+        return [
+            Group(
+                task.name, temperature, prompt, answers, earlier, [self._forced(task.grammar, one) for one in answers]
+            )
+            for prompt, answers, earlier in zip(prompts, now, before, strict=True)
+        ]
+
+    def _prompt(self, message: str) -> tuple[int, ...]:
+        text = self._template.render([{"role": "user", "content": message}])
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _answers(
+        self, prompts: Sequence[Tokens], n: int, sampling: SamplingParams, *, seed: int
+    ) -> list[list[list[int]]]:
+        core = self._stage.core
+        written: dict[RequestId, list[list[int]]] = {}
+        for number, prompt in enumerate(prompts):
+            request_id = RequestId(f"{seed} {number}")
+            written[request_id] = [[] for _ in range(n)]
+            core.submit(
+                GenerateRequest(
+                    request_id=request_id, prompt=tuple(prompt), choices=choice_starts(n, seed), sampling=sampling
+                )
+            )
+        while core.busy:
+            for delta in core.step().deltas:
+                for choice in delta.choices:
+                    written[delta.request_id][choice.index] += choice.token_ids
+        return [*written.values()]
+
+    def _forced(self, grammar: Grammar | None, answer: Tokens) -> list[bool]:
+        if grammar is None:
+            return [False] * len(answer)
+        matcher = self._grammars.get(grammar).matcher()
+        mask = np.zeros((1, mask_words(self.vocab_size)), np.int32)
+        forced = []
+        for token in answer:
+            fill_masks([matcher], mask)
+            forced.append(int(np.bitwise_count(mask.view(np.uint32)).sum()) == 1)
+            matcher.consume(token)
+        return forced
+
+
+def step_times(stage: Stage, rows: Sequence[int]) -> dict[int, float]:
+    """Returns the median seconds of a step with each number of rows."""
+    times = {}
+    for count in rows:
+        stage.begin(count)
+        times[count] = median(stage.step()[WHOLE] for _ in range(STEPS))
+        progress(f"{count} rows: {times[count] * 1e3:.1f} ms")
+    return times
+
+
+def seconds(rows: Sequence[int], times: Mapping[int, float]) -> float:
+    return float(np.interp(rows, [*times], [*times.values()]).sum())
+
+
+@dataclass(frozen=True)
+class Figure:
+    task: str
+    temperature: float
+    source: str
+    n: int
+    match: int
+    length: int
+    found: float
+    """Tokens that were guessed rightly, of all."""
+    right: float
+    """Guesses that were right, of all."""
+    steps: float
+    """Of those without guesses."""
+    speed: float
+    """Tokens per second, in terms of those without guesses."""
+
+
+def figures(groups: Sequence[Group], rules: Sequence[Rule], times: Mapping[int, float]) -> Iterator[Figure]:
+    """Yields for each source the rule that is fastest."""
+    base = [walk(group, "prompt", Rule(2, 0), most_rows=10**6) for group in groups]
+    base_s = sum(seconds(one.rows, times) for one in base)
+    first = groups[0]
+    for source in SOURCES:
+        best: Figure | None = None
+        for rule in rules if source != "grammar" else [Rule(0, 0)]:
+            walked = [walk(group, source, rule, most_rows=max(times)) for group in groups]
+            tokens, guessed, accepted = (
+                sum(getattr(one, name) for one in walked) for name in ("tokens", "guessed", "accepted")
+            )
+            figure = Figure(
+                first.task,
+                first.temperature,
+                source,
+                len(first.answers),
+                rule.match,
+                rule.length,
+                found=accepted / tokens,
+                right=accepted / max(guessed, 1),
+                steps=sum(len(one.rows) for one in walked) / sum(len(one.rows) for one in base),
+                speed=base_s / sum(seconds(one.rows, times) for one in walked),
+            )
+            if best is None or figure.speed > best.speed:
+                best = figure
+        if best is not None and (source != "grammar" or best.found):
+            yield best
+
+
+def alone(group: Group) -> list[Group]:
+    """Returns each of the first answers as a group of its own."""
+    return [
+        replace(group, answers=[answer], forced=[forced])
+        for answer, forced in zip(group.answers[:3], group.forced[:3], strict=True)
+    ]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a model that the compiled kernels run in bf16")
+    parser.add_argument("--n", type=int, default=8, help="answers to each prompt")
+    parser.add_argument("--max-tokens", type=int, default=160, help="tokens of an answer")
+    parser.add_argument("--temperatures", default="0,0.6,1", help="e.g. 0,0.6,1")
+    parser.add_argument("--lengths", type=numbers, default=(2, 4, 8), help="most tokens that are guessed at once")
+    parser.add_argument("--matches", type=numbers, default=(2, 3, 4), help="least tokens that must have stood before")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    about = machine()
+    folder = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+    stage = Stage(
+        folder, threads=torch.get_num_threads(), most=max(ROWS), prompt_tokens=1340, steps=arguments.max_tokens
+    )
+    rules = [Rule(match, length) for match in arguments.matches for length in arguments.lengths]
+    recorder = Recorder(stage, folder)
+    recorded: defaultdict[tuple[str, float], list[Group]] = defaultdict(list)
+    for task in tasks(long_text(Path(__file__).parents[1])):
+        for temperature in map(float, arguments.temperatures.split(",")):
+            groups = recorder.groups(task, n=arguments.n, max_tokens=arguments.max_tokens, temperature=temperature)
+            recorded[task.name, temperature] = groups
+            progress(f"{task.name} at {temperature}: {sum(len(a) for group in groups for a in group.answers)} tokens")
+    times = step_times(stage, ROWS)
+    stage.close()
+    found = [
+        figure
+        for groups in recorded.values()
+        for some in (groups, [single for group in groups for single in alone(group)])
+        if len(groups[0].answers) > 1 or some is groups
+        for figure in figures(some, rules, times)
+    ]
+    heads = [("task", "<"), ("temperature", ""), ("source", "<"), ("n", ""), ("match", ""), ("length", "")]
+    heads += [("found", ".0%"), ("right", ".0%"), ("steps", ".2f"), ("speed", ".2f")]
+    shown = table(heads, [[*asdict(figure).values()] for figure in found])
+    record = {"step_ms": {rows: time * 1e3 for rows, time in times.items()}, "figures": [asdict(one) for one in found]}
+    return tell(record, shown, about=about)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
