@@ -9,10 +9,11 @@ the number of steps and of their rows differs. Where guesses come from:
     siblings    the same, also in what the other choices of the group have written so far
     history     the same, also in answers to the prompt that were written before, as in the next epoch of a training
     grammar     tokens that a JSON schema leaves no choice about; these need no draw
+    both        grammar and siblings: after a guess, what the schema then leaves no choice about is guessed too
 
 A step's time comes from the engine: that of as many choices as it has rows. Prints a table, and JSON on the last line.
 
-Run: python -m bench.guesses [--n 8] [--max-tokens 160] [--temperatures 0,0.6,1] [--lengths 2,4,8] [--matches 2,3,4]
+Run: python -m bench.guesses [--n 8] [--max-tokens 160] [--temperatures 0,0.6,1] [--lengths 1,2,4,8] [--matches 1,2,3,4]
 """
 
 import argparse
@@ -43,7 +44,7 @@ from motet.types import GenerateRequest, Grammar, SamplingParams, choice_starts
 LONGEST_MATCH = 8
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 STEPS = 12
-SOURCES = ("prompt", "siblings", "history", "grammar")
+SOURCES = ("prompt", "siblings", "history", "grammar", "both")
 Tokens = Sequence[int]
 
 
@@ -104,52 +105,76 @@ class Outcome:
     rows: list[int]
     """Of each step."""
     tokens: int = 0
+    forced: int = 0
     guessed: int = 0
     accepted: int = 0
 
 
-def walk(group: Group, source: str, rule: Rule, *, most_rows: int) -> Outcome:
-    """Goes through the group's answers with guesses; in steps in which these would make more rows than `most_rows`
-    nothing is guessed."""
-    shared = Index(rule.match)
-    shared.open(group.prompt)
-    for answer in group.before if source == "history" else ():
-        shared.open(answer)
-    alone = source == "prompt"
-    indexes = [Index(rule.match) if alone else shared for _ in group.answers]
-    streams = [index.open(group.prompt) if alone else index.open() for index in indexes]
-    contexts = [list(group.prompt[-LONGEST_MATCH:]) for _ in group.answers]
-    places = [0] * len(group.answers)
-    outcome = Outcome([])
-    while active := [i for i, answer in enumerate(group.answers) if places[i] < len(answer)]:
-        may_guess = source == "grammar" or len(active) * (1 + rule.length) <= most_rows
-        rows, steps = 0, []
-        for i in active:
-            rest, guesses = group.answers[i][places[i] :], []
-            if source == "grammar":
-                forced = group.forced[i][places[i] :]
-                run = next((place for place, one in enumerate(forced) if not one), len(forced))
-                taken = min(run + 1, len(rest))  # the forced ones and the next draw
-                rows += run + 1 if run < len(rest) else run
-                outcome.guessed += run
-                outcome.accepted += run
-            else:
-                if may_guess:
-                    guesses = indexes[i].guess(contexts[i], rule.length)[: len(rest) - 1]
-                right = next((k for k, (a, b) in enumerate(zip(guesses, rest, strict=False)) if a != b), len(guesses))
-                taken = right + 1
-                rows += 1 + len(guesses)
-                outcome.guessed += len(guesses)
-                outcome.accepted += right
-            steps.append((i, taken))
-        for i, taken in steps:
-            for token in group.answers[i][places[i] : places[i] + taken]:
-                indexes[i].add(streams[i], token)
-                contexts[i] = [*contexts[i], token][-LONGEST_MATCH:]
-            places[i] += taken
-            outcome.tokens += taken
-        outcome.rows.append(rows)
-    return outcome
+class Walk:
+    """Goes through a group's answers with guesses."""
+
+    def __init__(self, group: Group, source: str, rule: Rule) -> None:
+        self._group, self._rule = group, rule
+        self._guesses, self._forces = source != "grammar", source in {"grammar", "both"}
+        shared = Index(rule.match)
+        shared.open(group.prompt)
+        for answer in group.before if source == "history" else ():
+            shared.open(answer)
+        alone = source == "prompt"
+        self._indexes = [Index(rule.match) if alone else shared for _ in group.answers]
+        self._streams = [index.open(group.prompt) if alone else index.open() for index in self._indexes]
+        self._contexts = [list(group.prompt[-LONGEST_MATCH:]) for _ in group.answers]
+        self._places = [0] * len(group.answers)
+        self.outcome = Outcome([])
+
+    def run(self, most_rows: int) -> Outcome:
+        """In steps in which guesses could make more rows than `most_rows`, nothing is guessed."""
+        answers = self._group.answers
+        while active := [i for i, answer in enumerate(answers) if self._places[i] < len(answer)]:
+            may_guess = self._guesses and len(active) * (1 + self._rule.length) <= most_rows
+            rows, steps = 0, []
+            for i in active:
+                more, taken = self._step(i, may_guess=may_guess)
+                rows += more
+                steps.append((i, taken))
+            for i, taken in steps:
+                self._take(i, taken)
+            self.outcome.rows.append(rows)
+        return self.outcome
+
+    def _step(self, i: int, *, may_guess: bool) -> tuple[int, int]:
+        """Returns the rows of a choice's step, and the tokens that it brings."""
+        place, answer = self._places[i], self._group.answers[i]
+        context, rows, guesses = self._contexts[i], 1, 0
+        at = place + 1  # behind the token that the step draws anyhow, if no guess is right
+        known = list(context)
+        while at < len(answer):
+            if self._forces and self._group.forced[i][at - 1]:
+                at, rows = at + 1, rows + 1
+                known.append(answer[at - 2])
+                self.outcome.forced += 1
+                continue
+            guess = self._indexes[i].guess(known, 1) if may_guess and guesses < self._rule.length else []
+            if not guess:
+                break
+            guesses, rows = guesses + 1, rows + 1
+            if guess[0] != answer[at - 1]:
+                left = len(self._indexes[i].guess([*known, *guess], self._rule.length - guesses))
+                guesses, rows = guesses + left, rows + left
+                break
+            known.append(guess[0])
+            at += 1
+            self.outcome.accepted += 1
+        self.outcome.guessed += guesses
+        return rows, at - place
+
+    def _take(self, i: int, count: int) -> None:
+        place = self._places[i]
+        for token in self._group.answers[i][place : place + count]:
+            self._indexes[i].add(self._streams[i], token)
+            self._contexts[i] = [*self._contexts[i], token][-LONGEST_MATCH:]
+        self._places[i] += count
+        self.outcome.tokens += count
 
 
 class Recorder:
@@ -235,7 +260,7 @@ class Figure:
     match: int
     length: int
     found: float
-    """Tokens that were guessed rightly, of all."""
+    """Tokens that were forced or guessed rightly, of all."""
     right: float
     """Guesses that were right, of all."""
     steps: float
@@ -246,15 +271,16 @@ class Figure:
 
 def figures(groups: Sequence[Group], rules: Sequence[Rule], times: Mapping[int, float]) -> Iterator[Figure]:
     """Yields for each source the rule that is fastest."""
-    base = [walk(group, "prompt", Rule(2, 0), most_rows=10**6) for group in groups]
+    base = [Walk(group, "prompt", Rule(2, 0)).run(0) for group in groups]
     base_s = sum(seconds(one.rows, times) for one in base)
     first = groups[0]
-    for source in SOURCES:
+    bound = any(any(forced) for group in groups for forced in group.forced)
+    for source in SOURCES if bound else SOURCES[:3]:
         best: Figure | None = None
         for rule in rules if source != "grammar" else [Rule(0, 0)]:
-            walked = [walk(group, source, rule, most_rows=max(times)) for group in groups]
-            tokens, guessed, accepted = (
-                sum(getattr(one, name) for one in walked) for name in ("tokens", "guessed", "accepted")
+            walked = [Walk(group, source, rule).run(max(times)) for group in groups]
+            tokens, forced, guessed, accepted = (
+                sum(getattr(one, name) for one in walked) for name in ("tokens", "forced", "guessed", "accepted")
             )
             figure = Figure(
                 first.task,
@@ -263,14 +289,14 @@ def figures(groups: Sequence[Group], rules: Sequence[Rule], times: Mapping[int, 
                 len(first.answers),
                 rule.match,
                 rule.length,
-                found=accepted / tokens,
+                found=(forced + accepted) / tokens,
                 right=accepted / max(guessed, 1),
                 steps=sum(len(one.rows) for one in walked) / sum(len(one.rows) for one in base),
                 speed=base_s / sum(seconds(one.rows, times) for one in walked),
             )
             if best is None or figure.speed > best.speed:
                 best = figure
-        if best is not None and (source != "grammar" or best.found):
+        if best is not None:
             yield best
 
 
@@ -288,8 +314,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--n", type=int, default=8, help="answers to each prompt")
     parser.add_argument("--max-tokens", type=int, default=160, help="tokens of an answer")
     parser.add_argument("--temperatures", default="0,0.6,1", help="e.g. 0,0.6,1")
-    parser.add_argument("--lengths", type=numbers, default=(2, 4, 8), help="most tokens that are guessed at once")
-    parser.add_argument("--matches", type=numbers, default=(2, 3, 4), help="least tokens that must have stood before")
+    parser.add_argument("--lengths", type=numbers, default=(1, 2, 4, 8), help="most tokens that are guessed at once")
+    parser.add_argument(
+        "--matches", type=numbers, default=(1, 2, 3, 4), help="least tokens that must have stood before"
+    )
     return parser.parse_args(argv)
 
 
