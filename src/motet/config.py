@@ -137,6 +137,9 @@ class EngineConfig:
         "Keep answers in the prefix cache too. Saves prefill in conversations, but an answer may then depend on "
         "what the server did before.",
     )
+    draft_tokens: int = setting(
+        8, "Most draft tokens of a choice in a step, guessed from its prompt and siblings; on a CPU.", least=0, most=64
+    )
     num_threads: int | None = setting(
         None,
         "Number of CPU threads of one engine.",
@@ -256,9 +259,7 @@ class RoutingConfig:
         3, "Number of times that a group may move because its worker was lost.", least=0, zero="never"
     )
     migration_wait_s: float = setting(15.0, "Time that a group waits for a new worker when all are lost.", least=0)
-    queue_timeout_s: float = setting(
-        60.0, "Time that a group waits for room on a worker before it is refused.", above=0
-    )
+    queue_timeout_s: float = setting(60.0, "Time that a group waits for room before it is refused.", above=0)
     engine_restarts: int = setting(
         5,
         "Number of times in a row that an engine that dies is started again; then the server does without it.",
@@ -305,9 +306,7 @@ class GatewayConfig:
         "Role of a worker that does not tell it: URL=prefill, URL=decode or URL=both; several times.",
         read=roles_by_url,
     )
-    workers_file: str | None = setting(
-        None, "File with one worker a line; lines that are added or removed later join or leave."
-    )
+    workers_file: str | None = setting(None, "File with one worker a line; lines added or removed later join or leave.")
     worker_api_key: str | None = setting(
         None, "API key that is sent to workers of other kinds; servers of ours get the worker key.", **SENT_KEY
     )

@@ -57,6 +57,12 @@ class EngineStats:
     forced_tokens: int = counter_field(
         "forced_tokens", "tokens", "Tokens written without logits, because a grammar allowed no others.", in_status=True
     )
+    draft_tokens: int = counter_field(
+        "spec_decode_num_draft_tokens", "tokens", "Draft tokens that were checked: rows of steps.", in_status=True
+    )
+    accepted_tokens: int = counter_field(
+        "spec_decode_num_accepted_tokens", "tokens", "Draft tokens that were right.", in_status=True
+    )
     replayed_tokens: int = counter_field(
         "replayed_tokens", "tokens", "Tokens computed again that were written before a preemption or a move."
     )

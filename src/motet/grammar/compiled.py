@@ -58,6 +58,9 @@ class Matcher:
         if not self.inner.consume_token(token_id):
             raise self.failure()
 
+    def copy(self) -> "Matcher":
+        return Matcher(self.inner.deep_copy())
+
     def forced(self) -> list[int]:
         """Returns tokens that must come next, one after the other, as each mask would allow nothing else; maybe not all
         such tokens."""

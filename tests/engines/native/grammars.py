@@ -30,6 +30,19 @@ PERSON = Grammar(
         }
     ),
 )
+LONG = "the quick brown fox jumps over the lazy dog " * 4
+FORM = Grammar(
+    GrammarKind.JSON,
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"introduction": {"const": LONG}, "answer": {"enum": ["yes", "no"]}, "end": {"const": "end"}},
+            "required": ["introduction", "answer", "end"],
+            "additionalProperties": False,
+        }
+    ),
+)
+"""Long stretches of its answers are forced."""
 NUMBER = Grammar(GrammarKind.REGEX, "[1-9][0-9]{3,11}")
 WORD = Grammar(GrammarKind.CHOICE, '["yes", "no", "hello"]')
 

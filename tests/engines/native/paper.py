@@ -16,7 +16,8 @@ from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.engines.native.step.commit import AnswerCache, Commit, DrawnToken
+from motet.engines.native.step.commit import AnswerCache, Commit, without_wrong
+from motet.engines.native.step.drafts import Drafter
 from motet.engines.native.step.inputs import StepInputs, build_inputs
 from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits
@@ -174,6 +175,7 @@ class PaperEngine:
         max_model_len: int = 10_000,
         cache_answers: bool = False,
         eos: frozenset[int] = NO_EOS,
+        drafter: Drafter | None = None,
     ) -> None:
         self.pool = BlockPool(blocks)
         self.counters = EngineStats()
@@ -188,7 +190,7 @@ class PaperEngine:
             clock=lambda: 0.0,
             settle=lambda: None,
         )
-        self.scheduler = Scheduler(self.pool, limits, self.counters, handover)
+        self.scheduler = Scheduler(self.pool, limits, self.counters, handover, drafter or Drafter(0, max_model_len))
         self.answers = AnswerCache(self.pool, BLOCK_SIZE, self.memory.copy)
         self.commit = Commit(
             scheduler=self.scheduler,
@@ -239,10 +241,9 @@ class PaperEngine:
         inputs = build_inputs(plan, BLOCK_SIZE)
         entries = self.memory.run(inputs)
         self.commit.advance(plan)
-        drawn = [
-            DrawnToken(draw.sequence, Sampled(next_token(entries[draw.row], draw.sequence.sampling.seed), None))
-            for draw in inputs.draws
-        ]
+        sampled = [Sampled(next_token(entries[draw.row], draw.sequence.sampling.seed), None) for draw in inputs.draws]
+        drawn = without_wrong(inputs.draws, sampled)
+        self.scheduler.drafter.learn((one.sequence, len(one.more)) for one in drawn)
         self.deltas = self.commit.write(drawn)
         for delta in self.deltas:
             for choice in delta.choices:

@@ -1,7 +1,6 @@
 """Tokens that a grammar leaves no choice about are written without logits, and only the number of steps shows it. With
 log-probabilities, for which logits are needed, every token is drawn, so these choices are the oracle."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from motet.grammar.compiled import fill_masks, mask_words
 from motet.types import ChoiceStart, Finish, FinishReason, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import (
+    FORM,
     NUMBER,
     PERSON,
     STOP,
@@ -26,20 +26,6 @@ from tests.engines.native.grammars import (
 from tests.tiny_models import VOCAB_SIZE
 
 pytestmark = pytest.mark.slow
-
-LONG = "the quick brown fox jumps over the lazy dog " * 4
-FORM = Grammar(
-    GrammarKind.JSON,
-    json.dumps(
-        {
-            "type": "object",
-            "properties": {"introduction": {"const": LONG}, "answer": {"enum": ["yes", "no"]}, "end": {"const": "end"}},
-            "required": ["introduction", "answer", "end"],
-            "additionalProperties": False,
-        }
-    ),
-)
-"""Long stretches of its answers are forced."""
 
 
 def form(name: str, length: int, **changes: object) -> GenerateRequest:

@@ -145,7 +145,12 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         eos_token_ids=shape.eos_token_ids,
     )
     options = CoreOptions(
-        config.max_num_batched_tokens, config.prefix_cache, config.cache_answers, config.lease_s, grammars
+        config.max_num_batched_tokens,
+        config.prefix_cache,
+        config.cache_answers,
+        config.lease_s,
+        grammars,
+        draft_tokens=config.draft_tokens if device.type == "cpu" else 0,  # on a GPU their rows would be in no graph
     )
     first = FirstWeights(folder, weights.result(), load)
     renewal = Renewal(backend.weights, first, name_of=partial(model_digest, hf_config), cache=cache)

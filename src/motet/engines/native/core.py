@@ -15,6 +15,7 @@ from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.step.commit import NONSENSE, AnswerCache, Commit, draw_tokens, failures_of, score_prompt
+from motet.engines.native.step.drafts import Drafter
 from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
 from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.run import ModelRunner
@@ -42,6 +43,8 @@ class CoreOptions:
     lease_s: float = 60.0
     grammars: Grammars | None = None
     """None: groups with a grammar are refused."""
+    draft_tokens: int = 0
+    """Most draft tokens of a choice in a step."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class EngineCore:
         limits = SchedulerLimits(
             info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
         )
-        self._scheduler = Scheduler(self._pool, limits, self.counters, self._handover)
+        drafter = Drafter(options.draft_tokens, info.max_model_len)
+        self._scheduler = Scheduler(self._pool, limits, self.counters, self._handover, drafter)
         self._sampler = Sampler(info.vocab_size, runner.device)
         self._commit = Commit(
             scheduler=self._scheduler,
@@ -215,6 +219,7 @@ class EngineCore:
         self._commit.advance(plan, trunk_tokens_joined=self._runner.trunk_tokens_joined)
         for rows in inputs.prompt_rows:
             score_prompt(rows, logits)
+        self._scheduler.drafter.learn((one.sequence, len(one.more)) for one in drawn)
         broken = failures_of(drawn)
         failures = self._fail(broken)
         deltas = self._commit.write(one for one in drawn if one.sequence.group not in broken)

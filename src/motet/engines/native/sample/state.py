@@ -5,6 +5,7 @@ builds it again from the tokens written so far and goes on as if it had never st
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -130,11 +131,24 @@ class ChoiceSampling:
     def forced(self) -> list[int]:
         """Returns tokens that come next whatever the logits are, since its grammar allows no others; maybe not all such
         tokens. None if their log-probabilities are wanted, for which logits are needed."""
-        if self.matcher is None or self.failure or self.params.allowed_token_ids or self.params.logprobs is not None:
+        return [] if self.params.logprobs is not None else self.only_ones()
+
+    def only_ones(self) -> list[int]:
+        """Returns tokens that come next because its grammar allows no others; maybe not all such tokens."""
+        if self.matcher is None or self.failure or self.params.allowed_token_ids:
             return []
         if self.matcher.stopped:
             return [*self._eos_token_ids] if len(self._eos_token_ids) == 1 else []
         return self.matcher.forced()
+
+    def ahead(self, token_ids: Sequence[int]) -> "ChoiceSampling | None":
+        """Returns the state after some more tokens, and stays as it is; None if the grammar does not allow them."""
+        state = copy(self)
+        state.counts = self.counts and self.counts.copy()
+        state.matcher = self.matcher and self.matcher.copy()
+        for token_id in token_ids:
+            state.append(token_id)
+        return None if state.failure else state
 
     def fail(self, why: str) -> None:
         """Notes why no token can be drawn any more."""
@@ -175,6 +189,15 @@ class TokenCounts:
             self._ids[slot] = token_id
             self._size += 1
         self._counts[slot] += 1
+
+    def copy(self) -> "TokenCounts":
+        counts = copy(self)
+        counts.part()
+        return counts
+
+    def part(self) -> None:
+        """Shares nothing any more that changes."""
+        self._slots, self._ids, self._counts = self._slots.copy(), self._ids.copy(), self._counts.copy()
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

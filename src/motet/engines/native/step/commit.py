@@ -1,9 +1,10 @@
 """Draws the next token of every choice that has a row of logits, and settles the step: counts the computed tokens,
 appends the new ones, frees the blocks of ended choices, and makes a delta for every group that got tokens."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 import torch
@@ -13,6 +14,7 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler
+from motet.engines.native.sample.state import ChoiceSampling
 from motet.engines.native.step.inputs import Draw, PromptRows
 from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.scheduler import Scheduler
@@ -20,8 +22,9 @@ from motet.engines.native.step.sequence import Group, Sequence
 from motet.errors import EngineError, GrammarError, MotetError
 from motet.kv_events.changes import Stored
 from motet.stats import EngineStats
-from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport
+from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
 
+_DRAFTS = attrgetter("drafts")
 NONSENSE = "the model gave numbers that are not finite"
 
 
@@ -30,13 +33,41 @@ class DrawnToken(msgspec.Struct, frozen=True, gc=False):
 
     sequence: Sequence
     sampled: Sampled
+    more: tuple[Sampled, ...] = ()
+    """The tokens after it, if drafts were right."""
 
 
 def draw_tokens(sampler: Sampler, draws: SequenceOf[Draw], *, logits: torch.Tensor) -> list[DrawnToken]:
-    """Returns one token for each of `draws`, in their order."""
-    rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in draws]
-    sampled = sampler.sample(logits, rows)
-    return [DrawnToken(draw.sequence, one) for draw, one in zip(draws, sampled, strict=True)]
+    """Returns the next tokens of the sequences in `draws`, in their order."""
+    if not any(map(_DRAFTS, draws)):
+        rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in draws]
+        sampled = sampler.sample(logits, rows)
+        return [DrawnToken(draw.sequence, one) for draw, one in zip(draws, sampled, strict=True)]
+    rows = [SampleRow(draw.row, state, draw.position) for draw, state in _states(draws)]
+    return without_wrong(draws, sampler.sample(logits, rows))
+
+
+def _states(draws: Iterable[Draw]) -> Iterator[tuple[Draw, ChoiceSampling]]:
+    """Yields each draw with the state of its sequence, after the drafts before it."""
+    for draw in draws:
+        if not draw.drafts:
+            state = draw.sequence.sampling
+        elif (then := state.ahead(draw.drafts[-1:])) is not None:
+            state = then
+        yield draw, state
+
+
+def without_wrong(draws: Iterable[Draw], sampled: Iterable[Sampled]) -> list[DrawnToken]:
+    """Leaves out what was drawn behind a draft that was not drawn itself."""
+    drawn: list[DrawnToken] = []
+    for draw, one in zip(draws, sampled, strict=True):
+        if not draw.drafts:
+            drawn.append(DrawnToken(draw.sequence, one))
+            continue
+        first, kept = drawn[-1], (drawn[-1].sampled, *drawn[-1].more)
+        if len(kept) == len(draw.drafts) and kept[-1].token_id == draw.drafts[-1]:
+            drawn[-1] = DrawnToken(first.sequence, first.sampled, (*first.more, one))
+    return drawn
 
 
 def failures_of(drawn: Iterable[DrawnToken]) -> dict[Group, MotetError]:
@@ -89,6 +120,7 @@ class Commit:
                 counters.replayed_tokens += min(tail.end, first_new) - tail.begin
             group = sequence.group
             prompt_tokens = len(group.prompt)
+            counters.draft_tokens += len(tail.drafts)
             counters.trunk_tokens_unshared += prompt_tokens
             if group.trunk != last:  # all that share a trunk are neighbours
                 counters.trunk_tokens_read += prompt_tokens
@@ -113,11 +145,20 @@ class Commit:
         sequence, sampled = drawn.sequence, drawn.sampled
         finish = self._append(sequence, sampled.token_id)
         token_ids: tuple[int, ...] = (sampled.token_id,)
+        logprobs: tuple[TokenLogprob, ...] | None = None if sampled.logprob is None else (sampled.logprob,)
+        for one in drawn.more:
+            if finish:
+                break
+            sequence.computed += 1  # it was a draft's row that stored the KV of the token before
+            finish = self._append(sequence, one.token_id)
+            token_ids += (one.token_id,)
+            logprobs = None if logprobs is None or one.logprob is None else (*logprobs, one.logprob)
+        self.counters.accepted_tokens += len(token_ids) - 1
+        sequence.new = 1
         if sequence.sampling.matcher is not None and not finish:
             forced, finish = self._append_forced(sequence)
             token_ids += forced
-        sequence.new = len(token_ids)
-        logprobs = None if sampled.logprob is None else (sampled.logprob,)
+            sequence.new += len(forced)
         deltas = [ChoiceDelta(index, token_ids, logprobs, finish) for index in sequence.indices]
         if finish:
             self.end(sequence)

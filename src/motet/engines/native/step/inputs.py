@@ -43,6 +43,8 @@ class Draw(msgspec.Struct, frozen=True):
     sequence: Sequence
     row: int
     position: int
+    drafts: tuple[int, ...] = ()
+    """It is the next token only if these are right."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,16 @@ class _Builder:
         first_row, trunk_tokens = len(self.token_ids), len(group.prompt)
         for chunk in chunks:
             sequence, end = chunk.sequence, chunk.end
-            if end - chunk.begin == 1:
+            if chunk.num_rows == 1:
                 self._add_token(sequence, chunk.begin, trunk_tokens=trunk_tokens)
             else:
-                self._add_replay(chunk, trunk_tokens)
+                self._add_several(chunk, trunk_tokens)
             if end == len(sequence.written):
-                self.draws.append(Draw(sequence, len(self.logit_rows), trunk_tokens + end))
-                self.logit_rows.append(len(self.token_ids) - 1)
+                for count in range(len(chunk.drafts) + 1):
+                    row = len(self.token_ids) - 1 - len(chunk.drafts) + count
+                    logit, position = len(self.logit_rows), trunk_tokens + end + count
+                    self.draws.append(Draw(sequence, logit, position, chunk.drafts[:count]))
+                    self.logit_rows.append(row)
         positions = tuple(self.positions[first_row:])
         self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.blocks))
 
@@ -153,12 +158,13 @@ class _Builder:
         self.positions.append(trunk_tokens + offset)
         self.slots.append(table[offset // size] * size + offset % size)
 
-    def _add_replay(self, chunk: TailChunk, trunk_tokens: int) -> None:
+    def _add_several(self, chunk: TailChunk, trunk_tokens: int) -> None:
         """Adds several tokens of a choice, cut where the padded number of keys changes."""
         sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
-        for first, last, keys in pieces(chunk.begin, chunk.end):
+        for first, last, keys in pieces(chunk.begin, chunk.begin + chunk.num_rows):
             self.tails.add(row + first, first, count=last - first, num_keys=keys, table=sequence.blocks)
-        self._add_rows(sequence.written[chunk.begin : chunk.end], chunk.begin, base=trunk_tokens, table=sequence.blocks)
+        token_ids = (*sequence.written[chunk.begin : chunk.end], *chunk.drafts)
+        self._add_rows(token_ids, chunk.begin, base=trunk_tokens, table=sequence.blocks)
 
     def _add_rows(self, token_ids: SequenceOf[int], offset: int, *, base: int, table: Table) -> None:
         """Adds tokens at offsets `offset`.. of a table that begins at position `base`."""

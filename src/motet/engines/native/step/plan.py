@@ -5,6 +5,7 @@ eight times as long. `gc=False`: nothing points back to them, so the garbage col
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import msgspec
@@ -13,11 +14,17 @@ from motet.engines.native.step.sequence import Group, Sequence
 
 
 class TailChunk(msgspec.Struct, frozen=True, gc=False):
-    """Runs output tokens [begin, end) of a sequence; the next token is drawn if these are its last ones."""
+    """Runs output tokens [begin, end) of a sequence; the next token is drawn if these are its last ones, and one more
+    after each draft."""
 
     sequence: Sequence
     begin: int
     end: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.begin + len(self.drafts)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class StepPlan:
 
     def groups_of(self, rows: Iterable[int]) -> set[Group]:
         """Returns the groups to which these rows of the flat batch belong."""
-        owners = [chunk.sequence.group for chunk in self.tails for _ in range(chunk.begin, chunk.end)]
+        owners = [chunk.sequence.group for chunk in self.tails for _ in range(chunk.num_rows)]
         owners += [chunk.group for chunk in self.trunks for _ in range(chunk.begin, chunk.end)]
         return {owners[row] for row in rows}
 
@@ -47,21 +54,21 @@ class StepPlan:
         return bool(self.tails or self.trunks)
 
 
-class Draft:
+class OpenPlan:
     """A plan that is being made, within a budget of tokens. Tails are added oldest first, and replays after them."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         """Number of tokens for which there is still room."""
-        self._tails: list[TailChunk] = []
-        self._trunks: list[TrunkChunk] = []
+        self.tails: list[TailChunk] = []
+        self.trunks: list[TrunkChunk] = []
         self._in_order = True
         self._shared = False
 
     def add_new(self, sequence: Sequence) -> None:
         """Adds the new tokens of a sequence, as many as the budget allows."""
         count = min(sequence.pending, self.budget)
-        self._tails.append(TailChunk(sequence, sequence.computed, sequence.computed + count))
+        self.tails.append(TailChunk(sequence, sequence.computed, sequence.computed + count))
         self._shared |= sequence.group.shares
         self.budget -= count
 
@@ -70,19 +77,25 @@ class Draft:
         self.add_new(sequence)
         self._in_order = False
 
+    def add_drafts(self, place: int, drafts: SequenceOf[int]) -> None:
+        """Adds drafts to a tail, as many as the budget allows."""
+        chunk, drafts = self.tails[place], tuple(drafts[: self.budget])
+        self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, drafts)
+        self.budget -= len(drafts)
+
     def add_trunk(self, group: Group) -> None:
         """Adds as much of a prompt as the budget allows; nothing if it is computed or is being fetched."""
         count = min(group.trunk_tokens - group.computed, self.budget)
         if count and group.pull is None:
-            self._trunks.append(TrunkChunk(group, group.computed, group.computed + count))
+            self.trunks.append(TrunkChunk(group, group.computed, group.computed + count))
             self.budget -= count
 
     def plan(self) -> StepPlan:
         if self._shared:  # makes neighbours of siblings, of groups that share a trunk, and of trunks that begin alike
-            self._tails.sort(key=lambda chunk: (chunk.sequence.group.path, *_age(chunk)))
+            self.tails.sort(key=lambda chunk: (chunk.sequence.group.path, *_age(chunk)))
         elif not self._in_order:
-            self._tails.sort(key=_age)
-        return StepPlan(tuple(self._tails), tuple(self._trunks))
+            self.tails.sort(key=_age)
+        return StepPlan(tuple(self.tails), tuple(self.trunks))
 
 
 def _age(chunk: TailChunk) -> tuple[tuple[int, int], tuple[int, int, int]]:

@@ -29,8 +29,9 @@ from typing import Generic, TypeVar
 from motet.engines.native.attention.plan import STRETCH
 from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.step.drafts import Drafter
 from motet.engines.native.step.keeping import KeptTrunks
-from motet.engines.native.step.plan import Draft, StepPlan
+from motet.engines.native.step.plan import OpenPlan, StepPlan
 from motet.engines.native.step.sequence import Group, Sequence, SequenceState, blocks_for
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.errors import ContextLengthError, RequestError
@@ -62,6 +63,7 @@ class Scheduler:
     limits: SchedulerLimits
     counters: EngineStats
     handover: Handover
+    drafter: Drafter
 
     def __post_init__(self) -> None:
         self.sharing = Sharing()
@@ -95,19 +97,36 @@ class Scheduler:
         for group in list(islice(self._woken, self.limits.max_num_seqs)):
             del self._woken[group]
             self.waiting.add(group)
-        draft = Draft(self.limits.max_num_batched_tokens)
-        self._schedule_tails(draft)
+        open_plan = OpenPlan(self.limits.max_num_batched_tokens)
+        self._schedule_tails(open_plan)
         for group in self.running:
-            self._schedule_trunk(group, draft)
-        self._admit_waiting(draft)
-        return draft.plan()
+            self._schedule_trunk(group, open_plan)
+        self._admit_waiting(open_plan)
+        if not open_plan.trunks:
+            self._add_drafts(open_plan)
+        return open_plan.plan()
 
-    def _admit_waiting(self, draft: Draft) -> None:
+    def _add_drafts(self, open_plan: OpenPlan) -> None:
+        """Adds draft tokens, if all choices of the step are being written. They take no blocks that running choices
+        could need."""
+        drafter, tails = self.drafter, open_plan.tails
+        writing = [chunk.sequence for chunk in tails if chunk.end == len(chunk.sequence.written)]
+        if len(writing) < len(tails) or not drafter.begin(writing):
+            return
+        for place, sequence in enumerate(writing):
+            if drafts := drafter.drafts(sequence, choices=len(writing)):
+                missing = self._blocks(len(sequence.written) + len(drafts)) - len(sequence.blocks)
+                if missing > 0 and self.pool.num_free >= missing + self._num_sequences:
+                    sequence.blocks += self.pool.take(missing)
+                room = len(sequence.blocks) * self.limits.block_size - len(sequence.written)
+                open_plan.add_drafts(place, drafts[:room])
+
+    def _admit_waiting(self, open_plan: OpenPlan) -> None:
         """Admits new groups. In a step with other work no more begin to follow than could run: the rest is looked at in
         the next one."""
         follow, limits = 0, self.limits
-        while draft.budget and (first := self.waiting.oldest()):
-            if follow >= limits.max_num_seqs and draft.budget < limits.max_num_batched_tokens:
+        while open_plan.budget and (first := self.waiting.oldest()):
+            if follow >= limits.max_num_seqs and open_plan.budget < limits.max_num_batched_tokens:
                 break
             match self._admit(first):
                 case Admission.REFUSED:
@@ -116,7 +135,7 @@ class Scheduler:
                     follow += 1
                 case Admission.ADMITTED:
                     self.handover.fetch(first)
-                    self._schedule_trunk(first, draft)
+                    self._schedule_trunk(first, open_plan)
 
     def finish(self, sequence: Sequence) -> None:
         """Frees the tail of a sequence that has ended, and with the last sibling the trunk."""
@@ -208,7 +227,7 @@ class Scheduler:
         if not all(group.admitted for group in self.running) or any(group.admitted for group in self.queued):
             raise AssertionError("a group runs without being admitted, or waits though it was")
 
-    def _schedule_tails(self, draft: Draft) -> None:
+    def _schedule_tails(self, open_plan: OpenPlan) -> None:
         """Adds the new tokens of every choice that is being written, nearly always one, then the replays of others."""
         replays = []
         size = self.limits.block_size
@@ -220,11 +239,13 @@ class Scheduler:
                     break  # its younger siblings do not run either
                 if len(sequence.written) - sequence.computed > sequence.new:
                     replays.append(sequence)
-                elif draft.budget and (len(sequence.written) <= len(sequence.blocks) * size or self._grow(sequence)):
-                    draft.add_new(sequence)
+                elif open_plan.budget and (
+                    len(sequence.written) <= len(sequence.blocks) * size or self._grow(sequence)
+                ):
+                    open_plan.add_new(sequence)
         for sequence in replays:  # each has blocks for all its tokens, unless they were taken meanwhile
-            if draft.budget and sequence.state is SequenceState.RUNNING:
-                draft.add_replay(sequence)
+            if open_plan.budget and sequence.state is SequenceState.RUNNING:
+                open_plan.add_replay(sequence)
 
     def _grow(self, sequence: Sequence) -> bool:
         """Takes blocks for all its tokens, if necessary from younger sequences. Returns False if this one is the
@@ -259,7 +280,7 @@ class Scheduler:
             self._preempted.remove(sequence)
             self._start_tail(sequence)
 
-    def _schedule_trunk(self, group: Group, draft: Draft) -> None:
+    def _schedule_trunk(self, group: Group, open_plan: OpenPlan) -> None:
         """Adds what the budget allows of a prompt. One that has joined a trunk needs only its last row, whose key and
         value a fresh tail takes up until it writes there itself."""
         if group.joined and group.computed < group.trunk_tokens:
@@ -268,7 +289,7 @@ class Scheduler:
                 group.computed = group.trunk_tokens
             elif not fresh[0].blocks:
                 return
-        draft.add_trunk(group)
+        open_plan.add_trunk(group)
 
     def _wake(self, followers: Iterable[Group]) -> None:
         self._woken.update(dict.fromkeys(followers))

@@ -1,0 +1,219 @@
+"""Draft tokens change nothing but the number of steps."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.engines.native.step.drafts import FIRST_CHANCES, MOST_CHOICES, Drafter, NgramIndex
+from motet.engines.native.step.sequence import Sequence as Choice
+from motet.types import SamplingParams
+from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
+from tests.engines.native.grammars import FORM, NUMBER, PERSON
+from tests.engines.native.paper import PaperEngine, answer, request
+from tests.property_settings import examples
+
+
+@dataclass(eq=False)
+class Oracle(Drafter):
+    """Knows what the paper engine's choices write, and is wrong now and then."""
+
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    right: int = 0
+
+    def begin(self, choices: Sequence[Choice]) -> bool:
+        return bool(choices)
+
+    def drafts(self, choice: Choice, *, choices: int) -> list[int]:
+        written = len(choice.written)
+        rest = answer(choice.group.prompt, choice.sampling.seed, written + self.most)[written:]
+        wrong = self.dice.randrange(self.most + 1)
+        return [token + (place == wrong) for place, token in enumerate(rest)][: max(0, self._room(choice))]
+
+    def learn(self, right: Iterable[tuple[Choice, int]]) -> None:
+        self.right += sum(count for _, count in right)
+
+
+@examples(30)
+@given(
+    seed=st.integers(0, 10**6),
+    blocks=st.integers(14, 40),
+    most=st.integers(1, 9),
+    shapes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=4),
+)
+def test_every_choice_writes_its_answer_however_often_drafts_are_right(
+    seed: int, blocks: int, most: int, shapes: list[tuple[int, int, int]]
+) -> None:
+    """On paper, where each entry of memory depends on all that was read for it; with too few blocks, too."""
+    oracle = Oracle(most, 10_000, random.Random(seed))
+    engine = PaperEngine(blocks=blocks, budget=16, drafter=oracle)
+    prompts = [[seed + place * 100 + token for token in range(length)] for place, (length, _, _) in enumerate(shapes)]
+    for place, (_, n, tokens) in enumerate(shapes):
+        engine.submit(request(f"g{place}", prompts[place], n=n, max_tokens=tokens))
+        engine.steps(place % 2)
+    engine.run_to_end()
+    for place, (_, n, tokens) in enumerate(shapes):
+        engine.assert_wrote(f"g{place}", prompts[place], n=n, tokens=tokens)
+    assert engine.counters.accepted_tokens == oracle.right
+    assert engine.counters.draft_tokens >= oracle.right
+
+
+def test_right_drafts_save_steps() -> None:
+    engine = PaperEngine(blocks=40, drafter=Oracle(4, 10_000, random.Random(1)))
+    engine.submit(request("g", range(9), n=2, max_tokens=40))
+    assert engine.run_to_end() < 25
+    engine.assert_wrote("g", range(9), n=2, tokens=40)
+
+
+FEW = {"allowed_token_ids": (5, 6, 7)}
+"""A tiny model repeats itself if it has few words."""
+WAYS: dict[str, dict[str, object]] = {
+    "free": {"temperature": 0.5, "logprobs": 1},
+    "greedy": {"temperature": 0.0, **FEW},
+    "greedy, scored": {"temperature": 0.0, "logprobs": 2, **FEW},
+    "hot": {"temperature": 1.5, "logprobs": 0, **FEW},
+    "filtered": {"temperature": 0.3, "top_k": 2, "top_p": 0.9, "min_p": 0.01, **FEW},
+    "penalties": {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2, **FEW},
+    "stop token": {"stop_token_ids": (6,), "min_tokens": 30, **FEW},
+    "bias": {"temperature": 0.1, "logit_bias": {7: 100.0, 8: 99.0, 9: 99.5}, "logprobs": 1},
+    "person": {"grammar": PERSON, "ignore_eos": False, "temperature": 0.5},
+    "form, scored": {"grammar": FORM, "ignore_eos": False, "logprobs": 1, "max_tokens": 300},
+    "number, penalties": {"grammar": NUMBER, "temperature": 0.3, "frequency_penalty": -1.0},
+}
+MANY = {"greedy", "greedy, scored", "hot", "filtered", "bias", "form, scored"}
+"""Ways in which many drafts are right."""
+
+
+def tell(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.tokens, outcome.logprobs, outcome.finish, outcome.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("n", [1, 3])
+def test_tokens_scores_and_ends_are_those_of_a_run_without_drafts(model: Path, way: str, n: int) -> None:
+    asked = group("g", prompt_of(12) * 2, n=n, seed=4, **{"max_tokens": 90, **WAYS[way]})  # type: ignore[arg-type]
+    without, core = make_core(model, draft_tokens=0), make_core(model, draft_tokens=8)
+    expected, outcome = run(without, [asked])["g"], run(core, [asked])["g"]
+    assert tell(outcome) == tell(expected)
+    assert without.stats().draft_tokens == 0
+    if way in MANY:
+        assert core.stats().accepted_tokens > 20
+        assert core.stats().steps < without.stats().steps
+    assert core.stats().generated_tokens == without.stats().generated_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_all_kernels_give_the_same_bits_to_several_rows_of_a_choice(model: Path, kernels: str) -> None:
+    dtype = "bfloat16" if kernels == "compiled" else "float32"
+    asked = [
+        group(f"g{seed}", prompt_of(20, seed), n=2, seed=seed, max_tokens=150, logprobs=1, **FEW)  # type: ignore[arg-type]
+        for seed in range(3)
+    ]
+    expected = run(make_core(model, draft_tokens=0, kernels=kernels, dtype=dtype), asked)
+    core = make_core(model, draft_tokens=6, kernels=kernels, dtype=dtype)
+    outcomes = run(core, asked, stagger=5)
+    assert {name: tell(one) for name, one in outcomes.items()} == {name: tell(one) for name, one in expected.items()}
+    assert core.stats().accepted_tokens > 20
+
+
+@pytest.mark.slow
+def test_drafts_survive_preemption_and_leave_nothing_behind(model: Path) -> None:
+    asked = [
+        group(f"g{seed}", prompt_of(16, seed), n=2, seed=seed, max_tokens=150, **FEW)  # type: ignore[arg-type]
+        for seed in (0, 1)
+    ]
+    core = make_core(model, draft_tokens=8, blocks=32, max_model_len=192)
+    outcomes = run(core, asked)
+    assert core.stats().preemptions > 0
+    assert core.stats().accepted_tokens > 20
+    expected = run(make_core(model, draft_tokens=0), asked)
+    assert {name: tell(one) for name, one in outcomes.items()} == {name: tell(one) for name, one in expected.items()}
+
+
+def drafting(prompt: Sequence[int], *, n: int = 1, **sampling: object) -> tuple[PaperEngine, list[Choice]]:
+    """Returns the choices of a group that has written one token each."""
+    fields: dict[str, object] = {"max_tokens": 50, **sampling}
+    engine = PaperEngine(blocks=100)
+    group = engine.submit(request("g", prompt, n=n, sampling=SamplingParams(**fields)))  # type: ignore[arg-type]
+    engine.step()
+    return engine, list(group.sequences)
+
+
+def test_what_followed_the_last_tokens_is_drafted() -> None:
+    drafter = Drafter(8, 1000)
+    _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 3, 4])
+    choice.written[:] = [5, 6]
+    assert drafter.begin([choice])
+    assert drafter.drafts(choice, choices=1) == [7, 8, 9, 9, 3, 4]
+    choice.written[:] = [77, 78]
+    assert drafter.drafts(choice, choices=1) == []
+
+
+def test_drafts_come_from_siblings_too() -> None:
+    drafter = Drafter(3, 1000)
+    _, (first, second) = drafting([1, 2], n=2)
+    first.written[:] = [10, 11, 12, 13, 14, 15]
+    second.written[:] = [10, 11]
+    assert drafter.begin([first, second])
+    assert drafter.drafts(second, choices=1) == [12, 13, 14]
+    assert drafter.drafts(second, choices=2) == [12, 13], "a row more costs more in a step of more choices"
+
+
+def test_a_draft_leaves_room_for_the_token_after_it() -> None:
+    drafter = Drafter(8, 16)
+    _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=20)
+    choice.written[:] = [1, 2]
+    assert drafter.begin([choice])
+    assert drafter.drafts(choice, choices=1) == [3, 4, 5]
+    _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=4)
+    choice.written[:] = [1, 2]
+    assert drafter.begin([choice])
+    assert drafter.drafts(choice, choices=1) == [3]
+
+
+def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
+    drafter = Drafter(8, 1000)
+    _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7])
+    choice.written[:] = [2, 3]
+    tries = [0, 0]
+    for step in range(400):
+        assert drafter.begin([choice])
+        if drafter.drafts(choice, choices=4):
+            tries[step >= 40] += 1
+            drafter.learn([(choice, 0)])
+    assert 0 < tries[0] < 20
+    assert 0 < tries[1] < 60
+
+
+def test_steps_of_many_choices_have_no_drafts() -> None:
+    drafter = Drafter(8, 1000)
+    _, choices = drafting([1, 2, 1, 2], n=MOST_CHOICES + 1)
+    assert not drafter.begin(choices)
+    assert drafter.begin(choices[:1])
+    assert not Drafter(0, 1000).begin(choices[:1])
+
+
+def test_the_index_reads_each_token_once() -> None:
+    class Counted(list[int]):
+        reads = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(key)
+
+    written = Counted([1, 2, 3, 4])
+    index = NgramIndex([(9, 1, 2, 7), written])
+    index.catch_up()
+    assert index.after((8, 1, 2)) == (len(FIRST_CHANCES) - 1, 3), "what stands there last counts"
+    Counted.reads = 0
+    for token in range(5, 50):
+        written.append(token)
+        index.catch_up()
+    assert Counted.reads <= 45 * len(FIRST_CHANCES)
