@@ -8,7 +8,7 @@
 namespace motet {
 namespace {
 
-constexpr int kAhead = 64;  // keys and values are fetched this many keys before they are packed, as memory answers late
+constexpr int kAhead = 64;  // keys are fetched at least this many before the one that is packed, as memory answers late
 
 struct Weighed {
   float best, mass;
@@ -78,8 +78,9 @@ class Reader {
         values_(static_cast<const Number*>(layer.values)),
         queries_(queries + std::size_t(kv_head) * batch.num_rows * group_size(model) * model.head_dim) {}
 
-  // Reads one stretch of trunks for parts that follow each other in a reading; equal keys are read once.
-  void parts(const Part* begin, const Part* end, int stretch) {
+  // Reads one stretch of trunks for parts that follow each other in a reading; equal keys are read once. `next` is what
+  // the thread will probably read afterwards.
+  void parts(const Part* begin, const Part* end, int stretch, const Keys& next) {
     int packed = 0;  // number of keys that lie packed, and that the next part has too
     const auto equal = [](const Part& part, const Part& before) {
       return part.common == part.keys && part.common == before.keys;
@@ -93,7 +94,7 @@ class Reader {
         return Seen{in_window(alone ? first->row_begin + i : space_.rows[i]), stretch * kStretch + first->keys};
       };
       packed = read(first->span->trunk_table, stretch, std::min(packed, first->common), rows, queries, seen,
-                    alone ? states_of(*first, stretch) : space_.fresh.data());
+                    alone ? states_of(*first, stretch) : space_.fresh.data(), last == end ? next : Keys{});
       if (!alone) scatter(first, last, stretch);
     }
   }
@@ -116,8 +117,10 @@ class Reader {
       const int last = piece.first + begin + i - piece.row_begin + 1;
       return Seen{window ? std::max(0, last - window) : 0, last};
     };
-    for (int stretch = seen(0).begin / kStretch; stretch < stretches_of(seen(end - begin - 1).end); ++stretch) {
-      read(piece.table, stretch, 0, end - begin, lines_of(begin), seen, space_.fresh.data());
+    const int keys = seen(end - begin - 1).end;
+    for (int stretch = seen(0).begin / kStretch; stretch < stretches_of(keys); ++stretch) {
+      read(piece.table, stretch, 0, end - begin, lines_of(begin), seen, space_.fresh.data(),
+           keys_in(piece.table, stretch + 1, keys, kv_head_));
       merge_all(space_.fresh.data(), total, end - begin);
     }
   }
@@ -161,16 +164,22 @@ class Reader {
   // Writes the states of rows over one stretch of a table. The first `packed` keys of the stretch lie packed already.
   // Returns how many do so afterwards.
   template <class See>
-  int read(int table, int stretch, int packed, int rows, const Number* queries, See seen, float* states) {
+  int read(int table, int stretch, int packed, int rows, const Number* queries, See seen, float* states,
+           const Keys& next) {
     const int lines = rows * group_size(model_), size = state_size(model_), begin = stretch * kStretch;
     int end = begin;
     for (int row = 0; row < rows; ++row)
       if (const Seen s = seen(row); s.begin < begin + kStretch) end = std::max(end, std::min(s.end, begin + kStretch));
-    if (end > begin) pack(table, begin, end, packed);
+    if (end > begin) {
+      expect({table, begin, end, kv_head_}, packed, next);
+      pack(begin, end, packed);
+    }
     const int height = even_tile(lines, kMaxRows);
     for (int line = 0; line < lines; line += height)
       read_lines(queries, line, std::min(height, lines - line), begin, end, seen, states + line * size);
-    return end > begin ? end - begin : packed;
+    if (end == begin) return packed;
+    space_.fetched = fetched_ - (end - begin);
+    return end - begin;
   }
 
   // Reads the packed keys [begin, end) for up to kMaxRows lines of `queries`, from `line` on.
@@ -185,12 +194,13 @@ class Reader {
     const int panels = panels_of(visible), width = panels * kPanel;
     float* scores = space_.scores.data();
     Number* weights = space_.weights.data();
-    product(count, queries + std::size_t(line) * dim, dim, space_.keys.data(), panel_size(dim), panels, dim, nullptr,
-            [&](int row, int panel, Floats left, Floats right) {
-              float* to = scores + row * kStretch + panel * kPanel;
-              store(to, score(left));
-              store(to + kLanes, score(right));
-            });
+    const auto fetch = [&] { fetch_lines(); };
+    product_in_cache(count, queries + std::size_t(line) * dim, dim, space_.keys.data(), panel_size(dim), panels, dim,
+                     fetch, [&](int row, int panel, Floats left, Floats right) {
+                       float* to = scores + row * kStretch + panel * kPanel;
+                       store(to, score(left));
+                       store(to + kLanes, score(right));
+                     });
     for (int i = 0; i < count; ++i) {
       const Seen s = seen((line + i) / group);
       const Weighed w = weigh(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin, width,
@@ -198,12 +208,12 @@ class Reader {
       states[i * size + dim] = w.best;
       states[i * size + dim + 1] = w.mass;
     }
-    product(count, weights, kStretch, space_.values.data(), panel_size(kStretch), panels_of(dim), width, nullptr,
-            [&](int row, int panel, Floats left, Floats right) {
-              float* to = states + row * size + panel * kPanel;
-              store(to, left);
-              store(to + kLanes, right);
-            });
+    product_in_cache(count, weights, kStretch, space_.values.data(), panel_size(kStretch), panels_of(dim), width, fetch,
+                     [&](int row, int panel, Floats left, Floats right) {
+                       float* to = states + row * size + panel * kPanel;
+                       store(to, left);
+                       store(to + kLanes, right);
+                     });
   }
 
   // Returns scores as exponents of 2.
@@ -213,20 +223,38 @@ class Reader {
     return tanh(x * all(layer_.score_scale / cap)) * all(cap * kLog2E);
   }
 
+  // Locates keys that will be packed now, of which `packed` lie packed already, and those that probably follow.
+  void expect(const Keys& keys, int packed, const Keys& next) {
+    std::size_t* offsets = space_.offsets.data();
+    locate(keys, offsets);
+    locate(next, offsets + keys.count());
+    fetched_ = std::max(packed, space_.next == keys_ + offsets[0] ? std::min(space_.fetched, keys.count()) : 0);
+    to_fetch_ = keys.count() + next.count();
+    line_ = 0;
+    space_.next = next.count() ? keys_ + offsets[keys.count()] : nullptr;
+  }
+
+  // Fetches what lies at the next place of the pools that is not in the L2 cache yet: a line of keys and one of values.
+  void fetch_lines() {
+    if (fetched_ >= to_fetch_) return;
+    const std::size_t at = space_.offsets[fetched_] + line_;
+    _mm_prefetch((const char*)(keys_ + at), _MM_HINT_T1);
+    _mm_prefetch((const char*)(values_ + at), _MM_HINT_T1);
+    line_ += 64 / sizeof(Number);
+    if (line_ < model_.head_dim) return;
+    line_ = 0;
+    ++fetched_;
+  }
+
   // Packs keys as columns and values as rows, and fills the last panel with zeros. The first `packed` keys are there.
   // Inlined, its loops would run out of registers.
-  __attribute__((noinline)) void pack(int table, int begin, int end, int packed) {
+  __attribute__((noinline)) void pack(int begin, int end, int packed) {
     const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
-    const std::size_t* offsets = locate(table, begin, end);
+    const std::size_t* offsets = space_.offsets.data();
     const auto row = [&](const Number* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
     const int first = packed / kLanes * kLanes;
     for (int key = first; key < columns; key += kLanes) {
-      const int stop = std::min(key + kAhead + kLanes, end - begin);
-      for (int next = key == first ? key + kLanes : key + kAhead; next < stop; ++next)
-        for (int at = 0; at < dim; at += 64 / sizeof(Number)) {  // fetch later keys while these are packed
-          _mm_prefetch((const char*)(keys_ + offsets[next] + at), _MM_HINT_T1);
-          _mm_prefetch((const char*)(values_ + offsets[next] + at), _MM_HINT_T1);
-        }
+      for (const int stop = std::min(key + kAhead + kLanes, to_fetch_); fetched_ < stop;) fetch_lines();
       pack_columns(space_.keys.data() + key / kPanel * panel_size(dim) + key % kPanel * kDeep<Number>,
                    dim, [&](int i) { return row(keys_, key + i); });
       for (int slice = key; slice < key + kLanes; slice += kDeep<Number>)
@@ -247,18 +275,16 @@ class Reader {
     }
   }
 
-  // Returns the offsets of the rows of keys [begin, end) in the pools.
-  const std::size_t* locate(int table, int begin, int end) {
+  // Writes the offsets of the rows of keys in the pools.
+  void locate(const Keys& keys, std::size_t* offsets) {
     const int size = model_.block_size;
     const std::size_t stride = std::size_t(model_.kv_heads) * model_.head_dim;
-    std::size_t* offsets = space_.offsets.data();
-    for (int key = begin; key < end;) {
-      const std::size_t slot = std::size_t(batch_.tables[table + key / size]) * size + key % size;
-      std::size_t offset = slot * stride + std::size_t(kv_head_) * model_.head_dim;
-      for (const int stop = std::min(end, (key / size + 1) * size); key < stop; ++key, offset += stride)
-        offsets[key - begin] = offset;
+    for (int key = keys.begin; key < keys.end;) {
+      const std::size_t slot = std::size_t(batch_.tables[keys.table + key / size]) * size + key % size;
+      std::size_t offset = slot * stride + std::size_t(keys.kv_head) * model_.head_dim;
+      for (const int stop = std::min(keys.end, (key / size + 1) * size); key < stop; ++key, offset += stride)
+        *offsets++ = offset;
     }
-    return offsets;
   }
 
   const Model& model_;
@@ -269,6 +295,8 @@ class Reader {
   float* const trunk_states_;  // of all spans
   const Number *keys_, *values_;  // the layer's pools
   const Number* queries_;         // of the key head
+  int fetched_ = 0, to_fetch_ = 0;  // how many of the keys in `space_.offsets` are in the L2 cache, and should be
+  int line_ = 0;                    // where the next key's line that must be fetched begins
 };
 
 template <class Number>
@@ -283,7 +311,7 @@ void Attention<Number>::prepare(const Model& model, const Batch& batch, int num_
   for (auto& space : workspaces_) {
     space.keys.resize(kStretch * model.head_dim);
     space.values.resize(kStretch * model.head_dim);
-    space.offsets.resize(kStretch);
+    space.offsets.resize(2 * kStretch);
     space.scores.resize(kMaxRows * kStretch);
     space.weights.resize(kMaxRows * kStretch);
     space.fresh.resize(lines * state_size(model));
@@ -307,12 +335,19 @@ void Attention<Number>::cut(const Model& model, const Span& span, std::size_t st
 template <class Number>
 void Attention<Number>::run(const Model& model, const Layer& layer, const Batch& batch, const Number* queries,
                             Number* output, Team& team) {
-  const int heads = model.kv_heads;
-  team.share(int(trunks_.readings().size()) * heads, [&](int i, int thread) {
+  const int heads = model.kv_heads, count = int(trunks_.readings().size()) * heads;
+  const Part* parts = trunks_.parts().data();
+  const auto keys_of = [&](int i) {
     const Reading& reading = trunks_.readings()[i / heads];
-    const Part* parts = trunks_.parts().data();
+    const Part& first = parts[reading.part_begin];
+    return keys_in(first.span->trunk_table, reading.stretch, reading.stretch * kStretch + first.keys, i % heads);
+  };
+  team.share(count, [&](int i, int thread) {
+    const Reading& reading = trunks_.readings()[i / heads];
+    const int next = i + team.size();  // the other threads will take those between
     Reader<Number>(model, layer, batch, queries, i % heads, workspaces_[thread], trunk_states_.data())
-        .parts(parts + reading.part_begin, parts + reading.part_end, reading.stretch);
+        .parts(parts + reading.part_begin, parts + reading.part_end, reading.stretch,
+               next < count ? keys_of(next) : Keys{});
   });
   team.share(int(row_tasks_.size()), [&](int i, int thread) {
     finish(model, layer, batch, queries, row_tasks_[i], workspaces_[thread], output);
@@ -332,7 +367,8 @@ void Attention<Number>::finish(const Model& model, const Layer& layer, const Bat
   for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
     const int keys = std::min(span.trunk_keys - stretch * kStretch, kStretch);
     const Part part{&span, task.row_begin, task.row_end, keys, 0, task.states};
-    if (task.states == kOwn) reader.parts(&part, &part + 1, stretch);
+    if (task.states == kOwn)
+      reader.parts(&part, &part + 1, stretch, keys_in(span.trunk_table, stretch + 1, span.trunk_keys, task.kv_head));
     reader.merge_all(reader.states_of(part, stretch), total, rows);
   }
   for (int p = span.piece_begin; p < span.piece_end; ++p) {

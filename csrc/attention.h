@@ -7,6 +7,7 @@
 // threads read them, and whatever rows they are read for besides (`trunks.h` says who reads with whom).
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "model.h"
@@ -14,6 +15,19 @@
 #include "trunks.h"
 
 namespace motet {
+
+// Keys [begin, end) of a table, for one key head.
+struct Keys {
+  int table = 0, begin = 0, end = 0, kv_head = 0;
+
+  int count() const { return end - begin; }
+};
+
+// Returns the keys in one stretch of a table that has `keys` keys; none if the table ends before.
+inline Keys keys_in(int table, int stretch, int keys, int kv_head) {
+  const int begin = std::min(stretch * kStretch, keys);
+  return {table, begin, std::min(begin + kStretch, keys), kv_head};
+}
 
 template <class Number>
 class Reader;
@@ -39,7 +53,9 @@ class Attention {
   };
 
   struct Workspace {
-    std::vector<std::size_t> offsets;  // offsets of a stretch's rows in the pools
+    std::vector<std::size_t> offsets;  // offsets in the pools of a stretch's rows, then of what is probably read next
+    const Number* next = nullptr;      // the first key of what is probably read next
+    int fetched = 0;                   // how many keys of that are in the L2 cache already
     std::vector<Number> keys, values;  // the stretch, packed
     std::vector<float> scores;         // [kMaxRows][kStretch]
     std::vector<Number> weights;       // [kMaxRows][kStretch]: factors of the values

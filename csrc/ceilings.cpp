@@ -38,7 +38,8 @@ double multiply_tiles(int tiles, Team& team) {
     Floats result = all(0.0f);
     for (int i = 0; i < kTiles; ++i)
       tile<kMaxRows, 1>(
-          a.data(), kDepth, b.data(), 0, kDepth / kDeep<bf16>, [](int, int, int) { return all(0.0f); },
+          a.data(), kDepth, b.data(), 0, kDepth / kDeep<bf16>, [](const bf16*) {},
+          [](int, int, int) { return all(0.0f); },
           [&](int, int, Floats left, Floats right) { result = result + left + right; });
     store(results.data() + piece * kLanes, result);
   });

@@ -9,19 +9,24 @@
 
 namespace motet {
 
-// Depth taken at once: rows of A stay in the L1 cache, a panel in L2.
+// Depth taken at once if rows fill several tiles: rows of A stay in the L1 cache, a panel in L2.
 template <class Number>
 constexpr int kDepthBlock = 2048 / sizeof(Number);
 
-// Multiplies `rows` rows (1 to kMaxRows / Panels) with `Panels` panels. Few rows need several panels at once; with one
-// they would wait for their own sums.
-template <int Panels, int Rows = kMaxRows / Panels, class Number, class Weight, class Start, class Done>
-inline void tile_of(int rows, const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride,
-                    int slices, Start start, Done done) {
+// Up to so many rows wait for nothing but memory. They are quickest if weights are fetched into the L1 cache; more rows
+// if they are fetched into L2, and earlier.
+constexpr int kFewRowsOfTile = 5;
+constexpr std::size_t kAheadOfFew = 6 << 10, kAheadOfMore = 12 << 10;  // bytes
+
+// Multiplies `rows` rows (1 to Rows) with `Panels` panels.
+template <int Panels, int Rows, class Number, class Weight, class Fetch, class Start, class Done>
+__attribute__((always_inline)) inline void tile_of(int rows, const Number* a, std::size_t a_stride, const Weight* b,
+                                                   std::size_t b_stride, int slices, Fetch fetch, Start start,
+                                                   Done done) {
   if constexpr (Rows > 1) {
-    if (rows < Rows) return tile_of<Panels, Rows - 1>(rows, a, a_stride, b, b_stride, slices, start, done);
+    if (rows < Rows) return tile_of<Panels, Rows - 1>(rows, a, a_stride, b, b_stride, slices, fetch, start, done);
   }
-  tile<Rows, Panels>(a, a_stride, b, b_stride, slices, start, done);
+  tile<Rows, Panels>(a, a_stride, b, b_stride, slices, fetch, start, done);
 }
 
 // Returns the height of the fewest tiles, at most `most` rows high, that share the rows evenly.
@@ -30,44 +35,69 @@ inline int even_tile(int rows, int most) {
   return (rows + tiles - 1) / tiles;
 }
 
-// Multiplies all `rows` rows with panels [0, panels), which lie `b_stride` apart; `done(row, panel, left, right)` takes
-// the results. A depth over kDepthBlock is summed block by block in `sums`, scratch [rows][panels * 32] float32.
-template <class Number, class Weight, class Done>
-void product(int rows, const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int panels,
-             int depth, float* sums, Done done) {
-  constexpr int kBlock = kDepthBlock<Number>;
+// Multiplies all rows with one panel after the other, in tiles of at most `Height` rows. A depth over `block` is summed
+// block by block.
+template <int Height, class Number, class Weight, class Fetch, class Done>
+void product_by_panels(int rows, const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride,
+                       int panels, int depth, int block, float* sums, Fetch fetch, Done done) {
   const std::size_t width = std::size_t(panels) * kPanel;
-  for (int begin = 0; begin < depth; begin += kBlock) {
-    const int end = begin + kBlock < depth ? begin + kBlock : depth;
+  const int height = even_tile(rows, Height);
+  for (int begin = 0; begin < depth; begin += block) {
+    const int end = begin + block < depth ? begin + block : depth;
     const bool first = begin == 0, last = end == depth;
-    const Weight* block = b + std::size_t(begin) * kPanel;
-    auto strip = [&]<int Panels>(int panel) {
-      const int height = even_tile(rows, kMaxRows / Panels);
+    for (int panel = 0; panel < panels; ++panel)
       for (int row = 0; row < rows; row += height) {
         const int count = rows - row < height ? rows - row : height;
         float* here = sums + row * width + panel * kPanel;
-        tile_of<Panels>(
-            count, a + row * a_stride + begin, a_stride, block + panel * b_stride, b_stride,
-            (end - begin) / kDeep<Number>,
-            [&](int r, int p, int half) {
-              return first ? all(0.0f) : load(here + r * width + p * kPanel + half * kLanes);
-            },
-            [&](int r, int p, Floats left, Floats right) {
-              if (last) return done(row + r, panel + p, left, right);
-              store(here + r * width + p * kPanel, left);
-              store(here + r * width + p * kPanel + kLanes, right);
+        tile_of<1, Height>(
+            count, a + row * a_stride + begin, a_stride, b + std::size_t(begin) * kPanel + panel * b_stride, b_stride,
+            (end - begin) / kDeep<Number>, fetch,
+            [&](int r, int, int half) { return first ? all(0.0f) : load(here + r * width + half * kLanes); },
+            [&](int r, int, Floats left, Floats right) {
+              if (last) return done(row + r, panel, left, right);
+              store(here + r * width, left);
+              store(here + r * width + kLanes, right);
             });
       }
-    };
-    int panel = 0;
-    if constexpr (sizeof(Weight) > 1) {  // int8 needs one: it unpacks weights while it waits for sums
-      if (rows <= kMaxRows / 4)
-        for (; panel + 4 <= panels; panel += 4) strip.template operator()<4>(panel);
-      if (rows <= kMaxRows / 2)
-        for (; panel + 2 <= panels; panel += 2) strip.template operator()<2>(panel);
-    }
-    for (; panel < panels; ++panel) strip.template operator()<1>(panel);
   }
+}
+
+// Multiplies all `rows` rows with panels [0, panels) of weights, which lie `b_stride` apart; `done(row, panel, left,
+// right)` takes the results. `sums` is scratch [rows][panels * 32] float32.
+//
+// Weights come from memory, fastest in one stream that is fetched at a constant distance. Rows that fill one tile read
+// each weight once, so they take all depth at once; more rows have time to fetch the whole next panel.
+template <class Number, class Weight, class Done>
+void product(int rows, const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int panels,
+             int depth, float* sums, Done done) {
+  if (rows <= kFewRowsOfTile)
+    return product_by_panels<kFewRowsOfTile>(rows, a, a_stride, b, b_stride, panels, depth, depth, sums,
+                                             Ahead<_MM_HINT_T0>{kAheadOfFew}, done);
+  const bool single = rows <= kMaxRows;
+  product_by_panels<kMaxRows>(rows, a, a_stride, b, b_stride, panels, depth, single ? depth : kDepthBlock<Number>, sums,
+                              Ahead<_MM_HINT_T1>{single ? kAheadOfMore : b_stride * sizeof(Weight)}, done);
+}
+
+// Multiplies rows with panels that lie in a cache, and have no great depth. Few rows take several panels at once; with
+// one they would wait for their own sums. `fetch()` is called once for each slice of a tile.
+template <class Number, class Fetch, class Done>
+void product_in_cache(int rows, const Number* a, std::size_t a_stride, const Number* b, std::size_t b_stride,
+                      int panels, int depth, Fetch fetch, Done done) {
+  auto strip = [&]<int Panels>(int panel) {
+    constexpr int kHeight = kMaxRows / Panels;
+    const int height = even_tile(rows, kHeight);
+    for (int row = 0; row < rows; row += height)
+      tile_of<Panels, kHeight>(
+          rows - row < height ? rows - row : height, a + row * a_stride, a_stride, b + panel * b_stride, b_stride,
+          depth / kDeep<Number>, [&](const Number*) { fetch(); }, [](int, int, int) { return all(0.0f); },
+          [&](int r, int p, Floats left, Floats right) { done(row + r, panel + p, left, right); });
+  };
+  int panel = 0;
+  if (rows <= kMaxRows / 4)
+    for (; panel + 4 <= panels; panel += 4) strip.template operator()<4>(panel);
+  if (rows <= kMaxRows / 2)
+    for (; panel + 2 <= panels; panel += 2) strip.template operator()<2>(panel);
+  for (; panel < panels; ++panel) strip.template operator()<1>(panel);
 }
 
 }  // namespace motet

@@ -36,11 +36,16 @@ constexpr int place_of(int column) {
   return sizeof(Weight) == 1 ? column % kLanes * 4 + column / kLanes * 2 : kDeep<Weight> * column;
 }
 
-// Prefetches the slice that lies `ahead` numbers after `from`, while the slice at `from` is multiplied.
-template <class Weight>
-inline void fetch_slice(const Weight* from, std::size_t ahead) {
-  for (std::size_t byte = 0; byte < kSlice<Weight> * sizeof(Weight); byte += 64)
-    _mm_prefetch((const char*)(from + ahead) + byte, _MM_HINT_T1);
-}
+// Prefetches the slice that lies `bytes` further on, while one is multiplied.
+template <_mm_hint Cache>
+struct Ahead {
+  std::size_t bytes;
+
+  template <class Weight>
+  void operator()(const Weight* slice) const {
+    for (std::size_t byte = 0; byte < kSlice<Weight> * sizeof(Weight); byte += 64)
+      _mm_prefetch((const char*)slice + bytes + byte, Cache);
+  }
+};
 
 }  // namespace motet

@@ -10,6 +10,9 @@ namespace motet {
 constexpr int kMaxRows = 6;  // rows of a tile: 2 accumulators for each, B and A fill the 16 registers
 constexpr int kEnough = 8;   // accumulators: the number of products that are in progress at once
 
+alignas(32) constexpr std::uint32_t kTopBytes[8] = {0xff000000, 0xff000000, 0xff000000, 0xff000000,
+                                                     0xff000000, 0xff000000, 0xff000000, 0xff000000};
+
 using PairBits = std::uint32_t __attribute__((may_alias));
 
 // Loads a pair of a row into all lanes. It is loaded again for its second number: a compiler would keep both, but there
@@ -51,14 +54,15 @@ inline __m256 load_number(const bf16* slice, int eight) {
 template <int Which, int Half>
 inline __m256 load_number(const std::int8_t* slice, int eight) {
   const __m256i four = _mm256_loadu_si256((const __m256i*)(slice + eight * kPanel));  // numbers in each lane
-  const __m256i top = _mm256_slli_epi32(four, 24 - 8 * (2 * Half + Which));
-  return _mm256_cvtepi32_ps(_mm256_and_si256(top, _mm256_set1_epi32(0xff000000)));
+  __m256i top = _mm256_slli_epi32(four, 24 - 8 * (2 * Half + Which));
+  asm("vpand %1, %0, %0" : "+x"(top) : "m"(kTopBytes));  // in a register, it would displace a sum
+  return _mm256_cvtepi32_ps(top);
 }
 
 // Multiplies halves [First, First + Halves) of the panels with all rows, and adds the products to `sums[row][half]`.
-template <int Rows, int First, int Halves, class Number, class Weight, class Sums>
+template <int Rows, int First, int Halves, class Number, class Weight, class Fetch, class Sums>
 inline void halves(const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int slices,
-                   Sums& sums) {
+                   Fetch fetch, Sums& sums) {
   __m256 sum[Rows][Halves][2];
 #pragma GCC unroll 6
   for (int row = 0; row < Rows; ++row)
@@ -88,7 +92,7 @@ inline void halves(const Number* a, std::size_t a_stride, const Weight* b, std::
         }
       }
     };
-    if constexpr (First == 0) fetch_slice(b + slice * kSlice<Weight>, b_stride);
+    if constexpr (First == 0) fetch(b + slice * kSlice<Weight>);
     multiply.template operator()<0>();
     if constexpr (kDeep<Number> == 2) multiply.template operator()<1>();
   }
@@ -99,17 +103,18 @@ inline void halves(const Number* a, std::size_t a_stride, const Weight* b, std::
 }
 
 // Multiplies `Rows` rows with `Panels` neighbouring panels, from slice 0 to `slices`. Sums begin with
-// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result.
-template <int Rows, int Panels, class Number, class Weight, class Start, class Done>
-inline void tile(const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int slices, Start start,
-                 Done done) {
+// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result. `fetch` is called with each slice
+// of the first panel, to fetch something meanwhile.
+template <int Rows, int Panels, class Number, class Weight, class Fetch, class Start, class Done>
+inline void tile(const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int slices, Fetch fetch,
+                 Start start, Done done) {
   constexpr int kAll = 2 * Panels, kFit = kEnough / (2 * Rows), kHalves = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   constexpr int kTaken = kHalves < kAll ? kHalves : kAll;
   Floats sums[Rows][kAll];
   for (int row = 0; row < Rows; ++row)
     for (int half = 0; half < kAll; ++half) sums[row][half] = start(row, half / 2, half % 2);
   [&]<int... Turn>(std::integer_sequence<int, Turn...>) {
-    (halves<Rows, Turn * kTaken, kTaken>(a, a_stride, b, b_stride, slices, sums), ...);
+    (halves<Rows, Turn * kTaken, kTaken>(a, a_stride, b, b_stride, slices, fetch, sums), ...);
   }(std::make_integer_sequence<int, kAll / kTaken>());
   for (int row = 0; row < Rows; ++row)
     for (int panel = 0; panel < Panels; ++panel) done(row, panel, sums[row][2 * panel], sums[row][2 * panel + 1]);

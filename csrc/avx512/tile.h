@@ -45,10 +45,11 @@ inline Floats add_products(Floats sum, Floats left, Floats right) { return fma(l
 inline Floats add_products(Floats sum, __m512bh left, __m512bh right) { return _mm512_dpbf16_ps(sum, left, right); }
 
 // Multiplies `Rows` rows with `Panels` neighbouring panels, from slice 0 to `slices`. Sums begin with
-// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result.
-template <int Rows, int Panels, class Number, class Weight, class Start, class Done>
-inline void tile(const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int slices, Start start,
-                 Done done) {
+// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result. `fetch` is called with each slice
+// of the first panel, to fetch something meanwhile.
+template <int Rows, int Panels, class Number, class Weight, class Fetch, class Start, class Done>
+__attribute__((always_inline)) inline void tile(const Number* a, std::size_t a_stride, const Weight* b,
+                                                std::size_t b_stride, int slices, Fetch fetch, Start start, Done done) {
   using Lanes = decltype(broadcast(a));
   Floats sum[Rows][Panels][2];
 #pragma GCC unroll 12
@@ -58,14 +59,12 @@ inline void tile(const Number* a, std::size_t a_stride, const Weight* b, std::si
       sum[row][panel][0] = start(row, panel, 0);
       sum[row][panel][1] = start(row, panel, 1);
     }
-  for (int slice = 0; slice < slices; ++slice) {
+  const Weight* from = b;
+  for (std::size_t slice = 0; slice < std::size_t(slices); ++slice, from += kSlice<Weight>) {
     Lanes right[Panels][2];
 #pragma GCC unroll 4
-    for (int panel = 0; panel < Panels; ++panel) {
-      const Weight* from = b + panel * b_stride + slice * kSlice<Weight>;
-      load_slice(from, right[panel]);
-      if constexpr (Panels <= 2) fetch_slice(from, Panels * b_stride);  // for more, the processor prefetches by itself
-    }
+    for (int panel = 0; panel < Panels; ++panel) load_slice(from + panel * b_stride, right[panel]);
+    fetch(from);
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {
       const Lanes left = broadcast(a + row * a_stride + slice * kDeep<Number>);
