@@ -106,7 +106,7 @@ Place Filter::last_kept() {
   return nearer.logit == kEnd.logit ? last : nearer;
 }
 
-Place Filter::apply(const Weighed& row) {
+Place Filter::apply(const WeighedRow& row) {
   row_ = row;
   unit_ = kUnits / row.whole;
   const Place last = last_kept();

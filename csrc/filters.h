@@ -19,7 +19,7 @@
 namespace motet {
 
 // A row's logits and weights at its temperature, and what its choices ask for.
-struct Weighed {
+struct WeighedRow {
   const float* logits;   // [width]; -infinity from `vocab` on
   const float* weights;  // [width]
   double whole;          // the sum of the weights
@@ -73,7 +73,7 @@ class Filter {
 
   // Prepares draws from a row. Returns the last token that top-k and top-p keep; `kEnd`: they keep all that have a
   // weight.
-  Place apply(const Weighed& row);
+  Place apply(const WeighedRow& row);
   std::int64_t draw(double uniform) const;
 
  private:
@@ -91,7 +91,7 @@ class Filter {
   Place last_of_mass(const Ids& ids, double goal);
 
   const int vocab_, width_;
-  Weighed row_;
+  WeighedRow row_;
   double unit_;     // of a weight, as an integer
   Ids candidates_;  // rising; holds all tokens that can be kept and have a weight
   Ids kept_;        // rising
