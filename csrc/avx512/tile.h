@@ -65,9 +65,12 @@ __attribute__((always_inline)) inline void tile(const Number* a, std::size_t a_s
 #pragma GCC unroll 4
     for (int panel = 0; panel < Panels; ++panel) load_slice(from + panel * b_stride, right[panel]);
     fetch(from);
+    const std::size_t even = slice * kDeep<Number>;
+    std::size_t odd = even + a_stride;
+    asm("" : "+r"(odd));  // so the compiler lets two rows share a pointer: it has no registers for twelve
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {
-      const Lanes left = broadcast(a + row * a_stride + slice * kDeep<Number>);
+      const Lanes left = broadcast(a + row / 2 * 2 * a_stride + (row % 2 ? odd : even));
 #pragma GCC unroll 4
       for (int panel = 0; panel < Panels; ++panel) {
         sum[row][panel][0] = add_products(sum[row][panel][0], left, right[panel][0]);
