@@ -198,7 +198,7 @@ def table_of(parts: Iterable[Part]) -> Table:
     return table(heads, ([*asdict(part).values()] for part in parts))
 
 
-LEAST_SHARES = {"n = 1": 0.4, "n = 8": 0.2, "n = 32": 0.45, "n = 128": 0.5, PREFILL: 0.75}
+LEAST_SHARES = {"n = 1": 0.65, "n = 8": 0.35, "n = 32": 0.55, "n = 128": 0.6, PREFILL: 0.75}
 """Shares that whole steps must reach: at n = 1 of the bandwidth, else of the rate of products. At 8 rows it is memory
 that limits a step where nothing else computes, so more of the products cannot be asked for."""
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "filters.h"
+#include "philox.h"
 #include "vectors.h"
 
 namespace motet {
@@ -39,6 +40,10 @@ struct Way {
         log_min_p(step.log_min_p[choice]) {}
   bool operator==(const Way&) const = default;
 };
+
+double uniform_of(const Drawing& step, int choice) {
+  return step.uniform ? step.uniform[choice] : uniform_at(step.seeds[choice], step.positions[choice]);
+}
 
 bool are_alike(const Drawing& step, int a, int b) {
   return step.rows[a] == step.rows[b] && Way(step, a) == Way(step, b);
@@ -213,7 +218,7 @@ void Row::run(const Drawing& step, int begin, int end) {
     step.finite[choice] = finite();
     step.last_logit[choice] = last.logit;
     step.last_id[choice] = last.id;
-    step.tokens[choice] = !finite() ? 0 : greedy ? first_best() : draw(step.uniform[choice]);
+    step.tokens[choice] = !finite() ? 0 : greedy ? first_best() : draw(uniform_of(step, choice));
   }
   for (int choice = begin; choice < end; ++choice)
     if (finite() && step.best[choice] >= 0) score(step, choice);

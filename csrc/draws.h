@@ -24,7 +24,9 @@ struct Drawing {
   const std::int64_t* top_k;          // [num_choices]; `vocab`: off
   const double* top_p;                // [num_choices]; 1: off
   const float* log_min_p;             // [num_choices]; -infinity: off
-  const double* uniform;              // [num_choices], in [0, 1)
+  const double* uniform;              // [num_choices], in [0, 1); null: that of seed and position
+  const std::uint64_t* seeds;         // [num_choices]
+  const std::uint64_t* positions;     // [num_choices], of the tokens
   const std::int32_t* best;           // [num_choices]: how many of the best tokens are scored; -1: nothing is
   const std::int64_t* named;          // [num_choices][num_named]: tokens that are scored too
   std::int64_t* tokens;               // [num_choices], written

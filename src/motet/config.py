@@ -114,12 +114,10 @@ class EngineConfig:
         above=0,
         most=1,
     )
-    block_size: int = setting(
-        16, "Number of tokens whose KV one block holds.", unit="tokens", choices=(8, 16, 32, 64, 128)
-    )
+    block_size: int = setting(16, "Tokens whose KV one block holds.", unit="tokens", choices=(8, 16, 32, 64, 128))
     max_num_seqs: int = setting(256, "Number of choices that one engine runs at once; also the largest group.", least=1)
     max_num_batched_tokens: int = setting(
-        512, "Number of tokens in one step: one for each running choice, the rest for prompts.", unit="tokens", least=1
+        512, "Number of tokens in one step: those of the running choices, the rest for prompts.", unit="tokens", least=1
     )
     kernels: str = setting(
         "auto",
@@ -139,6 +137,9 @@ class EngineConfig:
     )
     draft_tokens: int = setting(
         8, "Most draft tokens of a choice in a step, guessed from its prompt and siblings; on a CPU.", least=0, most=64
+    )
+    draft_from_history: int = setting(
+        0, "Tokens of earlier answers that an engine keeps as drafts for equal prompts.", least=0, zero="none"
     )
     num_threads: int | None = setting(
         None,

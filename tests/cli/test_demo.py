@@ -16,6 +16,9 @@ SINGLE = Figures(
     prompt_tokens=280,
     prefill_tokens=280,
     generation_tokens=480,
+    forced_tokens=5,
+    spec_decode_num_draft_tokens=31,
+    spec_decode_num_accepted_tokens=17,
     forks=3,
     blocks_shared=54,
     bytes_saved=19_906_560,
@@ -64,6 +67,9 @@ def test_a_receipt_shows_the_cost_of_an_answer() -> None:
         "prompt_tokens": 280,
         "prompt_tokens_prefilled": 280,
         "completion_tokens": 480,
+        "forced_tokens": 5,
+        "draft_tokens": 31,
+        "accepted_tokens": 17,
         "blocks_shared": 54,
         "bytes_not_copied": 19_906_560,
         "first_token_s": 1,
@@ -88,6 +94,7 @@ def test_the_table_of_a_single_server_has_no_transfers() -> None:
     shown = words(Receipt.of(whole(), SINGLE, block=BLOCK))
     assert "transfer" not in shown
     assert "280 of 280 560" in shown
+    assert "draft tokens right 17 of 31" in shown
 
 
 def test_a_stream_without_usage_gives_no_receipt() -> None:

@@ -107,6 +107,8 @@ class Receipt:
             table.add_row("prompt tokens run on decode", f"{spent.recomputed_tokens}", f"{n}, one for each choice")
         table.add_row("prompt tokens computed", f"{spent.prefill_tokens} of {prompt}", f"{n * prompt}")
         table.add_row("answer tokens", f"{self.usage.completion_tokens} in {n} choices")
+        drafts, right = spent.spec_decode_num_draft_tokens, spent.spec_decode_num_accepted_tokens
+        table.add_row("draft tokens right", f"{right} of {drafts}")
         table.add_row("KV blocks shared", f"{spent.blocks_shared}")
         table.add_row("KV bytes not copied", f"{spent.bytes_saved:,}")
         table.add_row("first token", f"{self.first_token_s} s")
@@ -125,6 +127,9 @@ class Receipt:
             "prompt_tokens": self.usage.prompt_tokens,
             "prompt_tokens_prefilled": spent.prefill_tokens,
             "completion_tokens": self.usage.completion_tokens,
+            "forced_tokens": spent.forced_tokens,
+            "draft_tokens": spent.spec_decode_num_draft_tokens,
+            "accepted_tokens": spent.spec_decode_num_accepted_tokens,
             "blocks_shared": spent.blocks_shared,
             "bytes_not_copied": spent.bytes_saved,
             "first_token_s": self.first_token_s,

@@ -107,6 +107,9 @@ class Figures:
     prompt_tokens: int
     prefill_tokens: int
     generation_tokens: int
+    forced_tokens: int
+    spec_decode_num_draft_tokens: int
+    spec_decode_num_accepted_tokens: int
     forks: int
     blocks_shared: int
     bytes_saved: int

@@ -235,7 +235,7 @@ def tokens(outcomes: dict[str, Outcome], names: Iterable[str]) -> dict[str, dict
 def alone(folder: Path, *requests: GenerateRequest, dtype: str = "float32") -> dict[str, dict[int, list[int]]]:
     """Returns the answers of a single core to these requests."""
     fresh = [msgspec.structs.replace(request, ticket=None) for request in requests]
-    outcomes = run(make_core(folder, dtype=dtype), fresh)
+    outcomes = run(make_core(folder, dtype=dtype, draft_tokens=0), fresh)
     return {name: outcome.tokens for name, outcome in outcomes.items()}
 
 

@@ -243,7 +243,8 @@ class PaperEngine:
         self.commit.advance(plan)
         sampled = [Sampled(next_token(entries[draw.row], draw.sequence.sampling.seed), None) for draw in inputs.draws]
         drawn = without_wrong(inputs.draws, sampled)
-        self.scheduler.drafter.learn((one.sequence, len(one.more)) for one in drawn)
+        drafted = [chunk for chunk in plan.tails if chunk.drafts]
+        self.scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in drawn})
         self.deltas = self.commit.write(drawn)
         for delta in self.deltas:
             for choice in delta.choices:

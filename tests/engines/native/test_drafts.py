@@ -1,7 +1,7 @@
 """Draft tokens change nothing but the number of steps."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.step.drafts import FIRST_CHANCES, MOST_CHOICES, Drafter, NgramIndex
+from motet.engines.native.step.drafts import FIRST_CHANCES, MOST_CHOICES, Drafter, History, NgramIndex
+from motet.engines.native.step.plan import Draft, StepPlan, TailChunk
 from motet.engines.native.step.sequence import Sequence as Choice
-from motet.types import SamplingParams
+from motet.errors import GrammarError
+from motet.types import Grammar, GrammarKind, SamplingParams
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
-from tests.engines.native.grammars import FORM, NUMBER, PERSON
+from tests.engines.native.grammars import EOS_IDS, FORM, NUMBER, PERSON, token_of
 from tests.engines.native.paper import PaperEngine, answer, request
 from tests.property_settings import examples
 
@@ -29,14 +31,15 @@ class Oracle(Drafter):
     def begin(self, choices: Sequence[Choice]) -> bool:
         return bool(choices)
 
-    def drafts(self, choice: Choice, *, choices: int) -> list[int]:
+    def drafts(self, choice: Choice, *, choices: int) -> list[Draft]:
         written = len(choice.written)
         rest = answer(choice.group.prompt, choice.sampling.seed, written + self.most)[written:]
         wrong = self.dice.randrange(self.most + 1)
-        return [token + (place == wrong) for place, token in enumerate(rest)][: max(0, self._room(choice))]
+        tokens = [token + (place == wrong) for place, token in enumerate(rest)]
+        return [Draft(token, choice.sampling, 0) for token in tokens[: max(0, self._room(choice))]]
 
-    def learn(self, right: Iterable[tuple[Choice, int]]) -> None:
-        self.right += sum(count for _, count in right)
+    def learn(self, tails: Iterable[TailChunk], right: Mapping[Choice, int]) -> None:
+        self.right += sum(right[chunk.sequence] for chunk in tails)
 
 
 @examples(30)
@@ -50,7 +53,7 @@ def test_every_choice_writes_its_answer_however_often_drafts_are_right(
     seed: int, blocks: int, most: int, shapes: list[tuple[int, int, int]]
 ) -> None:
     """On paper, where each entry of memory depends on all that was read for it; with too few blocks, too."""
-    oracle = Oracle(most, 10_000, random.Random(seed))
+    oracle = Oracle(most, 10_000, dice=random.Random(seed))
     engine = PaperEngine(blocks=blocks, budget=16, drafter=oracle)
     prompts = [[seed + place * 100 + token for token in range(length)] for place, (length, _, _) in enumerate(shapes)]
     for place, (_, n, tokens) in enumerate(shapes):
@@ -64,10 +67,17 @@ def test_every_choice_writes_its_answer_however_often_drafts_are_right(
 
 
 def test_right_drafts_save_steps() -> None:
-    engine = PaperEngine(blocks=40, drafter=Oracle(4, 10_000, random.Random(1)))
+    engine = PaperEngine(blocks=40, drafter=Oracle(4, 10_000, dice=random.Random(1)))
     engine.submit(request("g", range(9), n=2, max_tokens=40))
     assert engine.run_to_end() < 25
     engine.assert_wrote("g", range(9), n=2, tokens=40)
+
+
+SYLLABLES = Grammar(GrammarKind.REGEX, "(abc|bac|cab){20}")
+
+
+def letters(text: str) -> tuple[int, ...]:
+    return (*map(token_of, text), *EOS_IDS)
 
 
 FEW = {"allowed_token_ids": (5, 6, 7)}
@@ -83,6 +93,7 @@ WAYS: dict[str, dict[str, object]] = {
     "bias": {"temperature": 0.1, "logit_bias": {7: 100.0, 8: 99.0, 9: 99.5}, "logprobs": 1},
     "person": {"grammar": PERSON, "ignore_eos": False, "temperature": 0.5},
     "form, scored": {"grammar": FORM, "ignore_eos": False, "logprobs": 1, "max_tokens": 300},
+    "allowed letters of a word": {"grammar": SYLLABLES, "allowed_token_ids": letters("abc"), "ignore_eos": False},
     "number, penalties": {"grammar": NUMBER, "temperature": 0.3, "frequency_penalty": -1.0},
 }
 MANY = {"greedy", "greedy, scored", "hot", "filtered", "bias", "form, scored"}
@@ -102,10 +113,37 @@ def test_tokens_scores_and_ends_are_those_of_a_run_without_drafts(model: Path, w
     expected, outcome = run(without, [asked])["g"], run(core, [asked])["g"]
     assert tell(outcome) == tell(expected)
     assert without.stats().draft_tokens == 0
+    assert core.stats().draft_tokens > core.stats().accepted_tokens > 0
     if way in MANY:
         assert core.stats().accepted_tokens > 20
         assert core.stats().steps < without.stats().steps
     assert core.stats().generated_tokens == without.stats().generated_tokens
+
+
+@pytest.mark.slow
+def test_a_grammar_that_cannot_go_on_fails_as_without_drafts(model: Path) -> None:
+    """What a draft leads to cannot be drawn: "c" is not allowed."""
+    grammar = Grammar(GrammarKind.REGEX, "(ab|ba){9}c")
+    for max_tokens in (60, 19):
+        asked = group("g", prompt_of(12), grammar=grammar, allowed_token_ids=letters("ab"), max_tokens=max_tokens)
+        expected = run(make_core(model, draft_tokens=0), [asked])["g"]
+        core = make_core(model, draft_tokens=8)
+        outcome = run(core, [asked])["g"]
+        assert core.stats().accepted_tokens > 0
+        assert outcome.tokens == expected.tokens
+        assert isinstance(expected.error, GrammarError)
+        assert str(outcome.error) == str(expected.error)
+
+
+def test_a_step_whose_drafts_alone_are_not_finite_runs_again_without_them() -> None:
+    _, (choice,) = drafting([1, 2])
+    _, (other,) = drafting([3, 4])
+    draft = Draft(7, choice.sampling, 0)
+    plan = StepPlan((TailChunk(choice, 0, 1, (draft, draft)), TailChunk(other, 0, 1)))
+    assert plan.groups_of([1, 2]) == set()
+    assert plan.groups_of([2, 0]) == {choice.group}
+    assert plan.groups_of([3]) == {other.group}
+    assert plan.without_drafts() == StepPlan((TailChunk(choice, 0, 1), TailChunk(other, 0, 1)))
 
 
 @pytest.mark.slow
@@ -146,14 +184,18 @@ def drafting(prompt: Sequence[int], *, n: int = 1, **sampling: object) -> tuple[
     return engine, list(group.sequences)
 
 
+def drafted(drafter: Drafter, choice: Choice, *, choices: int = 1) -> list[int]:
+    return [draft.token_id for draft in drafter.drafts(choice, choices=choices)]
+
+
 def test_what_followed_the_last_tokens_is_drafted() -> None:
     drafter = Drafter(8, 1000)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 3, 4])
     choice.written[:] = [5, 6]
     assert drafter.begin([choice])
-    assert drafter.drafts(choice, choices=1) == [7, 8, 9, 9, 3, 4]
+    assert drafted(drafter, choice, choices=1) == [7, 8, 9, 9, 3, 4]
     choice.written[:] = [77, 78]
-    assert drafter.drafts(choice, choices=1) == []
+    assert drafted(drafter, choice, choices=1) == []
 
 
 def test_drafts_come_from_siblings_too() -> None:
@@ -162,8 +204,8 @@ def test_drafts_come_from_siblings_too() -> None:
     first.written[:] = [10, 11, 12, 13, 14, 15]
     second.written[:] = [10, 11]
     assert drafter.begin([first, second])
-    assert drafter.drafts(second, choices=1) == [12, 13, 14]
-    assert drafter.drafts(second, choices=2) == [12, 13], "a row more costs more in a step of more choices"
+    assert drafted(drafter, second, choices=1) == [12, 13, 14]
+    assert drafted(drafter, second, choices=5) == [12], "a row more costs more in a step of more choices"
 
 
 def test_a_draft_leaves_room_for_the_token_after_it() -> None:
@@ -171,11 +213,11 @@ def test_a_draft_leaves_room_for_the_token_after_it() -> None:
     _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=20)
     choice.written[:] = [1, 2]
     assert drafter.begin([choice])
-    assert drafter.drafts(choice, choices=1) == [3, 4, 5]
+    assert drafted(drafter, choice, choices=1) == [3, 4, 5]
     _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=4)
     choice.written[:] = [1, 2]
     assert drafter.begin([choice])
-    assert drafter.drafts(choice, choices=1) == [3]
+    assert drafted(drafter, choice, choices=1) == [3]
 
 
 def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
@@ -185,9 +227,9 @@ def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
     tries = [0, 0]
     for step in range(400):
         assert drafter.begin([choice])
-        if drafter.drafts(choice, choices=4):
+        if drafts := drafter.drafts(choice, choices=4):
             tries[step >= 40] += 1
-            drafter.learn([(choice, 0)])
+            drafter.learn([TailChunk(choice, 1, 2, tuple(drafts))], {choice: 0})
     assert 0 < tries[0] < 20
     assert 0 < tries[1] < 60
 
@@ -211,9 +253,51 @@ def test_the_index_reads_each_token_once() -> None:
     written = Counted([1, 2, 3, 4])
     index = NgramIndex([(9, 1, 2, 7), written])
     index.catch_up()
-    assert index.after((8, 1, 2)) == (len(FIRST_CHANCES) - 1, 3), "what stands there last counts"
+    assert index.after((8, 1, 2)) == (1, 3), "what stands in the later stream counts"
     Counted.reads = 0
     for token in range(5, 50):
         written.append(token)
         index.catch_up()
     assert Counted.reads <= 45 * len(FIRST_CHANCES)
+
+
+@pytest.mark.slow
+def test_an_answer_is_the_draft_of_the_same_prompt_asked_again(model: Path) -> None:
+    core = make_core(model, draft_tokens=8, draft_from_history=10_000)
+    asked = [group(f"g{turn}", prompt_of(24), n=2, seed=5, max_tokens=60) for turn in range(2)]
+    first = run(core, asked[:1])["g0"]
+    steps, accepted = core.stats().steps, core.stats().accepted_tokens
+    again = run(core, asked[1:])["g1"]
+    assert again.tokens == first.tokens == run(make_core(model, draft_tokens=0), asked[:1])["g0"].tokens
+    assert accepted < 30
+    assert core.stats().accepted_tokens - accepted > 80
+    assert core.stats().steps - steps < steps / 3
+
+
+def test_history_keeps_the_last_answers_of_each_prompt_in_bounded_memory() -> None:
+    history = History(10)
+    choices = []
+    for place, (prompt, tokens) in enumerate([((1, 2), 4), ((3, 4), 3), ((1, 2), 3), ((3, 4), 5)]):
+        _, (choice,) = drafting(prompt)
+        choice.written[:] = [place] * tokens
+        choices.append(choice)
+    for choice in choices[:3]:
+        history.keep(choice)
+    assert history.answers(choices[0].group) == [(0,) * 4, (2,) * 3]
+    assert history.answers(choices[1].group) == [(1,) * 3]
+    history.keep(choices[3])
+    assert history.answers(choices[0].group) == [(2,) * 3]
+    assert history.answers(choices[1].group) == [(3,) * 5]
+    _, (long,) = drafting((5, 6))
+    long.written[:] = [9] * 11
+    history.keep(long)
+    assert history.answers(long.group) == []
+
+
+def test_history_is_of_one_salt() -> None:
+    history = History(100)
+    engine = PaperEngine(blocks=100)
+    groups = [engine.submit(request(salt, (1, 2), cache_salt=salt)) for salt in ("a", "b")]
+    engine.step()
+    history.keep(groups[0].sequences[0])
+    assert [len(history.answers(group)) for group in groups] == [1, 0]

@@ -1,12 +1,13 @@
 """A model that overflows on one token: a group with that token always fails at once, and no other group notices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from motet.engines.native.step.drafts import NgramIndex
 from motet.errors import EngineError
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.drive import group, make_core, prompt_of, run
@@ -55,6 +56,23 @@ def test_a_group_with_numbers_that_are_not_finite_fails_and_its_neighbours_do_no
     assert isinstance(outcomes["broken"].error, EngineError)
     assert outcomes["well"].error is None
     assert outcomes["well"].tokens == alone.tokens
+
+
+def test_a_draft_whose_row_is_not_finite_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(make_core(folder, draft_tokens=0), [WELL])["well"]
+    asked: list[int] = []
+
+    def guess(_: NgramIndex, last: Sequence[int]) -> tuple[int, int]:
+        asked.append(len(last))
+        return 0, INFINITE_TOKEN
+
+    monkeypatch.setattr(NgramIndex, "after", guess)
+    core = make_core(folder, draft_tokens=4)
+    outcome = run(core, [WELL])["well"]
+    assert asked
+    assert outcome.error is None
+    assert outcome.tokens == expected.tokens
+    assert core.stats().draft_tokens == 0, "the step was run again without them"
 
 
 def test_a_failed_group_leaves_nothing_in_the_prefix_cache(folder: Path) -> None:

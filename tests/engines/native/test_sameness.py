@@ -106,7 +106,7 @@ class Singles:
         key = (*numbers.items(), way)
         if key not in self._answers:
             requests = [one(seed_of(choice), way, name=str(choice)) for choice in COMPARED]
-            outcomes = run(make_core(self.folder, prefix_cache=False, **numbers), requests)
+            outcomes = run(make_core(self.folder, prefix_cache=False, draft_tokens=0, **numbers), requests)
             self._answers[key] = {choice: outcomes[str(choice)].tokens[0] for choice in COMPARED}
         return self._answers[key]
 

@@ -151,6 +151,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         config.lease_s,
         grammars,
         draft_tokens=config.draft_tokens if device.type == "cpu" else 0,  # on a GPU their rows would be in no graph
+        draft_from_history=config.draft_from_history,
     )
     first = FirstWeights(folder, weights.result(), load)
     renewal = Renewal(backend.weights, first, name_of=partial(model_digest, hf_config), cache=cache)
@@ -178,7 +179,9 @@ def choose_backend(
         if kernels == "auto" and device.type == "cpu":
             logger.info("torch's operators run the model, not the compiled kernels: %s", reason)
         same = operators_agree(model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device)
-        return Backend(TorchRunner(model, storage), f"torch-{torch.__version__}", same, TensorWeights.of(model))
+        draws = f"-draws-{digest()}" if device.type == "cpu" and found is not None else ""
+        operators = f"torch-{torch.__version__}{draws}"
+        return Backend(TorchRunner(model, storage), operators, same, TensorWeights.of(model))
     packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
     same = chunks_agree(runner, packed.vocab_size, storage=storage)

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.step.commit import NONSENSE, AnswerCache, Commit, draw_tokens, failures_of, score_prompt
-from motet.engines.native.step.drafts import Drafter
+from motet.engines.native.step.drafts import Drafter, History
 from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
 from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.run import ModelRunner
@@ -34,6 +35,8 @@ from motet.types import EngineInfo, GenerateRequest, GroupDelta
 if TYPE_CHECKING:  # an engine that keeps its KV to itself needs no ZeroMQ for it
     from motet.transfer.thread import TransferThread
 
+_DRAFTS = attrgetter("drafts")
+
 
 @dataclass(frozen=True)
 class CoreOptions:
@@ -45,6 +48,8 @@ class CoreOptions:
     """None: groups with a grammar are refused."""
     draft_tokens: int = 0
     """Most draft tokens of a choice in a step."""
+    draft_from_history: int = 0
+    """Tokens of earlier answers that are kept as drafts."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ class EngineCore:
         limits = SchedulerLimits(
             info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
         )
-        drafter = Drafter(options.draft_tokens, info.max_model_len)
+        history = History(options.draft_from_history) if options.draft_from_history else None
+        drafter = Drafter(options.draft_tokens, info.max_model_len, history)
         self._scheduler = Scheduler(self._pool, limits, self.counters, self._handover, drafter)
         self._sampler = Sampler(info.vocab_size, runner.device)
         self._commit = Commit(
@@ -215,14 +221,19 @@ class EngineCore:
             self._runner.verify()
         except NonFiniteRowsError as error:
             # Nothing is settled, so none of their blocks are published; the other groups run the same step again.
-            return [], self._fail(dict.fromkeys(plan.groups_of(error.rows), EngineError(NONSENSE)))
+            if broken := plan.groups_of(error.rows):
+                return [], self._fail(dict.fromkeys(broken, EngineError(NONSENSE)))
+            # Only drafts were not finite, which may be wrong.
+            self._scheduler.drafter.learn(plan.tails, dict.fromkeys((chunk.sequence for chunk in plan.tails), 0))
+            return self._run(plan.without_drafts())
         self._commit.advance(plan, trunk_tokens_joined=self._runner.trunk_tokens_joined)
         for rows in inputs.prompt_rows:
             score_prompt(rows, logits)
-        self._scheduler.drafter.learn((one.sequence, len(one.more)) for one in drawn)
-        broken = failures_of(drawn)
-        failures = self._fail(broken)
-        deltas = self._commit.write(one for one in drawn if one.sequence.group not in broken)
+        if drafted := [*filter(_DRAFTS, plan.tails)]:
+            self._scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in drawn})
+        failed = failures_of(drawn)
+        failures = self._fail(failed)
+        deltas = self._commit.write(one for one in drawn if one.sequence.group not in failed)
         for delta in deltas:
             if not self._groups[delta.request_id].sequences:
                 del self._groups[delta.request_id]

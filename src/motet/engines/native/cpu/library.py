@@ -47,7 +47,7 @@ class Drawing(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_choices", "vocab", "stride", "most_best", "num_named")),
         *((name, c_void_p) for name in ("logits", "rows", "temperature", "top_k", "top_p", "log_min_p")),
-        *((name, c_void_p) for name in ("uniform", "best", "named")),
+        *((name, c_void_p) for name in ("uniform", "seeds", "positions", "best", "named")),
         *((name, c_void_p) for name in ("tokens", "finite", "last_logit", "last_id", "scores")),
     )
 

@@ -9,7 +9,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ _NOT_SCORED = -1
 
 
 def filters_for(vocab_size: int, device: torch.device) -> Filters:
-    """Returns the compiled draws if they can be used, else torch's filters; both draw the same tokens."""
+    """Returns the compiled draws if they can be used, else torch's filters. Both draw the same tokens, except where a
+    uniform is within rounding of a border between two."""
     kernels = library() if device.type == "cpu" else None
     return TorchFilters(vocab_size) if kernels is None else CompiledDraws(vocab_size, kernels)
 
@@ -41,7 +42,10 @@ class _Choices:
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float64]
     log_min_p: npt.NDArray[np.float32]
-    uniform: npt.NDArray[np.float64]
+    uniform: npt.NDArray[np.float64] | None
+    """None: that of `seeds` and `positions`."""
+    seeds: npt.NDArray[np.uint64]
+    positions: npt.NDArray[np.uint64]
     best: npt.NDArray[np.int32]
     """How many of the best tokens are scored beside the drawn one; `_NOT_SCORED`: nothing is."""
     named: npt.NDArray[np.int64]
@@ -81,9 +85,7 @@ class CompiledDraws:
             and (row.state.params.logprobs is None or row.state.params.logprobs_mode is LogprobsMode.RAW)
         ]
 
-    def draw_straight(
-        self, logits: torch.Tensor, rows: Sequence[SampleRow], *, uniform: npt.NDArray[np.float64]
-    ) -> Iterator[Sampled]:
+    def draw_straight(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Iterator[Sampled]:
         """Draws one token a row, in their order, from `logits` [any, vocabulary]."""
         asked = [row.state.params for row in rows]
         if all(params is asked[0] for params in asked):  # as in a group
@@ -97,11 +99,18 @@ class CompiledDraws:
             top_k=top_k.astype(np.int64),
             top_p=np.ascontiguousarray(top_p),
             log_min_p=log_min_p.astype(np.float32),
-            uniform=uniform,
+            uniform=None,
+            seeds=np.array([row.state.seed for row in rows], np.uint64),
+            positions=np.array([row.position for row in rows], np.uint64),
             best=best.astype(np.int32),
             named=named_ids(asked),
         )
-        drawn = self._run(logits.float().contiguous(), choices)
+        if (
+            logits.dtype != torch.float32
+        ):  # only the rows that are drawn from: there may be those of a prompt beside them
+            used, places = np.unique(choices.rows, return_inverse=True)
+            logits, choices = logits[torch.from_numpy(used)].float(), replace(choices, rows=places)
+        drawn = self._run(logits.contiguous(), choices)
         token_ids, finite = drawn.token_ids.tolist(), drawn.finite.tolist()
         if not len(drawn.scores):
             return map(Sampled, token_ids, [None] * len(rows), finite)
@@ -155,6 +164,8 @@ class CompiledDraws:
             top_p=settings.top_p[lanes, 0].numpy(),
             log_min_p=settings.log_min_p[lanes, 0].numpy(),
             uniform=uniform,
+            seeds=np.empty(0, np.uint64),
+            positions=np.empty(0, np.uint64),
             best=np.full(len(lanes), _NOT_SCORED, np.int32),
             named=np.empty((len(lanes), 0), np.int64),
         )
@@ -178,6 +189,8 @@ class CompiledDraws:
             choices.top_p,
             choices.log_min_p,
             choices.uniform,
+            choices.seeds,
+            choices.positions,
             choices.best,
             choices.named,
             drawn.token_ids,
@@ -186,6 +199,6 @@ class CompiledDraws:
             scores,
         )
         sizes = count, self._vocab_size, logits.shape[1], max(most, 0), num_named
-        step = Drawing(*sizes, logits.data_ptr(), *(array.ctypes.data for array in arrays))
+        step = Drawing(*sizes, logits.data_ptr(), *(None if array is None else array.ctypes.data for array in arrays))
         self._draw(self._handle, ctypes.byref(step))
         return drawn

@@ -2,7 +2,8 @@
 
 A token depends on the bits of its row of logits, the choice's parameters and past, its seed and its position, and on
 nothing else. So every operation here works row by row, equal logits have a fixed order, and every path finds the same
-token. With the compiled kernels, choices whose logits nothing changes are drawn at once (`compiled`). All others:
+token, but for the rounding of weights. With the compiled kernels, choices whose logits nothing changes are drawn at
+once (`compiled`). All others:
 
 1. Choices become lanes (one distribution each), lanes become batches of one kind (`lanes`).
 2. A batch's logits are copied as float32 into scratch memory and changed by grammars, bias and penalties (`edits`).
@@ -57,11 +58,13 @@ class Sampler:
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """Draws one token a row, in their order. `logits` [any, vocabulary] of any float type are left as they are."""
-        uniform = _uniforms(rows)
         done: dict[int, Sampled] = {}
         if self._compiled and (places := self._compiled.straight(rows)):
-            drawn = self._compiled.draw_straight(logits, [rows[place] for place in places], uniform=uniform[places])
+            drawn = self._compiled.draw_straight(logits, [rows[place] for place in places])
+            if len(places) == len(rows):
+                return list(drawn)
             done = dict(zip(places, drawn, strict=True))
+        uniform = _uniforms(rows)
         for level in range(len(self._filters.widths)):
             pending = [choice for choice in range(len(rows)) if choice not in done]
             if not pending:

@@ -141,14 +141,17 @@ class ChoiceSampling:
             return [*self._eos_token_ids] if len(self._eos_token_ids) == 1 else []
         return self.matcher.forced()
 
-    def ahead(self, token_ids: Sequence[int]) -> "ChoiceSampling | None":
-        """Returns the state after some more tokens, and stays as it is; None if the grammar does not allow them."""
+    def ahead(self, token_id: int) -> "ChoiceSampling | None":
+        """Returns the state after one more token, and stays as it is; None if the grammar does not allow it."""
         state = copy(self)
         state.counts = self.counts and self.counts.copy()
         state.matcher = self.matcher and self.matcher.copy()
-        for token_id in token_ids:
-            state.append(token_id)
+        state.append(token_id)
         return None if state.failure else state
+
+    def may_end_with(self, token_id: int) -> bool:
+        """True for tokens that end a choice, where nothing forbids them to."""
+        return token_id in self._ending_ids or token_id in self._eos_token_ids
 
     def fail(self, why: str) -> None:
         """Notes why no token can be drawn any more."""

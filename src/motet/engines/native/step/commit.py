@@ -1,7 +1,7 @@
 """Draws the next token of every choice that has a row of logits, and settles the step: counts the computed tokens,
 appends the new ones, frees the blocks of ended choices, and makes a delta for every group that got tokens."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,7 +14,6 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler
-from motet.engines.native.sample.state import ChoiceSampling
 from motet.engines.native.step.inputs import Draw, PromptRows
 from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.scheduler import Scheduler
@@ -24,7 +23,7 @@ from motet.kv_events.changes import Stored
 from motet.stats import EngineStats
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
 
-_DRAFTS = attrgetter("drafts")
+_DRAFT = attrgetter("draft")
 NONSENSE = "the model gave numbers that are not finite"
 
 
@@ -39,34 +38,30 @@ class DrawnToken(msgspec.Struct, frozen=True, gc=False):
 
 def draw_tokens(sampler: Sampler, draws: SequenceOf[Draw], *, logits: torch.Tensor) -> list[DrawnToken]:
     """Returns the next tokens of the sequences in `draws`, in their order."""
-    if not any(map(_DRAFTS, draws)):
-        rows = [SampleRow(draw.row, draw.sequence.sampling, draw.position) for draw in draws]
-        sampled = sampler.sample(logits, rows)
-        return [DrawnToken(draw.sequence, one) for draw, one in zip(draws, sampled, strict=True)]
-    rows = [SampleRow(draw.row, state, draw.position) for draw, state in _states(draws)]
-    return without_wrong(draws, sampler.sample(logits, rows))
-
-
-def _states(draws: Iterable[Draw]) -> Iterator[tuple[Draw, ChoiceSampling]]:
-    """Yields each draw with the state of its sequence, after the drafts before it."""
-    for draw in draws:
-        if not draw.drafts:
-            state = draw.sequence.sampling
-        elif (then := state.ahead(draw.drafts[-1:])) is not None:
-            state = then
-        yield draw, state
+    rows = [
+        SampleRow(draw.row, draw.sequence.sampling if draw.draft is None else draw.draft.state, draw.position)
+        for draw in draws
+    ]
+    sampled = sampler.sample(logits, rows)
+    if any(map(_DRAFT, draws)):
+        return without_wrong(draws, sampled)
+    return [DrawnToken(draw.sequence, one) for draw, one in zip(draws, sampled, strict=True)]
 
 
 def without_wrong(draws: Iterable[Draw], sampled: Iterable[Sampled]) -> list[DrawnToken]:
-    """Leaves out what was drawn behind a draft that was not drawn itself."""
+    """Leaves out what was drawn behind a draft that was not drawn itself, and what could not be drawn behind one: the
+    next step will say why."""
     drawn: list[DrawnToken] = []
+    last: Sampled | None = None  # what was drawn before, as long as drafts are right
     for draw, one in zip(draws, sampled, strict=True):
-        if not draw.drafts:
+        if draw.draft is None:
             drawn.append(DrawnToken(draw.sequence, one))
-            continue
-        first, kept = drawn[-1], (drawn[-1].sampled, *drawn[-1].more)
-        if len(kept) == len(draw.drafts) and kept[-1].token_id == draw.drafts[-1]:
-            drawn[-1] = DrawnToken(first.sequence, first.sampled, (*first.more, one))
+            last = one
+        elif last is not None and last.token_id == draw.draft.token_id and one.finite:
+            drawn[-1] = DrawnToken(draw.sequence, drawn[-1].sampled, (*drawn[-1].more, one))
+            last = one
+        else:
+            last = None
     return drawn
 
 
@@ -152,7 +147,8 @@ class Commit:
             sequence.computed += 1  # it was a draft's row that stored the KV of the token before
             finish = self._append(sequence, one.token_id)
             token_ids += (one.token_id,)
-            logprobs = None if logprobs is None or one.logprob is None else (*logprobs, one.logprob)
+            if logprobs is not None and one.logprob is not None:
+                logprobs += (one.logprob,)
         self.counters.accepted_tokens += len(token_ids) - 1
         sequence.new = 1
         if sequence.sampling.matcher is not None and not finish:

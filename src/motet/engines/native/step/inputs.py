@@ -22,7 +22,7 @@ from motet.engines.native.attention.plan import (
     padded_keys,
     pieces,
 )
-from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.step.plan import Draft, StepPlan, TailChunk, TrunkChunk
 from motet.engines.native.step.sequence import Group, Sequence
 
 ROW_MULTIPLE = 4
@@ -43,8 +43,8 @@ class Draw(msgspec.Struct, frozen=True):
     sequence: Sequence
     row: int
     position: int
-    drafts: tuple[int, ...] = ()
-    """It is the next token only if these are right."""
+    draft: Draft | None = None
+    """The draft before it: it is the next token only if that one is right, and those before that."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,10 @@ class _Builder:
             else:
                 self._add_several(chunk, trunk_tokens)
             if end == len(sequence.written):
-                for count in range(len(chunk.drafts) + 1):
-                    row = len(self.token_ids) - 1 - len(chunk.drafts) + count
-                    logit, position = len(self.logit_rows), trunk_tokens + end + count
-                    self.draws.append(Draw(sequence, logit, position, chunk.drafts[:count]))
-                    self.logit_rows.append(row)
+                row = len(self.token_ids) - 1 - len(chunk.drafts)
+                for place, draft in enumerate((None, *chunk.drafts)):
+                    self.draws.append(Draw(sequence, len(self.logit_rows), trunk_tokens + end + place, draft))
+                    self.logit_rows.append(row + place)
         positions = tuple(self.positions[first_row:])
         self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.blocks))
 
@@ -163,7 +162,7 @@ class _Builder:
         sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
         for first, last, keys in pieces(chunk.begin, chunk.begin + chunk.num_rows):
             self.tails.add(row + first, first, count=last - first, num_keys=keys, table=sequence.blocks)
-        token_ids = (*sequence.written[chunk.begin : chunk.end], *chunk.drafts)
+        token_ids = (*sequence.written[chunk.begin : chunk.end], *(draft.token_id for draft in chunk.drafts))
         self._add_rows(token_ids, chunk.begin, base=trunk_tokens, table=sequence.blocks)
 
     def _add_rows(self, token_ids: SequenceOf[int], offset: int, *, base: int, table: Table) -> None:

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 import msgspec
 
+from motet.engines.native.sample.state import ChoiceSampling
 from motet.engines.native.step.sequence import Group, Sequence
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A token that a choice may write next."""
+
+    token_id: int
+    state: ChoiceSampling
+    """That of the choice once it has written it."""
+    source: int | None
+    """A place in `drafts.SPANS`; None if a grammar leaves no other token."""
 
 
 class TailChunk(msgspec.Struct, frozen=True, gc=False):
@@ -20,7 +31,7 @@ class TailChunk(msgspec.Struct, frozen=True, gc=False):
     sequence: Sequence
     begin: int
     end: int
-    drafts: tuple[int, ...] = ()
+    drafts: tuple[Draft, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -45,10 +56,15 @@ class StepPlan:
     trunks: tuple[TrunkChunk, ...] = ()
 
     def groups_of(self, rows: Iterable[int]) -> set[Group]:
-        """Returns the groups to which these rows of the flat batch belong."""
-        owners = [chunk.sequence.group for chunk in self.tails for _ in range(chunk.num_rows)]
+        """Returns the groups to which these rows of the flat batch belong; drafts' rows belong to nobody."""
+        owners: list[Group | None] = []
+        for chunk in self.tails:
+            owners += [chunk.sequence.group] * (chunk.end - chunk.begin) + [None] * len(chunk.drafts)
         owners += [chunk.group for chunk in self.trunks for _ in range(chunk.begin, chunk.end)]
-        return {owners[row] for row in rows}
+        return {group for row in rows if (group := owners[row]) is not None}
+
+    def without_drafts(self) -> "StepPlan":
+        return StepPlan(tuple(TailChunk(chunk.sequence, chunk.begin, chunk.end) for chunk in self.tails), self.trunks)
 
     def __bool__(self) -> bool:
         return bool(self.tails or self.trunks)
@@ -77,11 +93,11 @@ class OpenPlan:
         self.add_new(sequence)
         self._in_order = False
 
-    def add_drafts(self, place: int, drafts: SequenceOf[int]) -> None:
+    def add_drafts(self, place: int, drafts: SequenceOf[Draft]) -> None:
         """Adds drafts to a tail, as many as the budget allows."""
-        chunk, drafts = self.tails[place], tuple(drafts[: self.budget])
-        self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, drafts)
-        self.budget -= len(drafts)
+        chunk, fitting = self.tails[place], tuple(drafts[: self.budget])
+        self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, fitting)
+        self.budget -= len(fitting)
 
     def add_trunk(self, group: Group) -> None:
         """Adds as much of a prompt as the budget allows; nothing if it is computed or is being fetched."""

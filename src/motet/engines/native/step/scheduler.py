@@ -145,6 +145,8 @@ class Scheduler:
             if sequence.state is SequenceState.WAITING:
                 self._preempted.remove(sequence)
         sequence.state = SequenceState.FINISHED
+        if self.drafter.history is not None:
+            self.drafter.history.keep(sequence)
         self._free_tail(sequence)
         group.drop(sequence)
         if not group.sequences:
@@ -196,7 +198,7 @@ class Scheduler:
             self._free_tail(sequence)
         group.sequences.clear()
         self.pool.release(group.blocks)
-        group.blocks = []
+        group.blocks, group.drafts = [], None
 
     def publish(self, group: Group) -> None:
         """Publishes the trunk's blocks that have become complete in the prefix cache, and wakes who waits for them."""

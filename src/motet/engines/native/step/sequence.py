@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from motet.block_names import BlockName, block_names
 from motet.engines.native.compiling import matchers_of
@@ -24,6 +25,9 @@ from motet.grammar.compiled import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, EngineInfo, GenerateRequest, TokenLogprob
+
+if TYPE_CHECKING:
+    from motet.engines.native.step.drafts import GroupDrafts
 
 _RANK = attrgetter("rank")
 
@@ -111,6 +115,8 @@ class Group:
     """The first block of each stretch of its trunk. Sorted by this, trunks that begin alike are neighbours."""
     leader: "Group | None" = field(default=None, repr=False)
     """The running group for whose blocks it waits."""
+    drafts: "GroupDrafts | None" = field(default=None, repr=False)
+    """What draft tokens are guessed from, once there were any."""
 
     prompt: tuple[int, ...] = field(init=False)
     trunk_tokens: int = field(init=False)
