@@ -9,7 +9,7 @@ every answer.
 Tokens that a grammar forces take no step of their own in either of ours; `--before` is a running server to compare
 with, for instance of a version without that.
 
-Floors (`--check` fails when one is missed): all answers of ours are equal; with drafts at least 0.95 of the tokens a
+Floors (`--check` fails when one is missed): all answers of ours are equal; with drafts at least 0.9 of the tokens a
 second in every case.
 
 Run: python -m bench.speculate [--ns 1,8] [--temperatures 0,0.6,1] [--max-tokens 160] [--vllm VENV]
@@ -56,7 +56,7 @@ OURS, PLAIN, BEFORE, VLLM, VLLM_NGRAM, LLAMA, LLAMA_NGRAM = (
 SEEDED = {OURS, PLAIN, BEFORE}
 VLLM_DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
 LLAMA_DRAFTS = "--spec-type ngram-mod --spec-ngram-mod-n-match 4 --spec-ngram-mod-n-min 1 --spec-ngram-mod-n-max 8"
-LEAST_SPEED = 0.95
+LEAST_SPEED = 0.9
 
 
 @dataclass

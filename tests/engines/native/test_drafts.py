@@ -193,7 +193,7 @@ def test_what_followed_the_last_tokens_is_drafted() -> None:
     _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 3, 4])
     choice.written[:] = [5, 6]
     assert drafter.begin([choice])
-    assert drafted(drafter, choice, choices=1) == [7, 8, 9, 9, 3, 4]
+    assert drafted(drafter, choice, choices=1) == [7, 8, 9, 9, 3]
     choice.written[:] = [77, 78]
     assert drafted(drafter, choice, choices=1) == []
 

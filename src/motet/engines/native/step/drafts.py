@@ -33,9 +33,9 @@ WEIGHT = 0.08
 """Of the newest draft, in how often drafts were right."""
 PATIENCE = 0.01
 """How fast a group that makes no drafts any more comes back to try."""
-MOST_CHOICES = 8
+MOST_CHOICES = 4
 """Steps of more choices make no drafts: a row then costs as much as the token that it may bring."""
-ROW_COST = 0.04
+ROW_COST = 0.05
 """Of a step of one choice, for each row more."""
 MOST_INDEXED = 2**15
 """Tokens of a prompt, the last ones, that are looked at."""
