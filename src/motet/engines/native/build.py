@@ -18,7 +18,7 @@ from motet.engines.native.cpu.weights import PackedModel, obstacle
 from motet.engines.native.cuda.runner import cuda_backend
 from motet.engines.native.fingerprint import fingerprint, model_digest, operators_agree
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from motet.engines.native.model import load_model, read_config, read_shape, resolve_device, resolve_dtype
+from motet.engines.native.model import ModelShape, load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.step.sequence import blocks_for
 from motet.engines.native.weights import FirstWeights, Renewal, TensorWeights
@@ -139,23 +139,26 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         model_digest=model_id,
         pid=pid,
     )
-    grammars = Grammars(
-        partial(Tokenizer.load, Path(config.tokenizer_path or folder)),
-        vocab_size=shape.vocab_size,
-        eos_token_ids=shape.eos_token_ids,
-    )
-    options = CoreOptions(
+    options = _options_of(config, shape, device=device)
+    first = FirstWeights(folder, weights.result(), load)
+    renewal = Renewal(backend.weights, first, name_of=partial(model_digest, hf_config), cache=cache)
+    return Parts(info, backend.runner, storage, options, renewal, facts)
+
+
+def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device) -> CoreOptions:
+    return CoreOptions(
         config.max_num_batched_tokens,
         config.prefix_cache,
         config.cache_answers,
         config.lease_s,
-        grammars,
+        Grammars(
+            partial(Tokenizer.load, Path(config.tokenizer_path or config.model_path)),
+            vocab_size=shape.vocab_size,
+            eos_token_ids=shape.eos_token_ids,
+        ),
         draft_tokens=config.draft_tokens if device.type == "cpu" else 0,  # on a GPU their rows would be in no graph
         draft_from_history=config.draft_from_history,
     )
-    first = FirstWeights(folder, weights.result(), load)
-    renewal = Renewal(backend.weights, first, name_of=partial(model_digest, hf_config), cache=cache)
-    return Parts(info, backend.runner, storage, options, renewal, facts)
 
 
 def choose_backend(
