@@ -250,7 +250,7 @@ def test_in_any_company_and_with_little_memory_each_writes_what_it_writes_alone(
     core.forget_prefixes(anew=False)
     assert core.stats().blocks_used == 0
     assert core.stats().preemptions > 0 and core.stats().cached_tokens > 0
-    assert core.stats().draft_tokens > core.stats().accepted_tokens > 0
+    assert core.stats().accepted_tokens > 0
     expected = alone(plain_core(tiny(family), **numbers), requests)
     for name, tokens in expected.items():
         for index, own in outcomes[name].tokens.items():

@@ -173,7 +173,8 @@ class Commit:
             for token_id in forced:
                 appended.append(token_id)
                 self.counters.forced_tokens += len(sequence.indices)
-                if finish := self._append(sequence, token_id):
+                finish = self._append(sequence, token_id)
+                if finish or sequence.sampling.failure:
                     break
         return tuple(appended), finish
 
