@@ -30,13 +30,13 @@ SPANS = (4, 2, 1)
 FIRST_CHANCES = (0.6, 0.4, 0.2)
 """How likely a draft is right before any was checked, for each of `SPANS`."""
 WEIGHT = 0.08
-"""Of the newest draft, in how often drafts were right."""
+"""How much the newest draft counts in how often drafts were right."""
 PATIENCE = 0.01
 """How fast a group that makes no drafts any more comes back to try."""
 MOST_CHOICES = 4
 """Steps of more choices make no drafts: a row then costs as much as the token that it may bring."""
 ROW_COST = 0.05
-"""Of a step of one choice, for each row more."""
+"""What each row more costs, in terms of a step of one choice."""
 MOST_INDEXED = 2**15
 """Tokens of a prompt, the last ones, that are looked at."""
 READ_A_STEP = 2**11
