@@ -130,7 +130,7 @@ class ChoiceSampling:
 
     def forced(self) -> list[int]:
         """Returns tokens that come next whatever the logits are, since its grammar allows no others; maybe not all such
-        tokens. None if their log-probabilities are wanted, for which logits are needed."""
+        tokens. Where log-probabilities are wanted there are none, because these need logits."""
         return [] if self.params.logprobs is not None else self.only_ones()
 
     def only_ones(self) -> list[int]:
