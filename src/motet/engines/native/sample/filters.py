@@ -2,8 +2,8 @@
 
 The tokens of a lane have one order, higher logit first and lower id first among equals, and each filter keeps a front
 part of it. Top-p keeps the fewest tokens whose weights reach a goal. Weights are added up as integers, so that a sum
-has the same bits in any order. The compiled kernels (`compiled`) do the same without sorting, with weights of their own,
-which are rounded in other places.
+has the same bits in any order. The compiled kernels (`compiled`) do the same without sorting, with weights of their
+own, which are rounded in other places.
 """
 
 from collections.abc import Sequence
