@@ -9,6 +9,7 @@ It is an object and not a generator, since a generator that was never started ne
 """
 
 import asyncio
+import dataclasses
 import logging
 import operator
 from abc import ABC, abstractmethod
@@ -38,9 +39,12 @@ from motet.api.groups import (
     UsedT,
     a_few_at_a_time,
 )
+from motet.api.known_groups import KnownGroup, MoreAsked
 from motet.api.plan import Head, Plan
 from motet.api.service import Service
 from motet.errors import MotetError
+from motet.ids import RequestId
+from motet.policies.steering import GroupReport
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.transfer.ticket import Ticket
@@ -228,9 +232,58 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 GroupsWriter = AnswerWriter[GroupStep, Usage]
 
 
-def answer_plan(service: Service, plan: Plan, *, writer: GroupsWriter) -> GeneratedResponse[GroupStep, Usage]:
-    """Returns the answer to a checked request for tokens: one group for each of its prompts."""
-    groups = [TokenGroup(service, plan, number=number) for number in range(len(plan.groups))]
+MakeWriter = Callable[[Plan, bool], GroupsWriter]
+"""Makes the writer of an answer. True: it is streamed."""
+
+
+def answer_plan(
+    service: Service, plan: Plan, *, writer: GroupsWriter, more: MakeWriter | None = None
+) -> GeneratedResponse[GroupStep, Usage]:
+    """Returns the answer to a checked request for tokens: one group for each of its prompts, which its client finds
+    under its name. `more`: makes the writers of answers with more choices of a prompt; None: there are none."""
+    known: list[KnownGroup | None] = [None] * len(plan.groups)
+    if plan.client is not None:
+        answer = partial(_answer_more, service, plan, more) if more is not None and len(plan.groups) == 1 else None
+        known = [_known(plan, plan.client, number, more=answer) for number in range(len(plan.groups))]
+    return _answer(service, plan, known, writer=writer)
+
+
+def _known(
+    plan: Plan, client: str, number: int, *, more: Callable[[KnownGroup, MoreAsked], Response] | None
+) -> KnownGroup:
+    group = plan.groups[number]
+    first = group.choices[0]
+    return KnownGroup(
+        id=group.request_id,
+        client=client,
+        model=plan.head.model,
+        created=plan.head.created,
+        prompt_tokens=len(group.prompt),
+        keep_s=group.keep_s,
+        first_seed=(first.seed - first.index) % 2**64,
+        next_index=max(start.index for start in group.choices) + 1,
+        more=more,
+    )
+
+
+def _answer_more(service: Service, plan: Plan, make: MakeWriter, known: KnownGroup, asked: MoreAsked) -> Response:
+    """Returns an answer with more choices of the only prompt of `plan`. They are a group of their own for the engine,
+    which joins the trunk if that is still there."""
+    (group,) = plan.groups
+    most = plan.served.max_group(service.config)
+    service.check_size(known.client, num_prompts=1, n=asked.n, most=most, prompt_param="n")
+    starts = known.take_starts(asked.n)
+    name = RequestId(f"{group.request_id}+from{starts[0].index}")
+    sampling = replace(group.sampling, prompt_logprobs=None)
+    more = replace(group, request_id=name, choices=starts, ticket=None, sampling=sampling)
+    plan = dataclasses.replace(plan, groups=(more,), policy=None, include_usage=asked.include_usage)
+    return _answer(service, plan, [known], writer=make(plan, asked.stream))
+
+
+def _answer(
+    service: Service, plan: Plan, known: Sequence[KnownGroup | None], *, writer: GroupsWriter
+) -> GeneratedResponse[GroupStep, Usage]:
+    groups = [TokenGroup(service, plan, number=number, known=one) for number, one in enumerate(known)]
     return GeneratedResponse(service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices)
 
 
@@ -273,8 +326,20 @@ class CountingWriter(EventWriter[GroupStep, Usage]):
     def __init__(self, head: bytes, plan: Plan, *, usage_json: Callable[[Usage], bytes]) -> None:
         super().__init__(head, usage_json=usage_json, include_usage=plan.include_usage)
         self._continuous_usage = plan.continuous_usage
+        self._reports: list[GroupReport] = []
+        """The reports on groups with a policy that are over."""
         self._num_sent = 0
         """Tokens in the chunks so far. The engine is ahead of them: the text of its last tokens may be held back."""
+
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        """Groups with a policy are reported on in a chunk without choices."""
+        if not self._reports:
+            return super().close(usage)
+        reports = self._constant + b',"choices":[],"groups":' + json_bytes(self._reports) + self._without_usage
+        return [reports, *super().close(usage)]
+
+    def _note_reports(self, steps: Sequence[GroupStep]) -> None:
+        self._reports += [step.report for step in steps if step.report is not None]
 
     def _told(self, usage: Callable[[], Usage]) -> Usage | None:
         """Returns the usage for the chunks of these steps if they tell it; it is added up over all choices."""
@@ -300,9 +365,16 @@ class TokenChunks(CountingWriter):
         """`before`, `after`: what stands around texts; `plain`: nothing stands beside one before its choice ends."""
         super().__init__(head_json(plan.head, kind), plan, usage_json=usage_json)
         self._size = plan.group_size
+        num_first = None if plan.policy is None else plan.policy.start
+        self._indices = [start.index for start in plan.groups[0].choices[:num_first]]
+        """The choices of each prompt that begin with it."""
         self._begun: set[int] = set()
         """Prompts whose first step has come."""
-        self._before_text = [b"%b%d%b" % (self._opening, index, before) for index in range(plan.num_choices)]
+        self._before_text = {
+            (told := number * self._size + start.index): b"%b%d%b" % (self._opening, told, before)
+            for number, group in enumerate(plan.groups)
+            for start in group.choices
+        }
         """What comes before the text of each choice; the choices of each prompt follow those of the one before."""
         self._after_text = after + self._without_usage if plain and not self._continuous_usage else None
         """What follows the text of most chunks; None where that changes from chunk to chunk."""
@@ -318,7 +390,7 @@ class TokenChunks(CountingWriter):
             group = step.group
             if group not in self._begun:
                 self._begun.add(group)
-                chunks += self._openings(step, self._closing(told))
+                chunks += self._openings(step, self._indices, self._closing(told))
             first = group * self._size
             for event in step.events:
                 if after_text is not None and event.finish is None and event.parts is None:
@@ -326,11 +398,14 @@ class TokenChunks(CountingWriter):
                 else:
                     closing = ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket)
                     chunks += self._chunks(event, group, closing=closing)
+            if step.begun:
+                chunks += self._openings(step, step.begun, self._closing(told))
+        self._note_reports(steps)
         return b"".join(chunks)
 
     @abstractmethod
-    def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
-        """Returns the chunks that come before the first of a prompt, about each of its choices."""
+    def _openings(self, step: GroupStep, indices: Sequence[int], closing: bytes) -> list[bytes]:
+        """Returns the chunks that come before the first of a choice, about each of the choices `indices`."""
 
     @abstractmethod
     def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:

@@ -21,6 +21,7 @@ from motet.api.engine_weights import engine_weight_router
 from motet.api.failure import ErrorResponse, add_error_handlers, body_too_large
 from motet.api.gate import Gate
 from motet.api.generate import generate_router
+from motet.api.group_routes import group_router
 from motet.api.incoming import takes_tensors
 from motet.api.models import models_router
 from motet.api.openapi import openapi_router
@@ -39,6 +40,7 @@ ROUTERS = (
     completion_router,
     responses_router,
     generate_router,
+    group_router,
     render_router,
     models_router,
     openapi_router,

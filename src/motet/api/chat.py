@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import TokenChunks, answer_plan, spans_before
+from motet.api.answer import GroupsWriter, TokenChunks, answer_plan, spans_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -29,7 +29,11 @@ def chat_router(service: Service) -> APIRouter:
         async with request_context(service, body, caller=caller, num_choices=body.n) as context:
             body = body.without_answer() if context.order else body
             plan = await plan_chat(service, body, context=context)
-            return answer_plan(service, plan, writer=(ChatChunks if body.stream else ChatBody)(plan, body))
+
+            def write(plan: Plan, stream: bool) -> GroupsWriter:
+                return (ChatChunks if stream else ChatBody)(plan, body)
+
+            return answer_plan(service, plan, writer=write(plan, body.stream), more=write)
 
     handle = text_models_first(service, TextRoute.CHAT, ours=with_body(ChatRequest, chat_completions))
     route = PostRoute("/v1/chat/completions", handle, body=ChatRequest, summary="n answers to one conversation")
@@ -55,6 +59,7 @@ async def plan_chat(
         logprobs=body.num_logprobs,
         logprobs_param="top_logprobs",
         prompt_logprobs=body.prompt_logprobs,
+        group=body.group,
     )
     check_reading(context.served, body)
     check_size(service, 1, options=options)
@@ -141,14 +146,16 @@ class ChatChunks(TokenChunks):
         self._as_ids = body.return_tokens_as_token_ids
         self._token_ids = body.return_token_ids
         self._reasoning = body.include_reasoning
-        self._undecided = set(range(self._size)) if body.tool_rules else set[int]()
+        self._calls = body.tool_rules is not None
+        """True if an answer may be calls."""
+        self._undecided = {start.index for start in plan.groups[0].choices} if self._calls else set[int]()
         """Choices of which it is not known yet if their content is a string, or stays null beside calls."""
 
-    def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
+    def _openings(self, step: GroupStep, indices: Sequence[int], closing: bytes) -> list[bytes]:
         prompt = b',"prompt_token_ids":' + msgspec.json.encode(self._prompt) if self._token_ids else b""
-        delta = b'{"role":"assistant","content":%b}' % (b"null" if self._undecided else b'""')
+        delta = b'{"role":"assistant","content":%b}' % (b"null" if self._calls else b'""')
         told = delta + NOTHING_BESIDE + prompt + closing
-        return [self._chunk(index, told) for index in range(self._size)]
+        return [self._chunk(index, told) for index in indices]
 
     def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         if event.parts is not None:

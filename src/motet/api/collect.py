@@ -7,6 +7,7 @@ import msgspec
 
 from motet.api.answer import GroupsWriter, head_json
 from motet.api.plan import LONG_TEXT, Plan
+from motet.policies.steering import GroupReport, Keep
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
 from motet.text.logprobs import ranked_logprobs
@@ -29,8 +30,9 @@ class WholeWriter(GroupsWriter):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        keep = None if plan.policy is None else plan.policy.keep
         self._groups = [
-            WholeGroup([start.index for start in group.choices], partial(self._logprobs_of, number))
+            WholeGroup([start.index for start in group.choices], partial(self._logprobs_of, number), keep=keep)
             for number, group in enumerate(plan.groups)
         ]
 
@@ -50,6 +52,11 @@ class WholeWriter(GroupsWriter):
             return {}
         return {"prompt_logprobs": ranked_logprobs(self._plan.served.tokenizer, report.logprobs, num_top=num_top)}
 
+    def reports(self) -> dict[str, object]:
+        """Returns the field that tells what has become of groups with a policy."""
+        reports = [group.report for group in self._groups if group.report is not None]
+        return {"groups": reports} if reports else {}
+
     @property
     def is_long(self) -> bool:
         prompts = sum(len(group.prompt) for group in self._plan.groups)
@@ -60,7 +67,7 @@ class WholeWriter(GroupsWriter):
         self, kind: str, choices: Iterable[object], *, usage: dict[str, object], **more: object
     ) -> Sequence[bytes]:
         """Returns an answer in OpenAI's shape, with its head and, after a prefill, the ticket."""
-        rest = {"usage": usage, "kv_transfer_params": self._groups[0].ticket, **more}
+        rest = {"usage": usage, "kv_transfer_params": self._groups[0].ticket, **more, **self.reports()}
         opening, closing = around_choices(head_json(self._plan.head, kind), rest)
         return in_pieces(opening, choices, closing=closing)
 
@@ -207,16 +214,32 @@ class WholeChoice(msgspec.Struct, gc=False):
 class WholeGroup:
     """The choices of one prompt."""
 
-    def __init__(self, indices: Sequence[int], logprobs_of: Callable[[ChoiceEvent], LogprobFields | None]) -> None:
-        """`logprobs_of`: see `WholeWriter`."""
+    def __init__(
+        self,
+        indices: Sequence[int],
+        logprobs_of: Callable[[ChoiceEvent], LogprobFields | None],
+        *,
+        keep: Keep | None = None,
+    ) -> None:
+        """`logprobs_of`: see `WholeWriter`. `keep`: which choices to send of a group with a policy."""
+        self._keep = keep
         self._by_index = {index: WholeChoice(index) for index in indices}
         self._logprobs_of = logprobs_of
         self.prompt: PromptReport | None = None
         self.ticket: Ticket | None = None
+        self.report: GroupReport | None = None
+        """Of a group with a policy, once it is over."""
 
     @property
     def choices(self) -> list[WholeChoice]:
-        return [*self._by_index.values()]
+        """The choices to send, in the order of their indices."""
+        choices = [*self._by_index.values()]
+        if self._keep is None:
+            return choices
+        begun = [choice for choice in choices if choice.finish is not None]
+        if self._keep is Keep.ALL:
+            return begun
+        return [choice for choice in begun if choice.finish is not FinishReason.ABORT]
 
     def choice(self, index: int) -> WholeChoice:
         return self._by_index[index]
@@ -224,16 +247,10 @@ class WholeGroup:
     def feed(self, step: GroupStep) -> None:
         self.prompt = step.prompt or self.prompt
         self.ticket = step.ticket or self.ticket
+        self.report = step.report or self.report
         for event in step.events:
             fields = None if event.logprobs is None else self._logprobs_of(event)
             self._by_index[event.index].feed(event, fields)
-
-    def best(self, count: int) -> list[WholeChoice]:
-        """Returns the `count` most likely ones, best first; all of them in their own order if `count` is all."""
-        choices = self.choices
-        if count == len(choices):
-            return choices
-        return sorted(choices, key=lambda choice: -choice.mean_logprob)[:count]
 
 
 def usage_shape(usage: Usage, *, reasoning: bool = False) -> dict[str, object]:

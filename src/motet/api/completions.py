@@ -6,9 +6,9 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import TokenChunks, answer_plan, spans_before
+from motet.api.answer import GroupsWriter, TokenChunks, answer_plan, spans_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, usage_json, usage_shape
+from motet.api.collect import LogprobFields, WholeChoice, WholeGroup, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import (
     GROUP_CHARS,
@@ -38,10 +38,14 @@ def completion_router(service: Service) -> APIRouter:
         async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
             body = body.without_answer() if context.order else body
             plan = await plan_completions(service, body, context=context)
-            make = partial(CompletionChunks if body.stream else CompletionBody, plan, body)
+
+            def write(plan: Plan, stream: bool) -> GroupsWriter:
+                return (CompletionChunks if stream else CompletionBody)(plan, body)
+
             echoed = sum(len(group.prompt) for group in plan.groups) if body.echo else 0
-            writer = await beside_the_loop(make, echoed + GROUP_CHARS // 4 * plan.num_choices)
-            return answer_plan(service, plan, writer=writer)
+            size = echoed + GROUP_CHARS // 4 * plan.num_choices
+            writer = await beside_the_loop(partial(write, plan, body.stream), size)
+            return answer_plan(service, plan, writer=writer, more=write if body.num_drawn == body.n else None)
 
     handle = text_models_first(service, TextRoute.COMPLETIONS, ours=with_body(CompletionRequest, completions))
     route = PostRoute("/v1/completions", handle, body=CompletionRequest, summary="n answers to each of several prompts")
@@ -62,6 +66,7 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
         logprobs=0 if body.logprobs is None and ranked else body.logprobs,
         prompt_logprobs=max(asked) if (asked := _prompt_logprobs(body)) else None,
         prompt_only=body.prompt_only,
+        group=body.group,
     )
     check_size(service, len(body.prompt), options=options)
     prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
@@ -124,26 +129,32 @@ class CompletionBody(WholeWriter):
         super().__init__(plan)
         self._texts = CompletionTexts(plan, body)
         self._num_sent = body.n
-        """Choices of each prompt to send, the best ones."""
+        """Choices of each prompt to send."""
+        self._ranked = body.num_drawn > body.n
+        """True if they are the best of several."""
         self._num_prompt_top = body.prompt_logprobs
         self._token_ids = body.return_token_ids
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         choices = (
-            self._choice(number, rank, choice=choice)
+            self._choice(number, rank if self._ranked else choice.index, choice=choice)
             for number, group in enumerate(self._groups)
-            for rank, choice in enumerate(group.best(self._num_sent))
+            for rank, choice in enumerate(self._best(group) if self._ranked else group.choices)
         )
         return self.whole("text_completion", choices, usage=usage_shape(usage))
+
+    def _best(self, group: WholeGroup) -> list[WholeChoice]:
+        return sorted(group.choices, key=lambda choice: -choice.mean_logprob)[: self._num_sent]
 
     def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return self._texts.logprobs(group, event)
 
-    def _choice(self, group: int, rank: int, *, choice: WholeChoice) -> dict[str, object]:
+    def _choice(self, group: int, number: int, *, choice: WholeChoice) -> dict[str, object]:
+        """`number`: of the choice among those of its prompt."""
         prompt = self._texts.prompt_logprobs(group, self._groups[group].prompt)
         ids = {"token_ids": choice.token_ids, "prompt_token_ids": self._plan.groups[group].prompt}
         return {
-            "index": group * self._num_sent + rank,
+            "index": group * self._num_sent + number,
             "text": self._texts.prompt(group) + choice.text,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(before=prompt),
             "finish_reason": choice.finish,
@@ -170,7 +181,7 @@ class CompletionChunks(TokenChunks):
         self._opens = body.echo or body.return_token_ids
         """True if each choice begins with a chunk about the prompt."""
 
-    def _openings(self, step: GroupStep, closing: bytes) -> list[bytes]:
+    def _openings(self, step: GroupStep, indices: Sequence[int], closing: bytes) -> list[bytes]:
         """The echo, and the prompt's token ids."""
         if not self._opens:
             return []
@@ -184,7 +195,7 @@ class CompletionChunks(TokenChunks):
             closing,
         )
         first = step.group * self._size
-        return [before + constant for before in self._before_text[first : first + self._size]]
+        return [self._before_text[first + index] + constant for index in indices]
 
     def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         finish = b"null"

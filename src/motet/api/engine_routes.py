@@ -278,7 +278,7 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
             groups=(group,),
             order=PrefillOrder(do_remote_decode=True, readers=readers),
         )
-        groups = [TokenGroup(service, plan, number=0)]
+        groups = [TokenGroup(service, plan, number=0, known=None)]
         super().__init__(service, groups, writer=TicketWriter(plan), client=None, num_choices=1)
         self._id = request.request_id
         self._running = running

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import END, CountingWriter, answer_plan, spans_before, ticket_before
+from motet.api.answer import END, CountingWriter, GroupsWriter, answer_plan, spans_before, ticket_before
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import (
     LogprobFields,
@@ -37,7 +37,11 @@ def generate_router(service: Service) -> APIRouter:
         async with request_context(service, body, caller=caller, num_choices=body.num_choices) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
-            return answer_plan(service, plan, writer=(TokensChunks if body.stream else TokensBody)(plan, body))
+
+            def write(plan: Plan, stream: bool) -> GroupsWriter:
+                return (TokensChunks if stream else TokensBody)(plan, body)
+
+            return answer_plan(service, plan, writer=write(plan, body.stream), more=write)
 
     handle = with_body(TokensRequest, generate)
     route = PostRoute("/inference/v1/generate", handle, body=TokensRequest, summary="Token ids in, token ids out")
@@ -58,6 +62,7 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
         logprobs_mode=None if sampling.logprobs_mode is None else LogprobsMode(sampling.logprobs_mode),
         prompt_logprobs=sampling.prompt_logprobs,
         param="sampling_params.",
+        group=body.group,
     )
     check_size(service, 1, options=options)
     check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
@@ -122,6 +127,7 @@ class TokensBody(WholeWriter):
             **self.prompt_logprobs(0, self._sampling.prompt_logprobs),
             "kv_transfer_params": group.ticket,
             "usage": usage_shape(usage),
+            **self.reports(),
         }
         head = msgspec.json.encode({"request_id": self._request_id})[:-1]
         opening, closing = around_choices(head, rest)
@@ -154,6 +160,7 @@ class TokensChunks(CountingWriter):
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         told = self._told(usage)
+        self._note_reports(steps)
         return b"".join(
             self._chunk(event, ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket))
             for step in steps

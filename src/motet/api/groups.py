@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import Generic, Self, TypeVar
 
 from motet.api.admission import Place
+from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup
 from motet.api.plan import Plan
 from motet.api.served import ServedModel, TextModel
 from motet.api.service import Service
@@ -180,6 +181,11 @@ class GroupAccount:
             max_tokens=request.sampling.max_tokens,
         )
 
+    @property
+    def finish_reasons(self) -> Mapping[int, FinishReason]:
+        """Why choices have ended, for those that have."""
+        return self._record.finish_reasons
+
     def end(self, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int] | None = None) -> None:
         """Leaves the place; counts and logs the group. `usage`: None if it was not told. `tokens`: the number of
         output tokens of each choice, where that is known."""
@@ -209,12 +215,13 @@ def _rounded(seconds: float | None) -> float | None:
 class TokenGroup(AnswerGroup[GroupStep, Usage]):
     """One prompt of a request: its group in the engine, its account, and the ticket it brings or comes to."""
 
-    def __init__(self, service: Service, plan: Plan, *, number: int) -> None:
-        """`number`: of the prompt inside the request."""
+    def __init__(self, service: Service, plan: Plan, *, number: int, known: KnownGroup | None = None) -> None:
+        """`number`: of the prompt inside the request. `known`: where its client finds the group, if it may."""
         self._service = service
         self._plan = plan
         self._request = plan.groups[number]
         self._number = number
+        self._known = known
         self._text: TextGroup | None = None
         """None while the group is not open, and for one that is only prefilled."""
         self._ticket: Ticket | None = None
@@ -224,10 +231,39 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
     def open(self, place: Place) -> None:
         plan, request, served, number = self._plan, self._request, self._plan.served, self._number
         if plan.order is None:
-            self._text = TextGroup(served.engine, request, tokenizer=served.tokenizer, rules=plan.rules, number=number)
+            self._text = TextGroup(
+                served.engine,
+                request,
+                tokenizer=served.tokenizer,
+                rules=plan.rules,
+                policy=plan.policy,
+                number=number,
+            )
         self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place)
         if self._text is not None:
             self._text.on_step = self._account.step
+            if self._known is not None:
+                self._service.groups.opened(self._known, self)
+
+    def choices(self) -> Sequence[ChoiceReport]:
+        text, account = self._text, self._account
+        if text is None or account is None:
+            return ()
+        reasons, unfinished, waiting = account.finish_reasons, text.unfinished, text.waiting
+        reports = []
+        for index, tokens in sorted(text.num_tokens.items()):
+            state = ChoiceState.OVER if index in reasons else ChoiceState.DROPPED
+            if index in unfinished:
+                state = ChoiceState.WAITING if index in waiting else ChoiceState.WRITING
+            reports.append(ChoiceReport(index, state, tokens, reasons.get(index)))
+        return reports
+
+    async def end_choice(self, index: int) -> bool:
+        return self._text is not None and await self._text.end_choice(index)
+
+    async def end_all(self) -> None:
+        if self._text is not None:
+            await self._text.end_all()
 
     def run(self, take: Take[GroupStep]) -> Coroutine[None, None, None]:
         return self._prefill(take) if self._text is None else self._text.run(take)
@@ -262,6 +298,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         tokens = self._text.num_tokens if self._text else {start.index: 0 for start in self._request.choices}
         try:
             if self._account is not None:
+                if self._known is not None and self._text is not None:
+                    self._service.groups.closed(self._known)
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
         finally:  # each step comes, whatever happens in the one before
             try:

@@ -23,6 +23,7 @@ from motet.api.failure import above_maximum, invalid_value, unsupported_paramete
 from motet.api.kv_params import PrefillOrder, RequestContext
 from motet.api.schemas.chat import ChatPrompt, ChatRequest
 from motet.api.schemas.completions import Prompt
+from motet.api.schemas.group import GroupFields
 from motet.api.schemas.shared import Form, GeneratingFields, SamplingFields, schema_text
 from motet.api.served import ServedModel
 from motet.api.service import Service
@@ -30,6 +31,7 @@ from motet.errors import GrammarError, RequestError
 from motet.grammar.closed import closed_schema, closed_source
 from motet.ids import RequestId, new_request_id
 from motet.log import SELDOM
+from motet.policies.steering import GroupPolicy
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
 from motet.text.prepare import Preparer
@@ -83,6 +85,8 @@ class Plan:
     client: str | None = None
     """The client whose limits count; None if another server of ours sent the request."""
     rules: TextRules = field(default_factory=TextRules)
+    policy: GroupPolicy | None = None
+    """How each group is steered; None: all its choices are written to their ends."""
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -125,6 +129,8 @@ class RouteOptions:
     """How the text of a choice is read; None: it is shown as it is."""
     grammar: Grammar | None = None
     """The grammar of every choice; None: any text."""
+    group: GroupFields | None = None
+    """How each group is to be steered."""
 
 
 def make_plan(
@@ -148,7 +154,8 @@ def make_plan(
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     if options.logprobs_mode is None:
         options = replace(options, logprobs_mode=service.config.logprobs_mode)
-    sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias))
+    policy = _policy(sampling, options, most_top=service.config.max_logprobs)
+    sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias, policy=policy))
     groups = tuple(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
@@ -162,7 +169,7 @@ def make_plan(
             trace=context.caller.trace,
             session_id=context.caller.session_id,
             seeded=sampling.seed is not None,
-            stops=bool(sampling.stop),
+            stops=bool(sampling.stop) or policy is not None,
         )
         for number, prompt in enumerate(prompts)
     )
@@ -181,9 +188,19 @@ def make_plan(
             prompt_only=options.prompt_only,
             format=options.format,
         ),
+        policy=policy,
         include_usage=around.include_usage,
         continuous_usage=around.continuous_usage,
     )
+
+
+def _policy(fields: SamplingFields, options: RouteOptions, *, most_top: int) -> GroupPolicy | None:
+    """Returns how the groups are steered. Raises `RequestError` for what they cannot have."""
+    if options.group is None or options.context.order is not None:
+        return None
+    if options.group.confidence is not None and fields.logprob_token_ids:
+        raise invalid_value("logprob_token_ids", "it cannot be used with 'group.confidence', which needs the likeliest")
+    return options.group.policy(options.num_choices, most_top=most_top)
 
 
 def _check_alternatives(options: RouteOptions, most: int) -> None:
@@ -213,7 +230,12 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
 
 
 def _sampling(
-    prompt_len: int, *, fields: SamplingFields, options: RouteOptions, logit_bias: dict[int, float]
+    prompt_len: int,
+    *,
+    fields: SamplingFields,
+    options: RouteOptions,
+    logit_bias: dict[int, float],
+    policy: GroupPolicy | None,
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
     allowed, scored = fields.allowed_token_ids or (), options.logprobs is not None
@@ -226,6 +248,9 @@ def _sampling(
     if fields.min_tokens > max_tokens:
         why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"
         raise invalid_value(f"{options.param}min_tokens", why)
+    logprobs = 0 if scored and fields.logprob_token_ids else options.logprobs
+    if policy is not None and policy.confidence is not None:
+        logprobs = max(logprobs or 0, policy.confidence.top)
     return SamplingParams(
         max_tokens=max_tokens,
         top_k=min(max(fields.top_k, 0), vocab_size),
@@ -233,7 +258,7 @@ def _sampling(
         allowed_token_ids=tuple(allowed),
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
-        logprobs=0 if scored and fields.logprob_token_ids else options.logprobs,
+        logprobs=logprobs,
         logprob_token_ids=tuple(fields.logprob_token_ids) if scored else (),
         logprobs_mode=(options.logprobs_mode if scored else None) or LogprobsMode.RAW,
         prompt_logprobs=options.prompt_logprobs,

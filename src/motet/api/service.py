@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.failure import above_maximum
 from motet.api.incoming import IncomingWeights
+from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.config import ServerConfig
 from motet.engines.base import (
@@ -174,6 +175,7 @@ class Service:
         self.admission = Admission(config.max_waiting_groups)
         self.drain_asked = asyncio.Event()
         self.incoming = IncomingWeights()
+        self.groups = KnownGroups(self.clock)
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)
         self.metrics = Metrics()

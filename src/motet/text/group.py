@@ -3,22 +3,40 @@
 1. Submits the request at once.
 2. Each step: feeds every choice its delta; skips steps in which no choice has anything to show.
 3. A stop string ends the choice here; the engine is told to stop it too, and its later tokens are ignored.
-4. When the last choice has ended the engine's stream is closed, before the reader gets the last events.
+4. Under a policy the steering looks at each step: it ends choices, and lets more begin (`motet.policies`). A choice may
+   also be ended from outside (`end_choice`). Both are told to the reader as the end of that choice.
+5. When the last choice has ended the engine's stream is closed, before the reader gets the last events.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
 from motet.engines.base import Engine, GroupStream
 from motet.errors import AnswerParserError, EngineError
+from motet.policies.steering import GroupPolicy, GroupReport, Steering
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
+from motet.text.parts import Content
+from motet.text.steered import SteeredStream
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket
-from motet.types import FIRST_VERSION, GenerateRequest, GroupDelta, PromptReport, Usage, WeightSpan
+from motet.types import (
+    FIRST_VERSION,
+    ChoiceDelta,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    GroupDelta,
+    PromptReport,
+    Usage,
+    WeightSpan,
+)
 
 log = logging.getLogger("motet.text")
+
+_INDEX = attrgetter("index")
 
 
 class GroupStep(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +49,10 @@ class GroupStep(msgspec.Struct, frozen=True, gc=False):
     """Number of the prompt inside its request."""
     ticket: Ticket | None = None
     """The ticket of a group that is only prefilled."""
+    begun: tuple[int, ...] = ()
+    """Choices that begin after this step, under a policy that has held them back."""
+    report: GroupReport | None = None
+    """On the last step of a group with a policy."""
 
 
 class TextGroup:
@@ -40,7 +62,14 @@ class TextGroup:
     """
 
     def __init__(
-        self, engine: Engine, request: GenerateRequest, *, tokenizer: Tokenizer, rules: TextRules, number: int = 0
+        self,
+        engine: Engine,
+        request: GenerateRequest,
+        *,
+        tokenizer: Tokenizer,
+        rules: TextRules,
+        policy: GroupPolicy | None = None,
+        number: int = 0,
     ) -> None:
         """`number`: of the prompt inside its request."""
         self._tokenizer, self._rules = tokenizer, rules
@@ -67,7 +96,15 @@ class TextGroup:
         """Name of the worker that wrote last, once the engine has said it; engines need not say it."""
         self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
         """Called with the events of every step, before the step is read, and True if they may end a choice."""
-        self._stream: GroupStream | None = engine.generate(request)
+        self._steering = None if policy is None else Steering(policy, [start.index for start in request.choices])
+        self._to_end: set[int] = set()
+        """Choices that were ended from outside, and whose reader does not know it yet."""
+        self._steered: SteeredStream | None = None
+        """Set if choices begin later, or if the steps are not the engine's."""
+        if policy is not None and (policy.deterministic or policy.start is not None):
+            start = policy.start or len(request.choices)
+            self._steered = SteeredStream(engine, request, start=start, lockstep=policy.deterministic)
+        self._stream: GroupStream | None = self._steered or engine.generate(request)
         """None once it is closed: what it consists of need not stay for as long as the request."""
 
     async def run(  # noqa: C901 (in one piece, since every token passes here)
@@ -104,18 +141,21 @@ class TextGroup:
             if prompt is not None or delta.worker:
                 self.worker = delta.worker or self.worker
                 self._cached_tokens = self._cached_tokens if prompt is None else prompt.cached_tokens
+            begun: tuple[int, ...] = ()
+            if self._steering is not None or self._to_end:
+                ended, begun = self._steer(delta.choices, events, ended)
             over = False
             if ended:
                 over = True
                 await self._end(ended, delta)
             if events or prompt is not None:
                 on_step(events, over)
-                if (taking := take((GroupStep(events, prompt, self._number),))) is not None:
+                step = GroupStep(events, prompt, self._number, None, begun, self._report())
+                if (taking := take((step,))) is not None:
                     await taking
             if not self._unfinished:
                 return
-        left = sorted(self._unfinished)
-        raise EngineError(f"the engine ended group {self._request.request_id} before its choices {left} had ended")
+        await self._ends_without_step(take)
 
     def _begin(self, request: GenerateRequest) -> None:
         for start in request.choices:
@@ -134,6 +174,94 @@ class TextGroup:
                 spans.append(WeightSpan(version, begin, end))
         told = () if {span.version for span in spans} <= {FIRST_VERSION} else tuple(spans)
         return msgspec.structs.replace(event, weight_versions=told)
+
+    async def end_choice(self, index: int) -> bool:
+        """Ends a choice where it is; its reader gets what it has written, and that end, with the next step. Returns
+        False if it has ended already, or is no choice of this group."""
+        if index not in self._unfinished or index in self._to_end:
+            return False
+        if self._steering is not None and self._steering.withdraw(index):
+            self._unfinished.discard(index)
+            if self._steered is not None:
+                self._steered.withdraw(index)
+            return True
+        self._to_end.add(index)
+        await self._stop(index)
+        return True
+
+    async def end_all(self) -> None:
+        """Ends all choices where they are, as `end_choice` does."""
+        if self._steering is not None:
+            self._unfinished.difference_update(self._steering.withdraw_all())
+        self._to_end |= self._unfinished
+        await self.aclose()
+
+    @property
+    def unfinished(self) -> frozenset[int]:
+        """The choices that have not ended."""
+        return frozenset(self._unfinished - self._to_end)
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The choices that have not begun, and may."""
+        return frozenset() if self._steering is None else self._steering.waiting
+
+    async def _stop(self, index: int) -> None:
+        """Ends a choice in the engine."""
+        if self._steered is not None:
+            await self._steered.stop(index)
+        else:
+            await self._engine.stop_choice(self._request.request_id, index)
+
+    def _steer(
+        self, added: Sequence[ChoiceDelta], events: list[ChoiceEvent], ended: list[int]
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """Looks at a step: `added` by the engine, shown in `events`, in which the choices `ended` have ended. Returns
+        all that have ended then, with events for those that are ended here, and the choices that begin."""
+        steering, begun = self._steering, tuple[int, ...]()
+        abort = [index for index in sorted(self._to_end) if index not in ended]
+        self._to_end.clear()
+        if steering is not None:
+            for one in added:
+                if one.logprobs and one.index in self._unfinished:
+                    steering.scored(one.index, one.logprobs)
+            for event in sorted(events, key=_INDEX):
+                steering.wrote(event.index, answer_text(event))
+                if event.finish is not None:
+                    steering.ended(event.index, event.finish)
+            for index in abort:
+                steering.ended(index, None)
+            decision = steering.decide()
+            abort += decision.abort
+            begun = decision.begin
+            self._unfinished.difference_update(decision.drop)
+            if begun and self._steered is not None:
+                self._steered.begin(len(begun))
+        for index in abort:
+            last = self._choices[index].feed(ChoiceDelta(index, (), None, Finish(FinishReason.ABORT)))
+            if last is not None:
+                events.append(self._with_versions(last) if self._versions else last)
+        return [*ended, *abort], begun
+
+    async def _ends_without_step(self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]) -> None:
+        """Called when the engine's stream is over: tells the reader of the choices that were ended from outside. Raises
+        EngineError if there are others."""
+        if left := sorted(self._unfinished - self._to_end):
+            raise EngineError(f"the engine ended group {self._request.request_id} before its choices {left} had ended")
+        if not self._choices:
+            self._begin(self._request)
+        events = list[ChoiceEvent]()
+        ended, _ = self._steer((), events, [])
+        await self._end(ended, GroupDelta(self._request.request_id, ()))
+        self.on_step(events, True)
+        if (taking := take((GroupStep(events, None, self._number, None, (), self._report()),))) is not None:
+            await taking
+
+    def _report(self) -> GroupReport | None:
+        """Returns the report on a group with a policy, once it is over."""
+        if self._steering is None or self._unfinished:
+            return None
+        return self._steering.report(self._request.request_id)
 
     async def aclose(self) -> None:
         """Ends the group if it is not over. May be called at any time, twice too."""
@@ -163,9 +291,16 @@ class TextGroup:
         self._ended_before = []
         self._unfinished.difference_update(indices)
         for index in indices:
-            if index not in known:
-                await self._engine.stop_choice(self._request.request_id, index)
+            if index not in known and self._unfinished:  # else the whole group is closed
+                await self._stop(index)
         if not self._unfinished:
             self._num_tokens, self._reasoning_tokens = self.num_tokens, self.usage.reasoning_tokens or 0
             self._choices = {}
             await self.aclose()
+
+
+def answer_text(event: ChoiceEvent) -> str:
+    """Returns the text of an event without thoughts and calls, if they are told apart in it."""
+    if event.parts is None:
+        return event.text
+    return "".join(part.text for part in event.parts if isinstance(part, Content))

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from motet.api.failure import Misfit, invalid_value, missing_parameter, unknown_parameter
+from motet.api.schemas.group import SteeredFields
 from motet.api.schemas.shared import (
     IGNORED_FIELDS,
     IGNORED_OF_VLLM,
     TOLD,
     FormattedFields,
-    GeneratingFields,
     JsonObject,
     OpenSchema,
     Schema,
@@ -274,7 +274,7 @@ class ChatPrompt(Schema):
         )
 
 
-class ChatRequest(ChatPrompt, FormattedFields, GeneratingFields):
+class ChatRequest(ChatPrompt, FormattedFields, SteeredFields):
     ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     refused = frozenset(
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}

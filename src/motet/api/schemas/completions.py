@@ -7,13 +7,13 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.failure import Misfit, invalid_type, invalid_value
 from motet.api.schemas.chat import ChatPrompt
+from motet.api.schemas.group import SteeredFields
 from motet.api.schemas.shared import (
     IGNORED_FIELDS,
     IGNORED_OF_VLLM,
     MAX_SEED,
     MIN_SEED,
     FormattedFields,
-    GeneratingFields,
     Schema,
     StructuredFields,
     TokenIds,
@@ -56,7 +56,7 @@ def _as_count(value: object) -> object:
     return (1 if value else None) if isinstance(value, bool) else value
 
 
-class CompletionRequest(FormattedFields, GeneratingFields):
+class CompletionRequest(FormattedFields, SteeredFields):
     ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "spaces_between_special_tokens": (True,),
@@ -113,6 +113,8 @@ class CompletionRequest(FormattedFields, GeneratingFields):
             raise Misfit(invalid_value, "best_of", f"it must be at least 'n' ({self.n}), but got {self.best_of}")
         if self.stream and self.best_of > self.n:
             raise Misfit(invalid_value, "best_of", "greater than 'n' it cannot be used with 'stream'")
+        if self.group is not None and self.best_of > self.n:
+            raise Misfit(invalid_value, "best_of", "greater than 'n' it cannot be used with 'group'")
         return self
 
 
@@ -157,7 +159,7 @@ class BegunChoice(Schema):
     token_ids: TokenIds
 
 
-class TokensRequest(GeneratingFields):
+class TokensRequest(SteeredFields):
     refused = frozenset({"features"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"output_mode": ("tokens",)}
 

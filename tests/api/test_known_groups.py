@@ -1,0 +1,183 @@
+"""`/v1/groups`: looking at a group, ending choices of it, asking for more."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from motet.api.known_groups import KnownGroup, KnownGroups
+from motet.errors import NotFoundError
+from motet.ids import RequestId
+from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying
+
+pytestmark = pytest.mark.anyio
+
+ONE, OTHER = {"authorization": "Bearer sk-one"}, {"authorization": "Bearer sk-other"}
+
+
+async def gated(serve: Serving, *answers: str, **settings: Any) -> Served:
+    engine = WatchedEngine(saying(*answers), gated=True)
+    return await serve(engine=engine, **settings)
+
+
+async def until(served: Served, id: str, tokens: int) -> dict[str, Any]:
+    """Returns the group once its choices have written so many tokens together."""
+    while True:
+        told: dict[str, Any] = (await served.http.get(f"/v1/groups/{id}")).json()
+        if sum(choice["tokens"] for choice in told["choices"]) >= tokens:
+            return told
+
+
+async def test_a_group_is_looked_at_while_it_is_written(serve: Serving) -> None:
+    served = await gated(serve, "abcd", "a")
+    asked = await served.engine.begun(served.chat(n=2))
+    id = served.engine.requests[0].request_id
+    served.engine.go(2)
+    told = await until(served, id, 4)
+    assert (told["id"], told["object"], told["state"], told["kept_s"]) == (id, "group", "writing", None)
+    assert told["choices"] == [
+        {"index": 0, "state": "writing", "tokens": 2, "finish_reason": None},
+        {"index": 1, "state": "over", "tokens": 2, "finish_reason": "stop"},
+    ]
+    served.engine.go()
+    assert (await asked).json()["id"] == id
+    assert coded(await served.http.get(f"/v1/groups/{id}")) == (404, "group_not_found")
+
+
+async def test_a_choice_is_ended_beside_the_request(serve: Serving) -> None:
+    served = await gated(serve, "abcd", "efgh")
+    asked = await served.engine.begun(served.chat(n=2))
+    id = served.engine.requests[0].request_id
+    served.engine.go(2)
+    await until(served, id, 4)
+    for ended in (True, False):
+        answer = await served.http.delete(f"/v1/groups/{id}/choices/1")
+        assert answer.json() == {"id": id, "object": "group.choice", "index": 1, "ended": ended}
+    assert set(served.engine.open[RequestId(id)].unfinished) == {0}
+    assert coded(await served.http.delete(f"/v1/groups/{id}/choices/2")) == (404, "choice_not_found")
+    assert coded(await served.http.delete(f"/v1/groups/{id}/choices/x")) == (404, "choice_not_found")
+    served.engine.go()
+    told = [(one["message"]["content"], one["finish_reason"]) for one in (await asked).json()["choices"]]
+    assert told == [("abcd", "stop"), ("ef", "abort")]
+
+
+async def test_a_whole_group_is_ended_beside_the_request(serve: Serving) -> None:
+    served = await gated(serve, "abcd", "efgh")
+    asked = await served.engine.begun(served.chat(n=2, stream=True))
+    id = served.engine.requests[0].request_id
+    served.engine.go(1)
+    await until(served, id, 2)
+    assert (await served.http.delete(f"/v1/groups/{id}")).json() == {
+        "id": id,
+        "object": "group.deleted",
+        "deleted": True,
+    }
+    finishes = [
+        one["finish_reason"] for chunk in chunks(await asked) for one in chunk["choices"] if one["finish_reason"]
+    ]
+    assert finishes == ["abort", "abort"]
+
+
+async def test_more_choices_are_those_that_a_larger_group_would_have_had(serve: Serving) -> None:
+    served = await serve(lambda _, start: [70 + start.seed - SEED, 0])
+    first = (await served.chat(n=2, keep_s=60)).json()
+    path = f"/v1/groups/{first['id']}/more"
+    more = (await served.http.post(path, json={"n": 2})).json()
+    streamed = chunks(await served.http.post(path, json={"n": 1, "stream": True}))
+    large = (await served.chat(n=5)).json()
+    assert more["choices"] == large["choices"][2:4]
+    assert more["id"] == first["id"]
+    assert streamed[-1]["choices"][0]["index"] == 4
+    told = (await served.http.get(f"/v1/groups/{first['id']}")).json()
+    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2, 3, 4]
+    assert (told["state"], 0 < told["kept_s"] <= 60) == ("over", True)
+    prompts = {asked.prompt for asked in served.engine.requests}
+    assert len(prompts) == 1
+
+
+async def test_a_group_that_is_not_kept_can_have_no_more(serve: Serving) -> None:
+    served = await serve()
+    first = (await served.chat(n=2)).json()
+    answer = await served.http.post(f"/v1/groups/{first['id']}/more", json={"n": 2})
+    assert coded(answer) == (404, "group_not_found")
+
+
+async def test_more_choices_are_limited_as_those_of_a_request(serve: Serving) -> None:
+    served = await serve(max_n=3)
+    first = (await served.chat(n=2, keep_s=60)).json()
+    path = f"/v1/groups/{first['id']}/more"
+    assert named(await served.http.post(path, json={"n": 4})) == (400, "n")
+    assert named(await served.http.post(path, json={"n": 0})) == (400, "n")
+    assert named(await served.http.post(path, json={})) == (400, "n")
+    assert named(await served.http.post(path, json={"n": 1, "temperature": 0})) == (400, "temperature")
+    assert [one["index"] for one in (await served.http.post(path, json={"n": 1})).json()["choices"]] == [2]
+
+
+async def test_a_request_with_several_prompts_has_a_group_for_each_and_no_more(serve: Serving) -> None:
+    served = await serve()
+    first = (await served.complete(["x", "y"], n=2, keep_s=60)).json()
+    told = (await served.http.get(f"/v1/groups/{first['id']}-1")).json()
+    assert [choice["index"] for choice in told["choices"]] == [0, 1]
+    assert named(await served.http.post(f"/v1/groups/{first['id']}-1/more", json={"n": 1})) == (400, "n")
+
+
+async def test_a_group_of_another_key_is_not_found(serve: Serving) -> None:
+    served = await serve(api_keys=("sk-one", "sk-other"))
+    body = {"messages": [{"role": "user", "content": "hi"}], "keep_s": 60}
+    first = (await served.http.post("/v1/chat/completions", json=body, headers=ONE)).json()
+    path = f"/v1/groups/{first['id']}"
+    assert (await served.http.get(path, headers=ONE)).status_code == 200
+    assert coded(await served.http.get(path, headers=OTHER)) == (404, "group_not_found")
+    assert coded(await served.http.post(f"{path}/more", json={"n": 1}, headers=OTHER)) == (404, "group_not_found")
+    assert coded(await served.http.delete(path, headers=OTHER)) == (404, "group_not_found")
+    assert coded(await served.http.delete(f"{path}/choices/0", headers=OTHER)) == (404, "group_not_found")
+    assert (await served.http.get(path)).status_code == 401
+
+
+class Part:
+    def choices(self) -> tuple[()]:
+        return ()
+
+    async def end_choice(self, index: int) -> bool:
+        raise AssertionError(index)
+
+    async def end_all(self) -> None:
+        raise AssertionError
+
+
+def known(id: str, keep_s: float) -> KnownGroup:
+    return KnownGroup(
+        id=id, client="a", model="m", created=0, prompt_tokens=1, keep_s=keep_s, first_seed=2**64 - 1, next_index=1
+    )
+
+
+def test_kept_groups_are_forgotten_when_their_time_is_up_or_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    groups = KnownGroups(lambda: now[0])
+    monkeypatch.setattr("motet.api.known_groups.MAX_KEPT", 2)
+    for number, keep_s in enumerate((10.0, 30.0, 0.0)):
+        group = known(str(number), keep_s)
+        groups.opened(group, Part())
+        groups.closed(group)
+    assert len(groups) == 2
+    now[0] = 10.0
+    with pytest.raises(NotFoundError):
+        groups.find("0", client="a")
+    assert groups.find("1", client="a").take_starts(2)[0].seed == 0
+    for number in (3, 4):
+        group = known(str(number), 50.0)
+        groups.opened(group, Part())
+        groups.closed(group)
+    with pytest.raises(NotFoundError):
+        groups.find("1", client="a")
+    assert len(groups) == 2
+
+
+async def test_a_client_that_leaves_takes_its_group_along(serve: Serving) -> None:
+    served = await gated(serve, "abcd")
+    asked = await served.engine.begun(served.chat(n=2))
+    assert len(served.service.groups) == 1
+    asked.cancel()
+    await asyncio.wait([asked])
+    await served.until_empty()
+    assert len(served.service.groups) == 0

@@ -1,0 +1,158 @@
+"""`group`: how a request steers its choices, on every route that has it, whole and streamed."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, chunks, every_route, named, saying
+
+pytestmark = pytest.mark.anyio
+
+ANSWERS = ("so\n4", "so\n5", "hm\n4", "well\n4", "in the end\n4")
+AGREE: dict[str, object] = {"stop_when": {"agree": 2}, "extract": "last_line", "vote": True}
+
+
+def asking(path: str, n: int, group: object, **fields: object) -> dict[str, object]:
+    """Returns a body for n choices that are steered."""
+    body = ROUTES[path] | {"group": group} | fields
+    return body | ({"sampling_params": {"n": n}} if path == "/inference/v1/generate" else {"n": n})
+
+
+def ends(choices: list[dict[str, Any]]) -> dict[int, str]:
+    return {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"]}
+
+
+@every_route
+async def test_a_group_ends_when_its_answers_agree_and_tells_the_vote(serve: Serving, path: str) -> None:
+    served = await serve(saying(*ANSWERS))
+    whole = (await served.http.post(path, json=asking(path, 5, AGREE))).json()
+    assert ends(whole["choices"]) == {0: "stop", 1: "stop", 2: "stop", 3: "abort", 4: "abort"}
+    (told,) = whole["groups"]
+    assert told["id"] == served.engine.requests[0].request_id
+    assert told["vote"] == {"majority": "4", "count": 2, "values": {"0": "4", "1": "5", "2": "4"}}
+    counts = {name: told[name] for name in ("n", "begun", "finished", "aborted", "stopped_by")}
+    assert counts == {"n": 5, "begun": 5, "finished": 3, "aborted": 2, "stopped_by": "agree"}
+    streamed = chunks(await served.http.post(path, json=asking(path, 5, AGREE, stream=True)))
+    assert ends([choice for chunk in streamed for choice in chunk["choices"]]) == ends(whole["choices"])
+    assert streamed[-1]["choices"] == []
+    assert streamed[-1]["groups"] == [told | {"id": served.engine.requests[1].request_id}]
+
+
+async def test_choices_that_were_ended_are_left_out_on_wish_and_the_others_keep_their_numbers(serve: Serving) -> None:
+    served = await serve(saying("long answer", "ab", "longer answer", "ab"))
+    answer = (await served.chat(n=4, group={"stop_when": {"finished": 2}, "keep": "finished"})).json()
+    assert [choice["index"] for choice in answer["choices"]] == [1, 3]
+    tokens = sum(len(asked.choices) * 3 for asked in served.engine.requests)
+    assert answer["usage"]["completion_tokens"] == tokens
+
+
+async def test_choices_that_never_began_are_not_in_the_answer(serve: Serving) -> None:
+    served = await serve(saying("4"))
+    group = {"stop_when": {"window": 2}, "extract": "last_number", "start": 2}
+    answer = (await served.chat(n=40, group=group)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["groups"][0]["begun"] == 2
+    streamed = chunks(await served.chat(n=40, group=group, stream=True))
+    assert {choice["index"] for chunk in streamed for choice in chunk["choices"]} == {0, 1}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_choice_that_begins_later_streams_as_if_it_had_begun_at_once(serve: Serving, path: str) -> None:
+    served = await serve(saying("a", "abcd", "abc"))
+    fields = {"echo": True} if path == "/v1/completions" else {}
+    plain = chunks(await served.http.post(path, json=ROUTES[path] | {"n": 3, "stream": True} | fields))
+    later = chunks(await served.http.post(path, json=asking(path, 3, {"start": 1}, stream=True, **fields)))
+    for index in range(3):
+        assert of_choice(later, index) == of_choice(plain, index)
+
+
+def of_choice(told: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    return [choice for chunk in told for choice in chunk["choices"] if choice["index"] == index]
+
+
+async def test_each_prompt_of_a_completion_is_steered_by_itself(serve: Serving) -> None:
+    served = await serve(saying(*ANSWERS))
+    answer = (await served.complete(["x", "y"], n=4, group=AGREE)).json()
+    assert [told["stopped_by"] for told in answer["groups"]] == ["agree", "agree"]
+    assert ends(answer["choices"]) == {
+        0: "stop",
+        1: "stop",
+        2: "stop",
+        3: "abort",
+        4: "stop",
+        5: "stop",
+        6: "stop",
+        7: "abort",
+    }
+
+
+async def test_confidence_takes_log_probabilities_that_the_answer_does_not_show(serve: Serving) -> None:
+    served = await serve(saying("abcdefgh"))
+    rule = {"window": 2, "below": 2.5, "top": 4}  # the fake's tokens all have 2.0
+    answer = (await served.chat(n=2, group={"confidence": rule})).json()
+    assert served.engine.requests[0].sampling.logprobs == 4
+    assert ends(answer["choices"]) == {0: "abort", 1: "abort"}
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
+    assert answer["groups"][0]["confidence"] == {"threshold": 2.5, "lowest": {"0": 2.0, "1": 2.0}}
+    shown = (await served.chat(n=2, group={"confidence": rule}, logprobs=True, top_logprobs=1)).json()
+    assert [len(entry["top_logprobs"]) for entry in shown["choices"][0]["logprobs"]["content"]] == [1, 1]
+
+
+async def test_the_official_client_sends_a_policy_and_reads_the_report(serve: Serving) -> None:
+    served = await serve(saying(*ANSWERS))
+    answer = await served.openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], n=5, extra_body={"group": AGREE}
+    )
+    assert answer.model_extra is not None
+    assert answer.model_extra["groups"][0]["vote"]["majority"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("group", "param"),
+    [
+        ({"stop_when": {}}, "group.stop_when"),
+        ({"stop_when": {"finished": 1, "agree": 2}}, "group.stop_when"),
+        ({"stop_when": {"finished": 0}}, "group.stop_when.finished"),
+        ({"stop_when": {"finished": 5}}, "group.stop_when.finished"),
+        ({"stop_when": {"agree": 5}, "extract": "boxed"}, "group.stop_when.agree"),
+        ({"stop_when": {"agree": 2}}, "group.extract"),
+        ({"stop_when": {"posterior": 1}, "extract": "boxed"}, "group.stop_when.posterior"),
+        ({"stop_when": {"posterior": 0.5}, "extract": "boxed"}, "group.stop_when.posterior"),
+        ({"stop_when": {"window": 1}, "extract": "boxed"}, "group.stop_when.window"),
+        ({"stop_when": {"any_of": []}}, "group.stop_when.any_of"),
+        ({"stop_when": {"any_of": [{"any_of": [{"finished": 1}]}]}}, "group.stop_when.any_of"),
+        ({"stop_when": {"any_of": [{"finished": 1}, {"finished": 9}]}}, "group.stop_when.any_of[1].finished"),
+        ({"vote": True}, "group.extract"),
+        ({"extract": "first_line"}, "group.extract"),
+        ({"extract": {"regex": "a", "json_pointer": "/a"}}, "group.extract"),
+        ({"extract": {"regex": "(?=a)"}}, "group.extract.regex"),
+        ({"extract": {"regex": 5}}, "group.extract.regex"),
+        ({"extract": {"json_pointer": "a"}}, "group.extract.json_pointer"),
+        ({"extract": "boxed", "stop_when": {"agree": 2, "extract": "last_line"}}, "group.extract"),
+        ({"start": 0}, "group.start"),
+        ({"start": 5}, "group.start"),
+        ({"refill": "all"}, "group.refill"),
+        ({"confidence": {"window": 8}}, "group.confidence"),
+        ({"confidence": {"window": 8, "below": 1, "warm_up": 2}}, "group.confidence"),
+        ({"confidence": {"window": 8, "warm_up": 5}}, "group.confidence.warm_up"),
+        ({"confidence": {"window": 8, "below": 1, "top": 500}}, "group.confidence.top"),
+        ({"keep": "some"}, "group.keep"),
+        ({"keep": "finished", "stream": True}, "group.stream"),
+        ({"unheard_of": 1}, "group.unheard_of"),
+        ([], "group"),
+    ],
+    ids=str,
+)
+async def test_a_policy_that_cannot_be_is_refused_by_the_name_of_its_field(
+    refusing: Served, group: object, param: str
+) -> None:
+    assert named(await refusing.chat(n=4, group=group)) == (400, param)
+
+
+async def test_a_stream_cannot_take_back_choices(refusing: Served) -> None:
+    assert named(await refusing.chat(n=4, stream=True, group={"keep": "finished"})) == (400, "group.keep")
+
+
+async def test_the_best_of_several_cannot_be_steered(refusing: Served) -> None:
+    answer = await refusing.complete(PROMPT, n=1, best_of=2, group={"start": 1})
+    assert named(answer) == (400, "best_of")

@@ -1,0 +1,205 @@
+"""A group under a policy: which choices end early, which begin later, and that each is what it is without a policy."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from motet.ids import RequestId
+from motet.policies.confidence import ConfidenceRule
+from motet.policies.criteria import Agree, Finished, Window
+from motet.policies.extract import Extract, ExtractKind
+from motet.policies.steering import GroupPolicy, GroupReport, Refill
+from motet.testing.engine import FakeEngine, Script
+from motet.text.choice import TextRules
+from motet.text.group import GroupStep, TextGroup
+from motet.text.tokenizer import Tokenizer
+from motet.types import FinishReason, GenerateRequest
+from tests.text.feeding import request
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = pytest.mark.anyio
+
+ABORT, STOP = FinishReason.ABORT, FinishReason.STOP
+LAST_LINE = Extract(ExtractKind.LAST_LINE)
+
+
+def script(*answers: str) -> Script:
+    return lambda _request, start: fake_answer(answers[start.index])
+
+
+async def steps_of(
+    engine: FakeEngine, asked: GenerateRequest, policy: GroupPolicy | None, *, tokenizer: Tokenizer
+) -> list[GroupStep]:
+    group = TextGroup(engine, asked, tokenizer=tokenizer, rules=TextRules(), policy=policy)
+    steps: list[GroupStep] = []
+    await group.run(steps.extend)
+    await group.aclose()
+    engine.check()
+    return steps
+
+
+def texts(steps: Sequence[GroupStep]) -> dict[int, str]:
+    told: dict[int, str] = {}
+    for step in steps:
+        for event in step.events:
+            told[event.index] = told.get(event.index, "") + event.text
+    return told
+
+
+def ends(steps: Sequence[GroupStep]) -> dict[int, FinishReason]:
+    return {event.index: event.finish for step in steps for event in step.events if event.finish}
+
+
+def report(steps: Sequence[GroupStep]) -> GroupReport:
+    (told,) = [step.report for step in steps if step.report is not None]
+    assert steps[-1].report is told
+    return told
+
+
+async def test_a_group_ends_when_so_many_choices_have_finished(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("abcdefgh", "ab", "abc", "abcdefg"))
+    policy = GroupPolicy(stop_when=Finished(2))
+    steps = await steps_of(engine, request(4), policy, tokenizer=tokenizer)
+    assert ends(steps) == {0: ABORT, 1: STOP, 2: STOP, 3: ABORT}
+    assert texts(steps) == {0: "abcd", 1: "ab", 2: "abc", 3: "abcd"}  # the third ends with its fourth token
+    told = report(steps)
+    assert (told.begun, told.finished, told.aborted, told.stopped_by) == (4, 2, 2, "finished")
+    assert engine.generated_tokens == 4 + 3 + 4 + 4
+
+
+async def test_choices_that_finish_in_the_step_that_decides_all_count(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("ab", "ab", "ab", "abcd"))
+    steps = await steps_of(engine, request(4), GroupPolicy(stop_when=Finished(2)), tokenizer=tokenizer)
+    assert ends(steps) == {0: STOP, 1: STOP, 2: STOP, 3: ABORT}
+
+
+async def test_values_are_compared_and_the_majority_is_told(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("x\nab", "xy\ncd", "xyz\nab", "xyzzyx\nab"))
+    policy = GroupPolicy(stop_when=Agree(2), extract=LAST_LINE, vote=True)
+    steps = await steps_of(engine, request(4), policy, tokenizer=tokenizer)
+    assert ends(steps) == {0: STOP, 1: STOP, 2: STOP, 3: ABORT}
+    told = report(steps)
+    assert told.stopped_by == "agree" and told.vote is not None
+    assert told.vote.values == {0: "ab", 1: "cd", 2: "ab"}
+    assert (told.vote.majority, told.vote.count) == ("ab", 2)
+
+
+async def test_a_group_whose_condition_is_never_met_is_written_whole(tokenizer: Tokenizer) -> None:
+    answers = ["one", "two three", "four five six"]
+    plain = await steps_of(FakeEngine(script(*answers)), request(), None, tokenizer=tokenizer)
+    policy = GroupPolicy(stop_when=Agree(2), extract=LAST_LINE)
+    steered = await steps_of(FakeEngine(script(*answers)), request(), policy, tokenizer=tokenizer)
+    assert report(steered).stopped_by is None
+    assert [step.events for step in steered] == [step.events for step in plain]
+
+
+async def test_choices_that_wait_begin_as_others_end_with_their_own_seeds(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("a", "abcd", "abc", "ab"))
+    steps = await steps_of(engine, request(4), GroupPolicy(start=2), tokenizer=tokenizer)
+    assert texts(steps) == {0: "a", 1: "abcd", 2: "abc", 3: "ab"}
+    begun = [[(start.index, start.seed) for start in asked.choices] for asked in engine.requests]
+    seeds = [start.seed for start in request(4).choices]
+    assert begun == [[(0, seeds[0]), (1, seeds[1])], [(2, seeds[2])], [(3, seeds[3])]]
+    assert [asked.request_id for asked in engine.requests] == ["r", "r+1", "r+2"]
+    assert [step.begun for step in steps if step.begun] == [(2,), (3,)]
+    assert sum(step.prompt is not None for step in steps) == 1
+
+
+async def test_choices_that_wait_begin_together_if_the_policy_says_so(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("a", "abcd", "abc", "ab"))
+    policy = GroupPolicy(start=2, refill=Refill.ALL)
+    await steps_of(engine, request(4), policy, tokenizer=tokenizer)
+    assert [[start.index for start in asked.choices] for asked in engine.requests] == [[0, 1], [2, 3]]
+
+
+async def test_choices_that_are_not_needed_never_begin(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("ab", "ab", "no", "no", "no", "no"))
+    policy = GroupPolicy(stop_when=Window(2), extract=LAST_LINE, start=2, refill=Refill.ALL)
+    steps = await steps_of(engine, request(6), policy, tokenizer=tokenizer)
+    assert texts(steps) == {0: "ab", 1: "ab"}
+    told = report(steps)
+    assert (told.n, told.begun, told.finished, told.aborted, told.stopped_by) == (6, 2, 2, 0, "window")
+
+
+async def test_a_trunk_is_kept_only_while_more_choices_may_begin(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("a", "ab", "abc"))
+    await steps_of(engine, request(3), GroupPolicy(start=1), tokenizer=tokenizer)
+    first, second, last = (asked.keep_s for asked in engine.requests)
+    assert first == second > 0 == last
+
+
+async def test_a_choice_of_low_confidence_ends(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("abcd", "abcd"))  # each token scores -0.5, -1.5, ...
+    asked = request(2)
+    asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, logprobs=2))
+    rule = ConfidenceRule(window=3, top=2, below=1.5, warm_up=0, percentile=0)
+    steps = await steps_of(engine, asked, GroupPolicy(confidence=rule), tokenizer=tokenizer)
+    assert ends(steps) == {0: ABORT, 1: ABORT}
+    assert texts(steps) == {0: "abc", 1: "abc"}
+    told = report(steps).confidence
+    assert told is not None and told.threshold == 1.5 and told.lowest == {0: 1.0, 1: 1.0}
+
+
+async def after_two_steps(group: TextGroup) -> tuple[list[GroupStep], asyncio.Task[None]]:
+    """Returns the steps, which go on to come, and the task that reads the group."""
+    steps: list[GroupStep] = []
+    taken = asyncio.Semaphore(0)
+
+    def take(more: Sequence[GroupStep]) -> None:
+        steps.extend(more)
+        taken.release()
+
+    running = asyncio.create_task(group.run(take))
+    await taken.acquire()
+    await taken.acquire()
+    return steps, running
+
+
+async def test_a_choice_is_ended_from_outside_and_keeps_what_it_has_written(tokenizer: Tokenizer) -> None:
+    gate = asyncio.Semaphore(2)
+    engine = FakeEngine(script("abcd", "efgh"), gate=gate)
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules())
+    steps, running = await after_two_steps(group)
+    assert await group.end_choice(1)
+    assert not await group.end_choice(1)
+    assert not await group.end_choice(7)
+    assert group.unfinished == {0}
+    assert set(engine.open[RequestId("r")].unfinished) == {0}
+    for _ in range(9):
+        gate.release()
+    await running
+    assert texts(steps) == {0: "abcd", 1: "ef"}
+    assert ends(steps) == {0: STOP, 1: ABORT}
+    engine.check()
+
+
+@pytest.mark.parametrize("policy", [None, GroupPolicy(start=1), GroupPolicy(deterministic=True)])
+async def test_all_choices_are_ended_from_outside(tokenizer: Tokenizer, policy: GroupPolicy | None) -> None:
+    gate = asyncio.Semaphore(2)
+    engine = FakeEngine(script("abcd", "efgh"), gate=gate)
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(), policy=policy)
+    steps, running = await after_two_steps(group)
+    await group.end_all()
+    await running
+    begun = [0] if policy and policy.start else [0, 1]
+    assert ends(steps) == dict.fromkeys(begun, ABORT)
+    assert texts(steps) == {index: "abcdefgh"[4 * index :][:2] for index in begun}
+    assert group.unfinished == set()
+    await group.aclose()
+    engine.check()
+
+
+async def test_choices_are_ended_from_outside_before_anything_is_written(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("abcd", "efgh"), gate=asyncio.Semaphore(0))
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules())
+    steps: list[GroupStep] = []
+    running = asyncio.create_task(group.run(steps.extend))
+    await asyncio.sleep(0)
+    assert await group.end_choice(0)
+    assert await group.end_choice(1)
+    await running
+    assert ends(steps) == {0: ABORT, 1: ABORT}
+    assert texts(steps) == {0: "", 1: ""}
+    engine.check()
