@@ -74,10 +74,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.folder",
         "models.weights",
     ),
-    "text": ("engines.base", "transfer.ticket"),
+    "policies": (),
+    "text": ("engines.base", "policies", "transfer.ticket"),
     "grammar": ("text.tokenizer",),
     "routing": ("engines.base", "engines.upstream.base", "transfer.ticket", "metrics.declare", "metrics.routing"),
     "api": (
+        "policies",
         "text",
         "grammar",
         "engines.base",

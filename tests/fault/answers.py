@@ -48,6 +48,7 @@ class Message(msgspec.Struct, frozen=True):
     """A whole answer, or one chunk."""
 
     choices: list[PartOfChoice] = []
+    groups: list[dict[str, object]] = []
     usage: Usage | None = None
     error: Failure | None = None
 
@@ -76,6 +77,11 @@ class Answer:
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Usage | None = None
+    groups: list[dict[str, object]] = field(default_factory=list)
+    """What policies did, without the names of the groups."""
+
+    def take(self, message: Message) -> None:
+        self.groups += [{name: value for name, value in group.items() if name != "id"} for group in message.groups]
 
     @property
     def lengths(self) -> list[int]:
@@ -111,6 +117,7 @@ class Reader:
         self.failure = chunk.error
         for part in chunk.choices:
             self._part(part)
+        self.answer.take(chunk)
         if chunk.usage is not None:
             assert chunk.usage.completion_tokens >= self._counted, "the count of tokens fell"
             self._counted = chunk.usage.completion_tokens
@@ -131,13 +138,14 @@ class Reader:
         assert self.done
         for index, choice in self.answer.choices.items():
             assert choice.finish_reason is not None, f"choice {index} has no end"
-        return Answer(dict(sorted(self.answer.choices.items())), self.answer.usage)
+        return Answer(dict(sorted(self.answer.choices.items())), self.answer.usage, self.answer.groups)
 
 
 def whole(response: httpx.Response) -> Answer:
     assert response.status_code == 200, response.text
     message = msgspec.json.decode(response.content, type=Message)
     answer = Answer(usage=message.usage)
+    answer.take(message)
     for part in message.choices:
         answer.choices.setdefault(part.index, Choice()).take(part)
     return answer

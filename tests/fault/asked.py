@@ -11,6 +11,9 @@ GRAMMAR: Body = {"structured_outputs": {"json": {
     "type": "array", "minItems": 2, "maxItems": 4, "items": {"type": "string", "minLength": 12, "maxLength": 16},
 }}}  # fmt: skip
 """An answer has more than 20 tokens and fewer than 120."""
+VOTING: Body = {"stop_when": {"agree": 3}, "extract": {"regex": "[a-e]"}, "vote": True, "deterministic": True}
+VOTE: Body = {"group": VOTING, "return_token_ids": True, **ENDS_AT_RANDOM}
+"""The first letter of a few decides; that takes some of the answers of a dozen choices."""
 TEXT = "the hand in the sand and then the other hand "
 
 

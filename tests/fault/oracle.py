@@ -40,4 +40,8 @@ class Undisturbed:
             assert all(choice.text or choice.token_ids for choice in answer.choices.values()), "nothing to compare"
             self._answers[key] = answer
         answer = self._answers[key]
-        return answer if not body.get("stream") or "stream_options" in body else Answer(answer.choices)
+        return (
+            answer
+            if not body.get("stream") or "stream_options" in body
+            else Answer(answer.choices, groups=answer.groups)
+        )

@@ -14,7 +14,19 @@ import pytest
 from motet.errors import EngineError
 from motet.transfer.ticket import TransferAddress
 from tests.fault.answers import Body, ask
-from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, GRAMMAR, STREAMED, chat, completion
+from tests.fault.asked import (
+    CHAT,
+    COMPLETIONS,
+    COUNTED,
+    ENDS_AT_RANDOM,
+    GRAMMAR,
+    STREAMED,
+    VOTE,
+    VOTING,
+    chat,
+    completion,
+    request,
+)
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell, eventually
 from tests.fault.striking import (
@@ -68,6 +80,8 @@ CASES = [
          chat("o", COUNTED, GRAMMAR, n=8, max_tokens=120)),
     Case("left-with-grammars-in-mid-answer", written(20), None, COMPLETIONS,
          completion("p", GRAMMAR, n=4, max_tokens=120, return_token_ids=True)),
+    Case("left-in-the-middle-of-a-vote", written(20), None, CHAT,
+         chat("q", STREAMED, request(VOTE, {"group": VOTING | {"start": 4, "refill": "all"}}), n=12, max_tokens=200)),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from motet.config import RoutingConfig
 from tests.fault.answers import ask
-from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
+from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, VOTE, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import APART, SECONDS, RunningCell
 from tests.fault.striking import kill, prefilling, submitted, written
@@ -48,6 +48,20 @@ async def test_a_spread_group_that_loses_one_of_its_engines_goes_on_on_the_other
     assert await ask(cell.http, COMPLETIONS, body) == expected
     assert cell.figures.spreads == before.spreads + 1
     assert cell.figures.choices_resumed - before.choices_resumed == 8
+
+
+async def test_a_vote_over_two_engines_is_the_same_when_one_of_them_is_lost(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    """The choices of the other one are far ahead then; what they wrote beyond the decision is never seen."""
+    body = chat("vote", COUNTED, VOTE, n=16, max_tokens=200)
+    expected = await undisturbed.answer(CHAT, body)
+    (told,) = expected.groups
+    finished = sum(choice.finish_reason != "abort" for choice in expected.choices.values())
+    assert 0 < finished < 16
+    assert (told["stopped_by"], told["aborted"]) == ("agree", 16 - finished)
+    cell.strikes.arm(written(5), kill)
+    assert await ask(cell.http, CHAT, body) == expected
 
 
 async def test_a_ticket_that_one_part_has_not_read_when_it_moves_is_given_back(

@@ -9,7 +9,6 @@ It is an object and not a generator, since a generator that was never started ne
 """
 
 import asyncio
-import dataclasses
 import logging
 import operator
 from abc import ABC, abstractmethod
@@ -35,15 +34,12 @@ from motet.api.groups import (
     MergedGroups,
     StepT,
     Take,
-    TokenGroup,
     UsedT,
     a_few_at_a_time,
 )
-from motet.api.known_groups import KnownGroup, MoreAsked
 from motet.api.plan import Head, Plan
 from motet.api.service import Service
 from motet.errors import MotetError
-from motet.ids import RequestId
 from motet.policies.steering import GroupReport
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
@@ -232,61 +228,6 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 GroupsWriter = AnswerWriter[GroupStep, Usage]
 
 
-MakeWriter = Callable[[Plan, bool], GroupsWriter]
-"""Makes the writer of an answer. True: it is streamed."""
-
-
-def answer_plan(
-    service: Service, plan: Plan, *, writer: GroupsWriter, more: MakeWriter | None = None
-) -> GeneratedResponse[GroupStep, Usage]:
-    """Returns the answer to a checked request for tokens: one group for each of its prompts, which its client finds
-    under its name. `more`: makes the writers of answers with more choices of a prompt; None: there are none."""
-    known: list[KnownGroup | None] = [None] * len(plan.groups)
-    if plan.client is not None:
-        answer = partial(_answer_more, service, plan, more) if more is not None and len(plan.groups) == 1 else None
-        known = [_known(plan, plan.client, number, more=answer) for number in range(len(plan.groups))]
-    return _answer(service, plan, known, writer=writer)
-
-
-def _known(
-    plan: Plan, client: str, number: int, *, more: Callable[[KnownGroup, MoreAsked], Response] | None
-) -> KnownGroup:
-    group = plan.groups[number]
-    first = group.choices[0]
-    return KnownGroup(
-        id=group.request_id,
-        client=client,
-        model=plan.head.model,
-        created=plan.head.created,
-        prompt_tokens=len(group.prompt),
-        keep_s=group.keep_s,
-        first_seed=(first.seed - first.index) % 2**64,
-        next_index=max(start.index for start in group.choices) + 1,
-        more=more,
-    )
-
-
-def _answer_more(service: Service, plan: Plan, make: MakeWriter, known: KnownGroup, asked: MoreAsked) -> Response:
-    """Returns an answer with more choices of the only prompt of `plan`. They are a group of their own for the engine,
-    which joins the trunk if that is still there."""
-    (group,) = plan.groups
-    most = plan.served.max_group(service.config)
-    service.check_size(known.client, num_prompts=1, n=asked.n, most=most, prompt_param="n")
-    starts = known.take_starts(asked.n)
-    name = RequestId(f"{group.request_id}+from{starts[0].index}")
-    sampling = replace(group.sampling, prompt_logprobs=None)
-    more = replace(group, request_id=name, choices=starts, ticket=None, sampling=sampling)
-    plan = dataclasses.replace(plan, groups=(more,), policy=None, include_usage=asked.include_usage)
-    return _answer(service, plan, [known], writer=make(plan, asked.stream))
-
-
-def _answer(
-    service: Service, plan: Plan, known: Sequence[KnownGroup | None], *, writer: GroupsWriter
-) -> GeneratedResponse[GroupStep, Usage]:
-    groups = [TokenGroup(service, plan, number=number, known=one) for number, one in enumerate(known)]
-    return GeneratedResponse(service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices)
-
-
 def head_json(head: Head, kind: str) -> bytes:
     """Returns the beginning of every object of one answer, without the closing brace."""
     fields: dict[str, str | int] = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
@@ -390,7 +331,7 @@ class TokenChunks(CountingWriter):
             group = step.group
             if group not in self._begun:
                 self._begun.add(group)
-                chunks += self._openings(step, self._indices, self._closing(told))
+                chunks += self._openings(step, self._indices, closing=self._closing(told))
             first = group * self._size
             for event in step.events:
                 if after_text is not None and event.finish is None and event.parts is None:
@@ -399,12 +340,12 @@ class TokenChunks(CountingWriter):
                     closing = ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket)
                     chunks += self._chunks(event, group, closing=closing)
             if step.begun:
-                chunks += self._openings(step, step.begun, self._closing(told))
+                chunks += self._openings(step, step.begun, closing=self._closing(told))
         self._note_reports(steps)
         return b"".join(chunks)
 
     @abstractmethod
-    def _openings(self, step: GroupStep, indices: Sequence[int], closing: bytes) -> list[bytes]:
+    def _openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         """Returns the chunks that come before the first of a choice, about each of the choices `indices`."""
 
     @abstractmethod

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import GroupsWriter, TokenChunks, answer_plan, spans_before
+from motet.api.answer import GroupsWriter, TokenChunks, spans_before
+from motet.api.answer_plan import answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -151,7 +152,7 @@ class ChatChunks(TokenChunks):
         self._undecided = {start.index for start in plan.groups[0].choices} if self._calls else set[int]()
         """Choices of which it is not known yet if their content is a string, or stays null beside calls."""
 
-    def _openings(self, step: GroupStep, indices: Sequence[int], closing: bytes) -> list[bytes]:
+    def _openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         prompt = b',"prompt_token_ids":' + msgspec.json.encode(self._prompt) if self._token_ids else b""
         delta = b'{"role":"assistant","content":%b}' % (b"null" if self._calls else b'""')
         told = delta + NOTHING_BESIDE + prompt + closing

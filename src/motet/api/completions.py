@@ -6,7 +6,8 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import GroupsWriter, TokenChunks, answer_plan, spans_before
+from motet.api.answer import GroupsWriter, TokenChunks, spans_before
+from motet.api.answer_plan import answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeGroup, WholeWriter, usage_json, usage_shape
 from motet.api.kv_params import RequestContext, request_context
@@ -181,7 +182,7 @@ class CompletionChunks(TokenChunks):
         self._opens = body.echo or body.return_token_ids
         """True if each choice begins with a chunk about the prompt."""
 
-    def _openings(self, step: GroupStep, indices: Sequence[int], closing: bytes) -> list[bytes]:
+    def _openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         """The echo, and the prompt's token ids."""
         if not self._opens:
             return []

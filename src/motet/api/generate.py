@@ -7,7 +7,8 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import END, CountingWriter, GroupsWriter, answer_plan, spans_before, ticket_before
+from motet.api.answer import END, CountingWriter, GroupsWriter, spans_before, ticket_before
+from motet.api.answer_plan import answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import (
     LogprobFields,

@@ -33,7 +33,7 @@ def group_router(service: Service) -> APIRouter:
         return service.groups.find(request.path_params["id"], client=caller_of(request).client)
 
     @router.get("/v1/groups/{id}")
-    async def get_group(id: str, request: Request) -> Response:
+    async def get_group(request: Request) -> Response:
         group = found(request)
         return json_response(
             {
@@ -57,7 +57,7 @@ def group_router(service: Service) -> APIRouter:
         return group.more(group, MoreAsked(body.n, body.stream, body.include_usage))
 
     @router.delete("/v1/groups/{id}/choices/{index}")
-    async def end_choice(id: str, index: str, request: Request) -> Response:
+    async def end_choice(index: str, request: Request) -> Response:
         group = found(request)
         if not (index.isascii() and index.isdigit()):
             raise NotFoundError(f"Group {group.id} has no choice {index!r}.", code="choice_not_found")
@@ -65,7 +65,7 @@ def group_router(service: Service) -> APIRouter:
         return json_response({"id": group.id, "object": "group.choice", "index": int(index), "ended": ended})
 
     @router.delete("/v1/groups/{id}")
-    async def end_group(id: str, request: Request) -> Response:
+    async def end_group(request: Request) -> Response:
         group = found(request)
         for part in list(group.parts):
             await part.end_all()

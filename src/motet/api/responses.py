@@ -19,7 +19,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from motet.api.answer import GroupsWriter, answer_plan, json_response
+from motet.api.answer import GroupsWriter, json_response
+from motet.api.answer_plan import answer_plan
 from motet.api.body import in_turn
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.chat import plan_chat

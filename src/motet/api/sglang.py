@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import DONE, EVENTS, answer_plan, json_response
+from motet.api.answer import DONE, EVENTS, json_response
+from motet.api.answer_plan import answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeGroup, WholeWriter, in_pieces
 from motet.api.failure import renamed

@@ -143,7 +143,7 @@ class TextGroup:
                 self._cached_tokens = self._cached_tokens if prompt is None else prompt.cached_tokens
             begun: tuple[int, ...] = ()
             if self._steering is not None or self._to_end:
-                ended, begun = self._steer(delta.choices, events, ended)
+                ended, begun = self._steer(delta.choices, events=events, ended=ended)
             over = False
             if ended:
                 over = True
@@ -214,7 +214,7 @@ class TextGroup:
             await self._engine.stop_choice(self._request.request_id, index)
 
     def _steer(
-        self, added: Sequence[ChoiceDelta], events: list[ChoiceEvent], ended: list[int]
+        self, added: Sequence[ChoiceDelta], *, events: list[ChoiceEvent], ended: list[int]
     ) -> tuple[list[int], tuple[int, ...]]:
         """Looks at a step: `added` by the engine, shown in `events`, in which the choices `ended` have ended. Returns
         all that have ended then, with events for those that are ended here, and the choices that begin."""
@@ -251,7 +251,7 @@ class TextGroup:
         if not self._choices:
             self._begin(self._request)
         events = list[ChoiceEvent]()
-        ended, _ = self._steer((), events, [])
+        ended, _ = self._steer((), events=events, ended=[])
         await self._end(ended, GroupDelta(self._request.request_id, ()))
         self.on_step(events, True)
         if (taking := take((GroupStep(events, None, self._number, None, (), self._report()),))) is not None:
