@@ -1,0 +1,161 @@
+"""When a group knows enough: conditions on the answers that it has finished.
+
+    Finished(k)     k choices have finished
+    Agree(k)        k of them have the same value
+    Posterior(p)    the leading value leads for good with probability p     Adaptive-Consistency, arXiv 2305.11860
+    Window(w)       all w choices of one window have the same value          ESC, arXiv 2401.10480
+    AnyOf(...)      one of several
+
+A value is what `extract` finds in an answer. An answer without a value has finished, and is otherwise not counted.
+"""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import ClassVar, NamedTuple, TypeAlias
+
+
+class Majority(NamedTuple):
+    """A value and the number of answers that have it."""
+
+    value: str
+    votes: int
+
+
+@dataclass
+class Answers:
+    """What a group of n choices has finished so far. Counts are kept up to date, since conditions are asked often."""
+
+    n: int
+    values: dict[int, str | None] = field(init=False, default_factory=dict)
+    """Index of a choice -> its value, in the order in which choices finished. None: nothing was found."""
+    lost: set[int] = field(init=False, default_factory=set)
+    """Choices that will never finish."""
+    counts: dict[str, int] = field(init=False, default_factory=dict)
+    """Value -> the number of answers that have it."""
+    _leader: Majority | None = field(init=False, default=None)
+    _second: int = field(init=False, default=0)
+    """How often the most frequent of the other values is there."""
+
+    def finish(self, index: int, value: str | None) -> None:
+        self._check_open(index)
+        self.values[index] = value
+        if value is None:
+            return
+        count = self.counts[value] = self.counts.get(value, 0) + 1
+        leader = self._leader
+        if leader is None or leader.value == value:
+            self._leader = Majority(value, count)
+        elif count > leader.votes:
+            self._leader, self._second = Majority(value, count), leader.votes
+        else:
+            self._second = max(self._second, count)
+
+    def lose(self, index: int) -> None:
+        self._check_open(index)
+        self.lost.add(index)
+
+    def majority(self) -> Majority | None:
+        """Returns the most frequent value, of several the one that had so many first; None if there is no value."""
+        return self._leader
+
+    def leading(self) -> tuple[int, int]:
+        """Returns how often the most frequent value is there, and how often the next one; 0 where there is none."""
+        return (0 if self._leader is None else self._leader.votes), self._second
+
+    def _check_open(self, index: int) -> None:
+        if not 0 <= index < self.n:
+            raise ValueError(f"choice {index} is not in a group of {self.n}")
+        if index in self.values or index in self.lost:
+            raise ValueError(f"choice {index} has ended already")
+
+
+def posterior(first: int, second: int) -> Fraction:
+    """Returns the probability that the value which was seen `first` times is more frequent than the one which was seen
+    `second` times, if more answers are drawn.
+
+    This is Adaptive-Consistency's Beta criterion. The share x of the first value among the two has the uniform prior,
+    so Beta(first + 1, second + 1) after what was seen, and P(x > 1/2) is I_1/2(second + 1, first + 1). For whole
+    numbers that is the probability of more than `second` heads in first + second + 1 throws of a coin.
+    """
+    throws = first + second + 1
+    ways = fewer = 1  # to get exactly 0 heads; to get `second` heads at most
+    for heads in range(1, second + 1):
+        ways = ways * (throws - heads + 1) // heads
+        fewer += ways
+    return 1 - Fraction(fewer, 2**throws)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """At least k choices have finished, with or without a value."""
+
+    k: int
+    name: ClassVar[str] = "finished"
+    needs_values: ClassVar[bool] = False
+
+    def met(self, answers: Answers) -> str | None:
+        return self.name if len(answers.values) >= self.k else None
+
+
+@dataclass(frozen=True)
+class Agree:
+    """At least k choices have the same value."""
+
+    k: int
+    name: ClassVar[str] = "agree"
+    needs_values: ClassVar[bool] = True
+
+    def met(self, answers: Answers) -> str | None:
+        first, _ = answers.leading()
+        return self.name if first >= self.k else None
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The most frequent value is more frequent than the next one with at least this probability (`posterior`)."""
+
+    p: float
+    name: ClassVar[str] = "posterior"
+    needs_values: ClassVar[bool] = True
+
+    def met(self, answers: Answers) -> str | None:
+        first, second = answers.leading()
+        return self.name if first and posterior(first, second) >= self.p else None
+
+
+@dataclass(frozen=True)
+class Window:
+    """All choices of one window have finished with the same value. Window k has the indices [k*w, (k+1)*w); those left
+    over at the end are in none. A lost choice, or one without a value, spoils its window."""
+
+    w: int
+    name: ClassVar[str] = "window"
+    needs_values: ClassVar[bool] = True
+
+    def met(self, answers: Answers) -> str | None:
+        get = answers.values.get
+        for start in range(0, answers.n - self.w + 1, self.w):
+            value = get(start)
+            if value is not None and all(get(index) == value for index in range(start + 1, start + self.w)):
+                return self.name
+        return None
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """One of several conditions is met; `met` names the first of them that is."""
+
+    conditions: tuple["Condition", ...]
+    name: ClassVar[str] = "any_of"
+
+    @property
+    def needs_values(self) -> bool:
+        return any(condition.needs_values for condition in self.conditions)
+
+    def met(self, answers: Answers) -> str | None:
+        return next((name for condition in self.conditions if (name := condition.met(answers))), None)
+
+
+Condition: TypeAlias = Finished | Agree | Posterior | Window | AnyOf
+"""`met` returns the name of the condition that is met, inside an `AnyOf` that of the inner one; None if it is not met.
+`needs_values` is False if it only counts choices."""
