@@ -75,7 +75,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.weights",
     ),
     "policies": (),
-    "text": ("engines.base", "policies", "transfer.ticket"),
+    "text": ("policies", "engines.base", "transfer.ticket"),
     "grammar": ("text.tokenizer",),
     "routing": ("engines.base", "engines.upstream.base", "transfer.ticket", "metrics.declare", "metrics.routing"),
     "api": (
@@ -105,6 +105,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "zmq": ("engines.native", "transfer", "kv_events"),
     "nixl": ("transfer",),
     "llguidance": ("grammar",),
+    "re2": ("policies",),
     "openai_harmony": ("text.harmony",),
     "ray": tuple(f"deploy.ray.{module}" for module in ("app", "deployments", "foreground", "request_router")),
     "fastapi": ("api", "deploy"),

@@ -137,8 +137,10 @@ class Confidences:
 def scaled_confidence(logprob: TokenLogprob, top: int) -> int:
     """Returns the confidence of a token, times `SCALE`. Without log-probabilities of other tokens, its own counts."""
     logprobs = [value for _, value in logprob.top[:top]] or [logprob.logprob]
-    # In this order, `max` also turns a NaN, which is in no comparison the greater one, into a number.
-    return round(-SCALE * (sum(max(LOWEST_LOGPROB, value) for value in logprobs) / len(logprobs)))
+    total = sum(logprobs)
+    if not LOWEST_LOGPROB <= total <= 0:  # True also for a NaN; else none of them is below the lowest
+        total = sum(min(0.0, max(LOWEST_LOGPROB, value)) for value in logprobs)
+    return round(-SCALE * (total / len(logprobs)))
 
 
 def nearest_rank(values: Sequence[float], percentile: float) -> float:

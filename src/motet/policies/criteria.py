@@ -14,11 +14,11 @@ from fractions import Fraction
 from typing import ClassVar, NamedTuple, TypeAlias
 
 
-class Vote(NamedTuple):
+class Majority(NamedTuple):
     """A value and the number of answers that have it."""
 
     value: str
-    count: int
+    votes: int
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Answers:
     """Choices that will never finish."""
     counts: dict[str, int] = field(init=False, default_factory=dict)
     """Value -> the number of answers that have it."""
-    _leader: Vote | None = field(init=False, default=None)
+    _leader: Majority | None = field(init=False, default=None)
     _second: int = field(init=False, default=0)
     """How often the most frequent of the other values is there."""
 
@@ -44,9 +44,9 @@ class Answers:
         count = self.counts[value] = self.counts.get(value, 0) + 1
         leader = self._leader
         if leader is None or leader.value == value:
-            self._leader = Vote(value, count)
-        elif count > leader.count:
-            self._leader, self._second = Vote(value, count), leader.count
+            self._leader = Majority(value, count)
+        elif count > leader.votes:
+            self._leader, self._second = Majority(value, count), leader.votes
         else:
             self._second = max(self._second, count)
 
@@ -54,13 +54,13 @@ class Answers:
         self._check_open(index)
         self.lost.add(index)
 
-    def majority(self) -> Vote | None:
+    def majority(self) -> Majority | None:
         """Returns the most frequent value, of several the one that had so many first; None if there is no value."""
         return self._leader
 
     def leading(self) -> tuple[int, int]:
         """Returns how often the most frequent value is there, and how often the next one; 0 where there is none."""
-        return (0 if self._leader is None else self._leader.count), self._second
+        return (0 if self._leader is None else self._leader.votes), self._second
 
     def _check_open(self, index: int) -> None:
         if not 0 <= index < self.n:

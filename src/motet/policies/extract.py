@@ -207,8 +207,9 @@ class Pattern:
         except re2.error as exc:
             reason = exc.args[0].decode(errors="replace")
             raise ExtractError(
-                f"RE2 cannot compile the pattern: {reason}. It has no look-around, as in (?=...) or (?<=...), and no "
-                f"backreferences, as in \\1; a repetition is at most {{1000}}"
+                f"RE2 cannot compile the pattern: {reason}. RE2 has no look-around, as in (?=...) or (?<=...), and no "
+                f"backreferences, as in \\1; a repetition is at most {{1000}}, and all of the pattern at most "
+                f"{MAX_INSTRUCTIONS:,} instructions when compiled"
             ) from exc
         size, groups = self._compiled.programsize, self._compiled.groups
         if size > MAX_INSTRUCTIONS:
@@ -242,12 +243,16 @@ def parsed_pointer(source: str) -> tuple[str, ...]:
     return tuple(key.replace("~1", "/").replace("~0", "~") for key in source.split("/")[1:])
 
 
-def _plain_number(digits: str) -> msgspec.Raw:
-    return msgspec.Raw((normalised(digits) or digits).lower().encode())
+def _plain_float(digits: str) -> msgspec.Raw:
+    """What `normalised` does for a number, faster: JSON allows neither a plus nor zeros before the first digit."""
+    digits = digits.lower()
+    if "e" not in digits:
+        digits = digits.rstrip("0").rstrip(".")
+    return msgspec.Raw(b"0" if digits == "-0" else digits.encode())
 
 
-# Floats are kept as they are written: as binary floats, numbers with many digits would be equal that are not.
-DECODER: Final = msgspec.json.Decoder(float_hook=_plain_number)
+DECODER: Final = msgspec.json.Decoder(float_hook=_plain_float)
+"""Keeps floats as they are written: as binary floats, numbers with many digits would be equal that are not."""
 
 
 def find_in_json(text: str, *, pointer: tuple[str, ...]) -> str | None:
