@@ -111,7 +111,7 @@ class ConfidenceFields(Schema):
     """The threshold."""
     warm_up: int | None = Field(None, ge=1)
     """The first choices, which run to their end and give the threshold."""
-    percentile: float = Field(DEFAULT_PERCENTILE, ge=0, le=100)
+    percentile: float = Field(DEFAULT_PERCENTILE, gt=0, le=100)
     """The percentile of their lowest confidences that is the threshold."""
     top: int = Field(DEFAULT_TOP, ge=1)
     """The likeliest tokens whose log-probabilities make the confidence of a token."""
