@@ -131,6 +131,14 @@ class EngineConfig:
         choices=("none", "int8"),
     )
     prefix_cache: bool = setting(True, "Reuse the KV of earlier prompts that begin alike.")
+    keep_gb: float | None = setting(
+        None,
+        "Most memory for prompts that one engine keeps for more choices of them (keep_s).",
+        unit="GiB",
+        unset="as much as there is: they give way to all groups",
+        least=0,
+        zero="none is kept",
+    )
     cache_answers: bool = setting(
         False,
         "Keep answers in the prefix cache too. Saves prefill in conversations, but an answer may then depend on "
