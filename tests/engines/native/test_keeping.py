@@ -15,6 +15,7 @@ from motet.errors import RequestError
 from motet.stats import EngineStats
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
+from tests.engines.native.pair import Pair
 
 PROMPT = prompt_of(83, 1)
 BLOCKS = 11
@@ -60,6 +61,24 @@ def test_a_kept_prompt_is_given_up_before_any_choice_is_put_back(tiny: Tiny) -> 
     run(core, [group("large", prompt_of(90, 6), n=2, max_tokens=30)])
     assert core.stats().blocks_kept == 0
     assert core.stats().preemptions == 0
+
+
+def test_a_prompt_that_was_prefilled_elsewhere_is_kept_where_it_is_decoded(tiny: Tiny) -> None:
+    """The next group needs no ticket; one that has a ticket gives it back, and fetches nothing."""
+    pair = Pair(tiny("llama"))
+    first, plain, apart = asked("first", keep_s=60), asked("plain", seed=2), asked("apart", seed=4)
+    pair.hand_over(first)
+    pair.finish()
+    pair.submit(plain)
+    pair.finish()
+    ticket = pair.hand_over(apart)
+    pair.finish()
+    stats = pair.d.stats()
+    assert (stats.prefill_tokens, stats.transfers, stats.trunks_kept, stats.blocks_kept) == (3, 1, 1, BLOCKS)
+    assert pair.p.stats().trunks_kept == 0
+    assert ticket in pair.d_transfers.released
+    pair.check_same(first, plain, apart)
+    pair.check_empty()
 
 
 @pytest.mark.parametrize("end", ["new weights", "abort"])
