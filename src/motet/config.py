@@ -4,7 +4,7 @@ A record holds the frozen settings of one part of the server. Each field with a 
 line, the TOML file, the environment, the checks, `--help` and docs/settings.md are all derived from its declaration by
 `motet.settings`. Fields without one are set later, for example from the model.
 
-To add a setting, add a field here, or in `motet.settings.ray` if only `motet ray` has it. Add a function to
+To add a setting, add a field here, in `motet.settings.gateway` or in `motet.settings.ray`. Add a function to
 `motet.settings.rules` only if the setting depends on another.
 """
 
@@ -31,7 +31,8 @@ from motet.settings.declaration import (
     setting,
     settings_of,
 )
-from motet.settings.named_worker import by_url, check_urls, check_workers, numbers_by_key, roles_by_url
+from motet.settings.gateway import GatewayConfig
+from motet.settings.named_worker import check_urls, numbers_by_key
 from motet.settings.ray import RayConfig
 from motet.types import MAX_LOGPROBS, LogprobsMode, Policy, Role
 
@@ -130,6 +131,14 @@ class EngineConfig:
         choices=("none", "int8"),
     )
     prefix_cache: bool = setting(True, "Reuse the KV of earlier prompts that begin alike.")
+    keep_gb: float | None = setting(
+        None,
+        "Most memory for prompts that one engine keeps for more choices of them (keep_s).",
+        unit="GiB",
+        unset="as much as there is: they give way to all groups",
+        least=0,
+        zero="none is kept",
+    )
     cache_answers: bool = setting(
         False,
         "Keep answers in the prefix cache too. Saves prefill in conversations, but an answer may then depend on "
@@ -290,67 +299,6 @@ class KVEventsConfig:
         because="a gateway is told to follow it there",
     )
     kv_events_topic: str = setting("kv-events", "First frame of every event message.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatewayConfig:
-    """The servers behind a gateway."""
-
-    workers: tuple[str, ...] = setting(
-        (),
-        "A worker's URL, or URL,role,kind with one or both behind it; several times.",
-        commas=True,
-        read=check_workers,
-    )
-    role_of: tuple[str, ...] = setting(
-        (),
-        "Role of a worker that does not tell it: URL=prefill, URL=decode or URL=both; several times.",
-        read=roles_by_url,
-    )
-    workers_file: str | None = setting(None, "File with one worker a line; lines added or removed later join or leave.")
-    worker_api_key: str | None = setting(
-        None, "API key that is sent to workers of other kinds; servers of ours get the worker key.", **SENT_KEY
-    )
-    key_of: tuple[str, ...] = setting(
-        (),
-        "Key that is sent to one worker in place of the others, as URL=KEY; several times.",
-        read=by_url,
-        pattern=r"[!-~]+",
-        must="URL=KEY, such as http://host:8000=secret",
-        secret=True,
-    )
-    worker_ca_file: str | None = setting(
-        None, "File with the certificates that sign those of workers at https URLs.", unset="the system's"
-    )
-    tokenizer_of: tuple[str, ...] = setting(
-        (),
-        "Tokenizer of a model whose workers hand out none: MODEL=FOLDER or MODEL=ORG/NAME; several times.",
-        pattern=r"[^=]+=[\s\S]+",
-        must="MODEL=FOLDER or MODEL=ORG/NAME",
-    )
-    leader_timeout_s: float = setting(
-        30.0,
-        "Time that a prompt's KV may take to reach a vLLM decode server before the prompt is computed there.",
-        above=0,
-    )
-    upstream_timeout_s: float = setting(
-        300.0,
-        "Time after which an answer of which its worker sends nothing goes on elsewhere; one of a text upstream ends.",
-        above=0,
-    )
-    worker_timeout_s: float = setting(
-        5.0,
-        "Time after which a worker that does not answer gets no groups, and those it has go on elsewhere.",
-        commands=GATEWAY + RAY,
-        least=2,
-        because="workers are asked every second",
-    )
-    start_timeout_s: float = setting(
-        300.0,
-        "Time that a starting gateway waits for the first worker that answers requests.",
-        commands=GATEWAY + RAY,
-        above=0,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,9 @@ class EngineStats:
     blocks_kept: int = gauge_field(
         "kv_blocks_kept", "blocks", "KV blocks that are only kept for more choices of a prompt.", in_status=True
     )
+    trunks_kept: int = gauge_field(
+        "kv_trunks_kept", "trunks", "Prompts whose KV is kept for more choices of them.", in_status=True
+    )
 
     steps: int = counter_field("engine_steps", "steps", "Forward passes.")
     prompt_tokens: int = counter_field(
@@ -78,6 +81,12 @@ class EngineStats:
     bytes_saved: int = counter_field("bytes_saved", "bytes", "KV bytes of those blocks.")
     greedy_choices_shared: int = counter_field(
         "greedy_choices_shared", "choices", "Choices of greedy groups, answered by a sibling's tokens."
+    )
+    trunks_given_up: int = counter_field(
+        "kv_trunks_given_up",
+        "trunks",
+        "Prompts not kept for all of their keep_s, since --keep-gb was reached or blocks ran short.",
+        in_status=True,
     )
     trunk_tokens_read: int = counter_field(
         "trunk_tokens_read", "positions", "Trunk positions that decode attention read, once for choices read together."

@@ -12,11 +12,12 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from motet.api.engine_routes import MAX_CONNECTING
-from motet.config import GatewayConfig, ServerConfig
+from motet.config import ServerConfig
 from motet.deploy.discover import Asking
 from motet.deploy.listen import HttpServer, listen, port_of, url_of
 from motet.engines.http import server_client
 from motet.errors import EngineDiedError, EngineError, MotetError
+from motet.settings.gateway import GatewayConfig
 from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from motet.api.service import Service
-from motet.config import CellConfig, GatewayConfig, RoutingConfig, ServerConfig
+from motet.config import CellConfig, RoutingConfig, ServerConfig
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.plan import GatewayPlan
@@ -17,6 +17,7 @@ from motet.deploy.server import first_models, make_gateway, run_gateway
 from motet.engines.base import WorkerState
 from motet.engines.http import server_client
 from motet.errors import StartupError
+from motet.settings.gateway import GatewayConfig
 from tests.deploy.running import InLoop, Running, until_heard
 
 HEARTBEAT_S = 0.02

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from motet.config import CellConfig, GatewayConfig, RoutingConfig
+from motet.config import CellConfig, RoutingConfig
 from motet.deploy.discover import Asking
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import GatewayModels, TokenizerRules, Tokenizers
@@ -17,6 +17,7 @@ from motet.engines.http import server_client
 from motet.errors import ConfigError
 from motet.routing.router import make_router
 from motet.routing.text_routed import TextRouted
+from motet.settings.gateway import GatewayConfig
 from motet.settings.named_worker import NamedWorker
 from motet.types import Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of

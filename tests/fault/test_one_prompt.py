@@ -1,6 +1,6 @@
-"""Requests with one prompt that come at once, with prefill and decode apart: they share what is computed and fetched.
+"""Requests with one prompt, with prefill and decode apart: they share what is computed and fetched.
 
-Each is answered as alone, also if a worker dies under them all.
+Each is answered as alone, also if they come at once and a worker dies under them all.
 """
 
 import asyncio
@@ -55,4 +55,25 @@ async def test_requests_with_one_prompt_are_prefilled_once_and_survive_the_death
             assert prefill.prefills == sum(stats.transfers for stats in decode) <= len(decode)
             assert prefill.prefill_tokens <= usage.prompt_tokens + cell.engine("prefill-0").info.block_size
             assert sum(stats.prefill_tokens for stats in decode) == COUNT, "the last token, for its logits"
+        await cell.check_nothing_left()
+
+
+async def test_more_choices_of_a_kept_prompt_go_where_it_is_kept_and_are_not_prefilled_again(
+    folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
+) -> None:
+    await undisturbed.start(DTYPE)
+    wanted = await undisturbed.answer(COMPLETIONS, completion("kept", STREAMED, n=6), dtype=DTYPE)
+    async with RunningCell(folder, cell=CELL, spawn=forking.spawn, dtype=DTYPE) as cell:
+
+        async def prefilled() -> dict[str, int]:
+            return {worker: (await cell.stats(worker)).prefill_tokens for worker in WORKERS}
+
+        first = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=2, keep_s=60.0))
+        await ask(cell.http, COMPLETIONS, completion("another", STREAMED))
+        before = await prefilled()
+        (keeper,) = [worker for worker in WORKERS if (await cell.stats(worker)).trunks_kept]
+        more = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=4, seed=9))
+        assert first.choices | {2 + index: choice for index, choice in more.choices.items()} == wanted.choices
+        assert await prefilled() == {**before, keeper: before[keeper] + 1}, "the last token, for its logits"
+        assert sum([(await cell.stats(worker)).transfers for worker in WORKERS]) == 2
         await cell.check_nothing_left()

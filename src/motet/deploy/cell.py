@@ -25,7 +25,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from motet.config import EngineConfig, GatewayConfig
+from motet.config import EngineConfig
 from motet.deploy.block_events import BlockEvents, indexing
 from motet.deploy.discover import Asking, FoundServer
 from motet.deploy.gateway import Gateway, WorkerList
@@ -41,6 +41,7 @@ from motet.kv_events.changes import BlockListener
 from motet.metrics.routing import RoutingFigures
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router, make_router
+from motet.settings.gateway import GatewayConfig
 from motet.settings.named_worker import NamedWorker, server_url
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineKind, Role

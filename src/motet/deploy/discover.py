@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from motet.config import GatewayConfig
 from motet.engines.http import Client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
@@ -28,6 +27,7 @@ from motet.errors import EngineDiedError, EngineError, EngineSilentError, ModelL
 from motet.ids import ModelName
 from motet.metrics.routing import TicketBook
 from motet.routing.member import numbers_of
+from motet.settings.gateway import GatewayConfig
 from motet.settings.named_worker import NamedWorker, by_url
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind, Role

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from motet.config import CellConfig, EngineConfig, GatewayConfig, KVEventsConfig, RoutingConfig, ServerConfig
+from motet.config import CellConfig, EngineConfig, KVEventsConfig, RoutingConfig, ServerConfig
 from motet.deploy.discover import FindTokenizer
 from motet.deploy.gateway import WorkerList
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.remote_keeper import HEARTBEAT_S
 from motet.errors import ConfigError
 from motet.models.source import resolve, resolve_tokenizer
+from motet.settings.gateway import GatewayConfig
 from motet.settings.record import Settings
 from motet.text.formats import ParserNames
 from motet.types import Role

@@ -9,6 +9,7 @@ import msgspec
 
 from motet import config
 from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration
+from motet.settings.gateway import GatewayConfig
 from motet.settings.ray import RayConfig
 
 Record = TypeVar("Record")
@@ -84,8 +85,8 @@ class Settings:
         return self._fill(config.KVEventsConfig)
 
     @property
-    def gateway(self) -> config.GatewayConfig:
-        return self._fill(config.GatewayConfig)
+    def gateway(self) -> GatewayConfig:
+        return self._fill(GatewayConfig)
 
     @property
     def ray(self) -> RayConfig:

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from motet.config import GatewayConfig
 from motet.engines.base import WorkerState
 from motet.errors import EngineDiedError
+from motet.settings.gateway import GatewayConfig
 from motet.testing.engine import FakeLeases
 from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter

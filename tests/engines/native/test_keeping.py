@@ -12,8 +12,10 @@ from motet.engines.native.step.keeping import KeptTrunks
 from motet.engines.native.step.sequence import Group
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.errors import RequestError
+from motet.stats import EngineStats
 from motet.types import GenerateRequest
-from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
+from tests.engines.native.pair import Pair
 
 PROMPT = prompt_of(83, 1)
 BLOCKS = 11
@@ -61,6 +63,24 @@ def test_a_kept_prompt_is_given_up_before_any_choice_is_put_back(tiny: Tiny) -> 
     assert core.stats().preemptions == 0
 
 
+def test_a_prompt_that_was_prefilled_elsewhere_is_kept_where_it_is_decoded(tiny: Tiny) -> None:
+    """The next group needs no ticket; one that has a ticket gives it back, and fetches nothing."""
+    pair = Pair(tiny("llama"))
+    first, plain, apart = asked("first", keep_s=60), asked("plain", seed=2), asked("apart", seed=4)
+    pair.hand_over(first)
+    pair.finish()
+    pair.submit(plain)
+    pair.finish()
+    ticket = pair.hand_over(apart)
+    pair.finish()
+    stats = pair.d.stats()
+    assert (stats.prefill_tokens, stats.transfers, stats.trunks_kept, stats.blocks_kept) == (3, 1, 1, BLOCKS)
+    assert pair.p.stats().trunks_kept == 0
+    assert ticket in pair.d_transfers.released
+    pair.check_same(first, plain, apart)
+    pair.check_empty()
+
+
 @pytest.mark.parametrize("end", ["new weights", "abort"])
 def test_a_prompt_is_kept_under_its_own_weights_and_after_answers_only(end: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
@@ -82,35 +102,98 @@ def test_a_prompt_that_cannot_be_kept_is_refused_by_name(changes: dict[str, int]
     assert refused.value.param == "keep_s"
 
 
-class Scene:
-    """Three computed trunks of two blocks each, of groups that have ended, and a clock."""
+def test_over_the_bound_the_prompt_that_was_used_least_recently_is_kept_no_more(tiny: Tiny) -> None:
+    """Each has 11 blocks, and the first two begin with the same 5."""
+    core = make_core(tiny("llama"), keep_gb=gb_of(22))
 
-    def __init__(self) -> None:
+    def figures() -> tuple[int, int, int]:
+        stats = core.stats()
+        return stats.trunks_kept, stats.blocks_kept, stats.trunks_given_up
+
+    def computed(prompt: tuple[int, ...], *, keep_s: float = 0.0) -> int:
+        before = core.stats().prefill_tokens
+        run(core, [replace(group("g", prompt), keep_s=keep_s)])
+        return core.stats().prefill_tokens - before
+
+    alike, other = (*PROMPT[:40], *prompt_of(43, 2)), prompt_of(83, 3)
+    assert [computed(prompt, keep_s=60) for prompt in (PROMPT, alike)] == [83, 43]
+    assert figures() == (2, 17, 0)
+    assert computed(PROMPT) == 1
+    assert computed(other, keep_s=60) == 83
+    assert figures() == (2, 22, 1)
+    assert computed(prompt_of(180, 4), keep_s=60) == 180
+    assert figures() == (2, 22, 2), "23 blocks are more than may be kept"
+    assert [computed(prompt) for prompt in (PROMPT, other)] == [1, 1]
+    assert computed(alike) == 3, "what fills no block"
+
+
+def test_with_no_room_for_kept_prompts_none_is_kept(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), keep_gb=0.0)
+    run(core, [asked("first", keep_s=60)])
+    assert (core.stats().trunks_kept, core.stats().blocks_kept, core.stats().trunks_given_up) == (0, 0, 1)
+
+
+class Scene:
+    """Three computed trunks of two blocks each in a pool of eight, of groups that run, and a clock."""
+
+    def __init__(self, max_blocks: int | None = None) -> None:
         self.now_s = 0.0
         self.pool = BlockPool(8)
-        self.kept = KeptTrunks(self.pool, Sharing(), clock=lambda: self.now_s)
-        self.trunks = [self._trunk(str(number)) for number in range(3)]
+        self.sharing, self.counters = Sharing(), EngineStats()
+        self.kept = KeptTrunks(
+            self.pool, self.sharing, counters=self.counters, clock=lambda: self.now_s, max_blocks=max_blocks
+        )
+        self.groups = [self._group(str(number)) for number in range(3)]
+        self.trunks = [self._trunk(one) for one in self.groups]
 
-    def _trunk(self, name: str) -> SharedTrunk:
-        first = Group(group(name, (1,)), 0, [])
-        return SharedTrunk((name, ()), first, ready=True, blocks=self.pool.take(2))
+    def _group(self, name: str) -> Group:
+        one = Group(group(name, (1,)), 0, [])
+        one.trunk_key, one.blocks, one.computed = (name, ()), self.pool.take(2), 1
+        return one
+
+    def _trunk(self, first: Group) -> SharedTrunk:
+        self.sharing.entered(first, block_size=1)
+        self.sharing.advanced(first, 0)
+        trunk = self.sharing.trunk(first)
+        assert trunk is not None and trunk.ready
+        return trunk
+
+    def keep(self, number: int, seconds: float) -> None:
+        self.kept.keep(self.trunks[number], seconds)
+        self.kept.check()
+
+    def leave(self, number: int) -> None:
+        """A group leaves its trunk."""
+        one = self.groups[number]
+        self.sharing.left(one)
+        self.kept.used_by(one)
+        self.pool.release(one.blocks)
+
+    def come_back(self, number: int) -> None:
+        """A group joins a kept trunk."""
+        one = self.groups[number]
+        one.joined = True
+        self.pool.share(one.blocks)
+        self.sharing.entered(one, block_size=1)
 
     def left(self) -> None:
-        """Their groups are gone."""
-        for trunk in self.trunks:
-            self.pool.release(trunk.blocks)
+        """All groups leave."""
+        for number in range(3):
+            self.leave(number)
 
     def is_kept(self) -> list[bool]:
-        assert self.pool.num_held == self.kept.num_blocks == 2 * sum(trunk.kept for trunk in self.trunks)
+        assert self.kept.num_blocks == 2 * sum(trunk.kept and not trunk.groups for trunk in self.trunks)
+        assert len(self.kept) == sum(trunk.kept for trunk in self.trunks)
+        self.kept.check()
         return [trunk.kept for trunk in self.trunks]
 
 
 def test_each_ends_at_its_time_and_the_longest_wish_counts() -> None:
     scene = Scene()
-    for trunk, seconds in zip(scene.trunks, (5, 3, 4), strict=True):
-        scene.kept.keep(trunk, seconds)
-    scene.kept.keep(scene.trunks[1], 9)
-    scene.kept.keep(scene.trunks[0], 1)
+    for number, seconds in enumerate((5, 3, 4)):
+        scene.keep(number, seconds)
+    scene.keep(1, 9)
+    scene.keep(0, 1)
     scene.left()
     scene.now_s = 3.5
     scene.kept.end_late()
@@ -122,14 +205,17 @@ def test_each_ends_at_its_time_and_the_longest_wish_counts() -> None:
     scene.now_s = 9.0
     scene.kept.end_late()
     assert scene.is_kept() == [False, False, False]
+    assert scene.counters.trunks_given_up == 0
     assert scene.kept.next_end_s is None
 
 
-def test_the_one_whose_time_is_up_next_makes_room_first() -> None:
+def test_the_least_recently_used_one_makes_room_first_however_long_it_could_stay() -> None:
     scene = Scene()
-    for trunk, seconds in zip(scene.trunks, (5, 3, 4), strict=True):
-        scene.kept.keep(trunk, seconds)
+    for number, seconds in enumerate((5, 9, 4)):
+        scene.keep(number, seconds)
     scene.left()
+    scene.come_back(0)
+    scene.leave(0)
     assert scene.kept.make_room(2)
     assert scene.is_kept() == [True, True, True], "so many were free"
     assert scene.kept.make_room(3)
@@ -138,14 +224,67 @@ def test_the_one_whose_time_is_up_next_makes_room_first() -> None:
     assert scene.is_kept() == [True, False, True], "and none was given up in vain"
     assert scene.kept.make_room(8)
     assert scene.is_kept() == [False, False, False]
+    assert scene.counters.trunks_given_up == 3
 
 
 def test_a_trunk_that_groups_share_or_that_is_just_being_joined_makes_no_room() -> None:
     scene = Scene()
-    for trunk in scene.trunks:
-        scene.kept.keep(trunk, 5)
+    for number in range(3):
+        scene.keep(number, 5)
     scene.left()
-    scene.trunks[0].groups.add(scene.trunks[0].first)
+    scene.come_back(0)
     assert not scene.kept.make_room(6, besides=scene.trunks[1])
     assert scene.kept.make_room(4, besides=scene.trunks[1])
     assert scene.is_kept() == [True, True, False]
+
+
+def test_over_the_bound_the_least_recently_used_one_goes_and_those_in_use_go_last() -> None:
+    scene = Scene(max_blocks=5)
+    for number in (0, 1):
+        scene.keep(number, 5)
+        scene.leave(number)
+    scene.come_back(0)
+    scene.keep(2, 1)
+    assert scene.is_kept() == [True, False, True], "0 is in use, so 1 goes, though it was used later"
+    scene.leave(0)
+    scene.leave(2)
+    scene.come_back(0)
+    assert scene.counters.trunks_given_up == 1
+
+
+def test_if_all_others_are_in_use_one_of_them_is_kept_no_more_and_goes_on_being_shared() -> None:
+    scene = Scene(max_blocks=3)
+    scene.keep(0, 5)
+    scene.keep(1, 5)
+    assert scene.is_kept() == [False, True, False]
+    assert scene.sharing.trunk(scene.groups[0]) is scene.trunks[0]
+    scene.left()
+    assert scene.is_kept() == [False, True, False]
+    assert scene.sharing.trunk(scene.groups[0]) is None
+    assert scene.pool.num_held == 2
+
+
+def test_one_that_is_larger_than_the_bound_alone_is_not_kept_and_drives_no_other_out() -> None:
+    scene = Scene(max_blocks=2)
+    scene.keep(0, 5)
+    scene.leave(0)
+    scene.trunks[1].blocks = [*scene.trunks[1].blocks, *scene.pool.take(1)]
+    scene.keep(1, 5)
+    assert scene.is_kept() == [True, False, False]
+    assert scene.counters.trunks_given_up == 1
+
+
+def test_a_block_of_several_kept_trunks_counts_once() -> None:
+    scene = Scene(max_blocks=3)
+    first, other = scene.trunks[0].blocks, scene.groups[1]
+    scene.pool.release(other.blocks[:1])
+    other.blocks[0] = first[0]
+    scene.pool.share(first[:1])
+    for number in (0, 1):
+        scene.keep(number, 5 - number)
+        scene.leave(number)
+    assert (len(scene.kept), scene.kept.num_blocks) == (2, 3)
+    scene.now_s = 4.0
+    scene.kept.end_late()
+    assert (len(scene.kept), scene.kept.num_blocks) == (1, 2)
+    scene.kept.check()

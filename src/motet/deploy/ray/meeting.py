@@ -12,13 +12,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
-from motet.config import GatewayConfig
 from motet.deploy.cell import Cell, prefill_members
 from motet.deploy.ray.directory import Announcement, Following, ListedWorkers, WorkerStage
 from motet.deploy.server import Serving
 from motet.deploy.stop import first_of
 from motet.engines.http import server_client
 from motet.errors import MotetError
+from motet.settings.gateway import GatewayConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from motet.config import GatewayConfig
 from motet.deploy.cell import Cell, StartEngine
 from motet.deploy.plan import SIDE_CHANNEL_PORTS, ServerPlan
 from motet.deploy.ray.directory import ANNOUNCE_S, RETRY_S, Announcement, Following, RayDirectory, WorkerStage
@@ -25,6 +24,7 @@ from motet.deploy.ray.scaling import load_of
 from motet.deploy.server import Serving, run_server
 from motet.deploy.stop import first_of
 from motet.errors import DirectoryError, MotetError, PortTakenError
+from motet.settings.gateway import GatewayConfig
 from motet.settings.ray import RayConfig
 from motet.stats import EngineStats
 from motet.transfer.ticket import TransferAddress

@@ -139,13 +139,13 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         model_digest=model_id,
         pid=pid,
     )
-    options = _options_of(config, shape, device=device)
+    options = _options_of(config, shape, device=device, bytes_per_block=layout.bytes_per_block)
     first = FirstWeights(folder, weights.result(), load)
     renewal = Renewal(backend.weights, first, name_of=partial(model_digest, hf_config), cache=cache)
     return Parts(info, backend.runner, storage, options, renewal, facts)
 
 
-def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device) -> CoreOptions:
+def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device, bytes_per_block: int) -> CoreOptions:
     return CoreOptions(
         config.max_num_batched_tokens,
         config.prefix_cache,
@@ -158,6 +158,7 @@ def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device
         ),
         draft_tokens=config.draft_tokens if device.type == "cpu" else 0,  # on a GPU their rows would be in no graph
         draft_from_history=config.draft_from_history,
+        max_kept_blocks=None if config.keep_gb is None else int(config.keep_gb * GB) // bytes_per_block,
     )
 
 

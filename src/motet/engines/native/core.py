@@ -50,6 +50,8 @@ class CoreOptions:
     """Most draft tokens of a choice in a step."""
     draft_from_history: int = 0
     """Tokens of earlier answers that are kept as drafts."""
+    max_kept_blocks: int | None = None
+    """Most blocks of trunks that are kept; None: as many as there are."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,11 @@ class EngineCore:
             settle=runner.settle,
         )
         limits = SchedulerLimits(
-            info.block_size, info.bytes_per_block, info.max_num_seqs, options.max_num_batched_tokens
+            info.block_size,
+            info.bytes_per_block,
+            info.max_num_seqs,
+            options.max_num_batched_tokens,
+            options.max_kept_blocks,
         )
         history = History(options.draft_from_history) if options.draft_from_history else None
         drafter = Drafter(options.draft_tokens, info.max_model_len, history)
@@ -253,7 +259,8 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.running, self._scheduler.queued
-        choices, kept = Counter[SequenceState](), self._scheduler.kept.num_blocks
+        choices, kept = Counter[SequenceState](), self._scheduler.kept
+        blocks_kept = kept.num_blocks
         for sequence in (s for group in (*running, *waiting) for s in group.sequences):
             choices[sequence.state] += len(sequence.indices)
         stats = replace(
@@ -264,9 +271,10 @@ class EngineCore:
             choices_running=choices[SequenceState.RUNNING],
             choices_waiting=choices[SequenceState.WAITING],
             blocks_total=self._pool.num_blocks,
-            blocks_used=self._pool.num_held - kept,
+            blocks_used=self._pool.num_held - blocks_kept,
             blocks_cached=self._pool.num_idle,
-            blocks_kept=kept,
+            blocks_kept=blocks_kept,
+            trunks_kept=len(kept),
         )
         self._handover.tell_gauges(stats)
         return stats

@@ -45,6 +45,7 @@ class SchedulerLimits:
     bytes_per_block: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_kept_blocks: int | None = None
 
 
 class Admission(Enum):
@@ -74,7 +75,8 @@ class Scheduler:
         self.running = ByAge[Group]()
         self._preempted = ByAge[Sequence]()
         """Sequences of running groups that wait for their tail blocks."""
-        self.kept = KeptTrunks(self.pool, self.sharing, clock=self.handover.clock)
+        most, clock = self.limits.max_kept_blocks, self.handover.clock
+        self.kept = KeptTrunks(self.pool, self.sharing, counters=self.counters, clock=clock, max_blocks=most)
         self._num_sequences = 0
         self._refused: tuple[Group, int] | None = None
         """The last group for which blocks were missing, and the pool's `gains` then: until they rise, it cannot fit."""
@@ -219,6 +221,7 @@ class Scheduler:
         if (held := self.pool.holders()) != Counter(block for table in tables for block in table):
             raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
         self.sharing.check(set(self.running))
+        self.kept.check()
         for group in (*self.running, *self.queued):
             group.check()
         sequences = [sequence for group in self.running for sequence in group.sequences]
@@ -370,6 +373,7 @@ class Scheduler:
         group.admitted = False
         self.running.remove(group)
         self._wake(self.sharing.left(group))
+        self.kept.used_by(group)
         self._num_sequences -= len(group.sequences)
         for sequence in group.sequences:
             if sequence.state is SequenceState.WAITING:
