@@ -123,11 +123,14 @@ async def test_choices_that_are_not_needed_never_begin(tokenizer: Tokenizer) -> 
     assert (told.n, told.begun, told.finished, told.aborted, told.stopped_by) == (6, 2, 2, 0, "window")
 
 
-async def test_a_trunk_is_kept_only_while_more_choices_may_begin(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(("session", "told"), [("", "r"), ("mine", "mine")])
+async def test_choices_that_begin_later_are_of_the_session_of_the_first(
+    tokenizer: Tokenizer, session: str, told: str
+) -> None:
     engine = FakeEngine(script("a", "ab", "abc"))
-    await steps_of(engine, request(3), GroupPolicy(start=1), tokenizer=tokenizer)
-    first, second, last = (asked.keep_s for asked in engine.requests)
-    assert first == second > 0 == last
+    asked = msgspec.structs.replace(request(3), session_id=session)
+    await steps_of(engine, asked, GroupPolicy(start=1), tokenizer=tokenizer)
+    assert [one.session_id for one in engine.requests] == [told] * 3
 
 
 async def test_a_choice_of_low_confidence_ends(tokenizer: Tokenizer) -> None:

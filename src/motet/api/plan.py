@@ -167,7 +167,7 @@ def make_plan(
             priority=around.priority,
             ticket=context.ticket,
             trace=context.caller.trace,
-            session_id=context.caller.session_id,
+            session_id=context.caller.session_id or (answer_id if around.keep_s else ""),
             seeded=sampling.seed is not None,
             stops=bool(sampling.stop) or policy is not None,
         )

@@ -3,10 +3,11 @@
     SteeredStream    one stream for the reader, over the engine's groups of it:
 
         group  "g"       choices 0..start-1, with the ticket
-        group  "g+1"     choices that begin later. They join the trunk: it is there, or is kept for a moment
+        group  "g+1"     choices that begin later. They join the trunk, or find the prompt's blocks in the prefix cache
         ...
 
-Each engine group is placed, moved and freed by itself; whatever ends the stream ends them all.
+Each engine group is placed, moved and freed by itself; whatever ends the stream ends them all. They are one session, so
+that those that begin later go where the prompt is.
 """
 
 import asyncio
@@ -22,8 +23,6 @@ from motet.types import GenerateRequest, GroupDelta
 
 HELD_DELTAS = 64
 """Deltas that may wait for the reader: a slow one holds the engine's streams back."""
-KEEP_BETWEEN_S = 10.0
-"""Seconds for which the trunk stays when no choice is left of those that have begun and more may begin."""
 
 
 class SteeredStream(AsyncIterator[GroupDelta]):
@@ -54,10 +53,10 @@ class SteeredStream(AsyncIterator[GroupDelta]):
             name, ticket = RequestId(f"{name}+{number}"), None
             if sampling.prompt_logprobs is not None:
                 sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-        keep_s = max(request.keep_s, KEEP_BETWEEN_S) if self._waiting else request.keep_s
+        session = request.session_id or request.request_id
         stream = self._engine.generate(
             msgspec.structs.replace(
-                request, request_id=name, choices=starts, ticket=ticket, sampling=sampling, keep_s=keep_s
+                request, request_id=name, choices=starts, ticket=ticket, sampling=sampling, session_id=session
             )
         )
         self._groups.append((stream, asyncio.create_task(self._pump(stream))))
