@@ -31,6 +31,7 @@ from bench.guess_tasks import tasks
 from bench.load import Load, Setup, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.report import Bound, Floor, machine, table, tell
+from motet.deploy.child import Figures
 from motet.policies.criteria import Answers, Posterior
 from motet.policies.extract import Extract, ExtractKind
 
