@@ -194,6 +194,16 @@ async def test_all_choices_are_ended_from_outside(tokenizer: Tokenizer, policy: 
     engine.check()
 
 
+async def test_all_choices_are_ended_from_outside_before_anybody_reads(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine(script("abcd", "efgh"))
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules())
+    await group.end_all()
+    steps: list[GroupStep] = []
+    await group.run(steps.extend)
+    assert ends(steps) == {0: ABORT, 1: ABORT}
+    engine.check()
+
+
 async def test_choices_are_ended_from_outside_before_anything_is_written(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abcd", "efgh"), gate=asyncio.Semaphore(0))
     group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules())

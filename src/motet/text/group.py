@@ -112,7 +112,10 @@ class TextGroup:
     ) -> None:
         """Reads the group to its end. Gives `take` each step that has something to show, and awaits what it returns. If
         `take` raises, the group may be run on."""
-        if not self._unfinished or self._stream is None:
+        if not self._unfinished:
+            return
+        if self._stream is None:
+            await self._ends_without_step(take)
             return
         on_step = self.on_step
         async for delta in self._stream:
