@@ -1,12 +1,13 @@
 """`/v1/groups`: looking at a group, ending choices of it, asking for more."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from motet.api.known_groups import KnownGroup, KnownGroups
-from motet.errors import NotFoundError, RequestError
+from motet.errors import NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId
 from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying
 
@@ -134,6 +135,60 @@ async def test_a_group_of_another_key_is_not_found(serve: Serving) -> None:
     assert (await served.http.get(path)).status_code == 401
 
 
+async def test_a_group_that_is_ended_while_it_is_written_is_forgotten_though_it_was_to_be_kept(serve: Serving) -> None:
+    served = await gated(serve, "abcd")
+    asked = await served.engine.begun(served.chat(n=2, keep_s=60))
+    id = served.engine.requests[0].request_id
+    served.engine.go(1)
+    await until(served, id, 2)
+    assert (await served.http.delete(f"/v1/groups/{id}")).json()["deleted"]
+    assert [choice["finish_reason"] for choice in (await asked).json()["choices"]] == ["abort", "abort"]
+    assert coded(await served.http.get(f"/v1/groups/{id}")) == (404, "group_not_found")
+
+
+async def test_the_choices_of_a_client_that_has_left_are_over(serve: Serving) -> None:
+    served = await gated(serve, "abcd", "efgh")
+    asked = await served.engine.begun(served.chat(n=2, keep_s=60, group={"start": 1}))
+    id = served.engine.requests[0].request_id
+    served.engine.go(2)
+    await until(served, id, 2)
+    asked.cancel()
+    await asyncio.wait([asked])
+    await served.service.admission.empty()
+    told = (await served.http.get(f"/v1/groups/{id}")).json()
+    assert told["state"] == "over"
+    assert [(one["state"], one["tokens"]) for one in told["choices"]] == [("over", 2), ("dropped", 0)]
+    assert not (await served.http.delete(f"/v1/groups/{id}/choices/0")).json()["ended"]
+    assert coded(await served.http.delete(f"/v1/groups/{id}/choices/{'9' * 5000}")) == (404, "choice_not_found")
+
+
+async def test_numbers_of_choices_that_were_refused_are_given_again(
+    serve: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve()
+    first = (await served.chat(n=2, keep_s=60)).json()
+    path = f"/v1/groups/{first['id']}/more"
+    with monkeypatch.context() as patched:
+        patched.setattr(served.engine, "generate", full)
+        assert (await served.http.post(path, json={"n": 2})).status_code == 503
+    assert [one["index"] for one in (await served.http.post(path, json={"n": 1})).json()["choices"]] == [2]
+
+
+def full(_: object) -> None:
+    raise OverloadedError("The engine is full.")
+
+
+async def test_more_choices_are_streamed_as_their_own_request_says(serve: Serving) -> None:
+    served = await serve()
+    counted = {"include_usage": True, "continuous_usage_stats": True}
+    first = chunks(await served.chat(n=1, keep_s=60, stream=True, stream_options=counted))
+    path = f"/v1/groups/{first[0]['id']}/more"
+    plain = chunks(await served.http.post(path, json={"n": 1, "stream": True}))
+    assert {"usage" in chunk for chunk in plain} == {False}
+    more = chunks(await served.http.post(path, json={"n": 1, "stream": True, "stream_options": counted}))
+    assert all(chunk["usage"] for chunk in more)
+
+
 class Part:
     def choices(self) -> tuple[()]:
         return ()
@@ -145,34 +200,71 @@ class Part:
         raise AssertionError
 
 
-def known(id: str, keep_s: float) -> KnownGroup:
+def known(id: str, keep_s: float, *, client: str = "a") -> KnownGroup:
     return KnownGroup(
-        id=id, client="a", model="m", created=0, prompt_tokens=1, keep_s=keep_s, first_seed=2**64 - 1, next_index=1
+        id=id,
+        client=client,
+        model="m",
+        created=0,
+        prompt_tokens=1,
+        keep_s=keep_s,
+        first_seed=2**64 - 1,
+        next_index=1,
+        body_bytes=1000,
     )
 
 
-def test_kept_groups_are_forgotten_when_their_time_is_up_or_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def ended(groups: KnownGroups, group: KnownGroup) -> None:
+    part = Part()
+    groups.opened(group, part)
+    groups.closed(group, part)
+
+
+def names(groups: KnownGroups, *ids: str, client: str = "a") -> list[str]:
+    """Returns which of these groups are known."""
+    found = []
+    for id in ids:
+        with suppress(NotFoundError):
+            found.append(groups.find(id, client=client).id)
+    return found
+
+
+def test_kept_groups_are_forgotten_when_their_time_is_up() -> None:
     now = [0.0]
     groups = KnownGroups(lambda: now[0])
-    monkeypatch.setattr("motet.api.known_groups.MAX_KEPT", 2)
     for number, keep_s in enumerate((10.0, 30.0, 0.0)):
-        group = known(str(number), keep_s)
-        groups.opened(group, Part())
-        groups.closed(group)
-    assert len(groups) == 2
+        ended(groups, known(str(number), keep_s))
+    assert names(groups, "0", "1", "2") == ["0", "1"]
     now[0] = 10.0
-    with pytest.raises(NotFoundError):
-        groups.find("0", client="a")
+    assert names(groups, "0", "1", "2") == ["1"]
+    assert len(groups) == 1
     assert groups.find("1", client="a").take_starts(2)[0].seed == 0
-    with pytest.raises(RequestError, match="may have 16384 in all"):
+    with pytest.raises(RequestError, match="end before 16384"):
         groups.find("1", client="a").take_starts(16_382)
-    for number in (3, 4):
-        group = known(str(number), 50.0)
-        groups.opened(group, Part())
-        groups.closed(group)
-    with pytest.raises(NotFoundError):
-        groups.find("1", client="a")
-    assert len(groups) == 2
+
+
+def test_a_client_with_many_kept_groups_drives_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = KnownGroups(lambda: 0.0)
+    monkeypatch.setattr("motet.api.known_groups.MAX_KEPT", 3)
+    ended(groups, known("other", 60.0, client="b"))
+    for number in range(4):
+        ended(groups, known(str(number), 60.0))
+    assert names(groups, "0", "1", "2", "3") == ["2", "3"]
+    assert names(groups, "other", client="b") == ["other"]
+    size = groups.find("3", client="a").num_bytes
+    monkeypatch.setattr("motet.api.known_groups.MAX_KEPT_BYTES", 2 * size)
+    ended(groups, known("4", 60.0))
+    assert names(groups, "2", "3", "4") == ["4"]
+    assert names(groups, "other", client="b") == ["other"]
+
+
+def test_choices_that_could_not_begin_are_given_back() -> None:
+    group = known("0", 60.0)
+    first, second = group.take_starts(2), group.take_starts(1)
+    group.give_back(first)
+    assert group.take_starts(1)[0].index == 4, "others were taken after them"
+    group.give_back(second)
+    assert group.next_index == 5
 
 
 async def test_a_client_that_leaves_takes_its_group_along(serve: Serving) -> None:

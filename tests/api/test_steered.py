@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from motet.types import LogprobsMode
 from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, chunks, every_route, named, saying
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +60,7 @@ async def test_choices_that_never_began_are_not_in_the_answer(serve: Serving) ->
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_choice_that_begins_later_streams_as_if_it_had_begun_at_once(serve: Serving, path: str) -> None:
     served = await serve(saying("a", "abcd", "abc"))
-    fields = {"echo": True} if path == "/v1/completions" else {}
+    fields = {"echo": True, "logprobs": 1} if path == "/v1/completions" else {}
     plain = chunks(await served.http.post(path, json=ROUTES[path] | {"n": 3, "stream": True} | fields))
     later = chunks(await served.http.post(path, json=asking(path, 3, {"start": 1}, stream=True, **fields)))
     for index in range(3):
@@ -151,6 +152,20 @@ async def test_a_policy_that_cannot_be_is_refused_by_the_name_of_its_field(
 
 async def test_a_stream_cannot_take_back_choices(refusing: Served) -> None:
     assert named(await refusing.chat(n=4, stream=True, group={"keep": "finished"})) == (400, "group.keep")
+
+
+async def test_choices_that_have_begun_cannot_be_steered(refusing: Served) -> None:
+    begun = {"token_ids": PROMPT, "sampling_params": {}, "choices": [{"index": 3, "token_ids": [5]}]}
+    answer = await refusing.http.post("/inference/v1/generate", json=begun | {"group": {"start": 1}})
+    assert named(answer) == (400, "group")
+
+
+async def test_confidence_is_of_the_models_own_log_probabilities(serve: Serving) -> None:
+    served = await serve(logprobs_mode=LogprobsMode.PROCESSED)
+    group = {"confidence": {"window": 2, "below": 1.0}}
+    assert named(await served.chat(n=2, logprobs=True, top_logprobs=2, group=group)) == (400, "top_logprobs")
+    assert (await served.chat(n=2, group=group)).status_code == 200
+    assert served.engine.requests[0].sampling.logprobs_mode is LogprobsMode.RAW
 
 
 async def test_the_best_of_several_cannot_be_steered(refusing: Served) -> None:

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from motet.errors import MotetError, NoWorkerError, OverloadedError
 from motet.ids import RequestId
 from motet.policies.confidence import ConfidenceRule
 from motet.policies.criteria import Agree, Finished, Window
 from motet.policies.extract import Extract, ExtractKind
 from motet.policies.steering import GroupPolicy, GroupReport, Refill
-from motet.testing.engine import FakeEngine, Script
+from motet.testing.engine import FakeEngine, FakeGroup, Script
 from motet.text.choice import TextRules
 from motet.text.group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
-from motet.types import FinishReason, GenerateRequest
-from tests.text.feeding import request
+from motet.types import ChoiceDelta, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
+from tests.text.feeding import ids_of, request, stopping
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -168,7 +169,6 @@ async def test_a_choice_is_ended_from_outside_and_keeps_what_it_has_written(toke
     assert await group.end_choice(1)
     assert not await group.end_choice(1)
     assert not await group.end_choice(7)
-    assert group.unfinished == {0}
     assert set(engine.open[RequestId("r")].unfinished) == {0}
     for _ in range(9):
         gate.release()
@@ -216,3 +216,131 @@ async def test_choices_are_ended_from_outside_before_anything_is_written(tokeniz
     assert ends(steps) == {0: ABORT, 1: ABORT}
     assert texts(steps) == {0: "", 1: ""}
     engine.check()
+
+
+async def test_a_choice_that_waits_begins_when_the_only_one_that_writes_is_ended(tokenizer: Tokenizer) -> None:
+    gate = asyncio.Semaphore(2)
+    engine = FakeEngine(script("abcd", "efgh", "ijkl"), gate=gate)
+    group = TextGroup(engine, request(3), tokenizer=tokenizer, rules=TextRules(), policy=GroupPolicy(start=1))
+    steps, running = await after_two_steps(group)
+    assert await group.end_choice(2)
+    assert await group.end_choice(0)
+    for _ in range(20):
+        gate.release()
+    await running
+    assert (texts(steps), ends(steps)) == ({0: "ab", 1: "efgh"}, {0: ABORT, 1: STOP})
+    assert [step.begun for step in steps if step.begun] == [(1,)]
+    engine.check()
+
+
+async def test_a_reader_that_is_cancelled_at_any_moment_leaves_nothing(tokenizer: Tokenizer) -> None:
+    policy = GroupPolicy(stop_when=Finished(1), deterministic=True)
+    for turns in range(1, 40):
+        engine = FakeEngine(script("a", "efghefgh", "ijkl"))
+        group = TextGroup(engine, request(3), tokenizer=tokenizer, rules=TextRules(), policy=policy)
+        running = asyncio.create_task(group.run(lambda _: None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        await group.aclose()
+        engine.check()
+
+
+class Refusing(FakeEngine):
+    """Refuses groups that begin later, as often as `refusals` says."""
+
+    def __init__(self, script: Script, refusals: Sequence[MotetError]) -> None:
+        super().__init__(script)
+        self.refusals = list(refusals)
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        if "+" in request.request_id and self.refusals:
+            raise self.refusals.pop(0)
+        return super().generate(request)
+
+
+async def test_choices_that_find_no_room_when_they_begin_ask_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet.text.steered.ASK_AGAIN_S", 0.0)
+    engine = Refusing(script("a", "ab"), [NoWorkerError("none"), OverloadedError("full"), NoWorkerError("none")])
+    steps = await steps_of(engine, request(2), GroupPolicy(start=1), tokenizer=tokenizer)
+    assert texts(steps) == {0: "a", 1: "ab"}
+    assert engine.refusals == []
+    monkeypatch.setattr("motet.text.steered.NO_WORKER_S", 0.0)
+    engine = Refusing(script("a", "ab"), [NoWorkerError("none")] * 9)
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(), policy=GroupPolicy(start=1))
+    with pytest.raises(NoWorkerError):
+        await group.run(lambda _: None)
+    await group.aclose()
+    engine.check()
+
+
+async def test_a_choice_that_finds_no_room_can_be_ended(tokenizer: Tokenizer) -> None:
+    engine = Refusing(script("a", "ab"), [OverloadedError("full")] * 1000)
+    group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(), policy=GroupPolicy(start=1))
+    steps: list[GroupStep] = []
+    begun = asyncio.Event()
+
+    def take(more: Sequence[GroupStep]) -> None:
+        steps.extend(more)
+        if more[-1].begun:
+            begun.set()
+
+    running = asyncio.create_task(group.run(take))
+    await begun.wait()
+    assert await group.end_choice(1)
+    await running
+    assert ends(steps) == {0: STOP, 1: ABORT}
+    engine.check()
+
+
+class Bundling(FakeEngine):
+    """Gives the whole answer of a choice in one delta, with log-probabilities."""
+
+    def __init__(self, ids: tuple[int, ...], *, at_once: bool) -> None:
+        super().__init__(lambda *_: ids)
+        scores = (-3.0, -3.0, -3.0, -1.0, -1.0)
+        logprobs = tuple(TokenLogprob(id, -0.1, 1, ((id, score),)) for id, score in zip(ids, scores, strict=True))
+        one = [ChoiceDelta(0, (id,), (logprob,)) for id, logprob in zip(ids, logprobs, strict=True)]
+        self.deltas = [ChoiceDelta(0, ids, logprobs)] if at_once else one
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        return BundledGroup(self, request)
+
+
+class BundledGroup(FakeGroup):
+    def __init__(self, engine: Bundling, request: GenerateRequest) -> None:
+        super().__init__(engine, request)
+        self.left = list(engine.deltas)
+
+    async def __anext__(self) -> GroupDelta:
+        return GroupDelta(RequestId("r"), (self.left.pop(0),))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_tokens_behind_a_stop_string_have_no_part_in_the_confidence(tokenizer: Tokenizer, at_once: bool) -> None:
+    engine = Bundling(ids_of("ab!cd"), at_once=at_once)
+    policy = GroupPolicy(confidence=ConfidenceRule(window=2, top=1, warm_up=1, percentile=90))
+    group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=stopping("!"), policy=policy)
+    steps: list[GroupStep] = []
+    await group.run(steps.extend)
+    told = report(steps).confidence
+    assert told is not None and told.threshold == 3.0
+
+
+async def test_a_warm_up_choice_that_never_begins_does_not_hold_up_the_threshold(tokenizer: Tokenizer) -> None:
+    gate = asyncio.Semaphore(2)
+    engine = FakeEngine(script("abcd", "efgh", "ijklmn"), gate=gate)
+    asked = request(3)
+    asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, logprobs=2))
+    policy = GroupPolicy(start=1, confidence=ConfidenceRule(window=2, top=2, warm_up=2, percentile=90))
+    group = TextGroup(engine, asked, tokenizer=tokenizer, rules=TextRules(), policy=policy)
+    steps, running = await after_two_steps(group)
+    assert await group.end_choice(1)
+    for _ in range(30):
+        gate.release()
+    await running
+    told = report(steps).confidence
+    assert told is not None and told.threshold == 1.0

@@ -29,7 +29,9 @@ def answer_plan(
     """Returns the first answer. `more`: makes the writers of those with more choices; None: there can be none."""
     known: list[KnownGroup | None] = [None] * len(plan.groups)
     if plan.client is not None:
-        answers = MoreAnswers(service, plan, more) if more is not None and len(plan.groups) == 1 else None
+        scored = any(group.sampling.prompt_logprobs is not None for group in plan.groups)
+        able = more is not None and len(plan.groups) == 1 and not scored
+        answers = MoreAnswers(service, plan, more) if able and more is not None else None
         known = [_known(plan, plan.client, number=number, more=answers) for number in range(len(plan.groups))]
     return _answer(service, plan, known=known, writer=writer)
 
@@ -52,9 +54,17 @@ class MoreAnswers:
             request_id=RequestId(f"{group.request_id}+from{starts[0].index}"),
             choices=starts,
             ticket=None,
-            sampling=msgspec.structs.replace(group.sampling, prompt_logprobs=None),
+            sampling=group.sampling
+            if self.plan.rules.logprobs
+            else msgspec.structs.replace(group.sampling, logprobs=None),
         )
-        plan = replace(self.plan, groups=(added,), policy=None, include_usage=asked.include_usage)
+        plan = replace(
+            self.plan,
+            groups=(added,),
+            policy=None,
+            include_usage=asked.include_usage,
+            continuous_usage=asked.continuous_usage,
+        )
         return _answer(self.service, plan, known=[known], writer=self.make(plan, asked.stream))
 
 
@@ -70,6 +80,7 @@ def _known(plan: Plan, client: str, *, number: int, more: MoreAnswers | None) ->
         keep_s=group.keep_s,
         first_seed=(first.seed - first.index) % 2**64,
         next_index=max(start.index for start in group.choices) + 1,
+        body_bytes=plan.body_bytes,
         more=more,
     )
 

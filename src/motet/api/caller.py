@@ -62,6 +62,8 @@ class Caller:
     """The client's `x-session-id`, or nothing."""
     client: str
     """The client whose limits count, named by its key's number in the server's list: the key itself goes no further."""
+    body_bytes: int = 0
+    """Size of the request."""
 
 
 def new_router(prefix: str = "", *, told: bool = True) -> APIRouter:
@@ -80,7 +82,8 @@ def caller_of(request: Request, *, named: str | None = None, session: str | int 
     if told and not is_id(told):
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
     session_id = session_id_of(request.headers.items()) or told
-    return Caller(trace, session_id, getattr(request.state, "client", ANONYMOUS))
+    size = len(request.scope["state"].get("body", b""))
+    return Caller(trace, session_id, getattr(request.state, "client", ANONYMOUS), size)
 
 
 def session_id_of(headers: Iterable[tuple[str, str]]) -> str:

@@ -181,17 +181,21 @@ class CompletionChunks(TokenChunks):
         self._token_ids = body.return_token_ids
         self._opens = body.echo or body.return_token_ids
         """True if each choice begins with a chunk about the prompt."""
+        self._prompts: dict[int, PromptReport] = {}
+        """The reports on the prompts, for choices that begin later."""
 
     def _openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         """The echo, and the prompt's token ids."""
         if not self._opens:
             return []
+        if step.prompt is not None:
+            self._prompts[step.group] = step.prompt
         tail = b""
         if self._token_ids:
             tail = b',"prompt_token_ids":%b,"token_ids":[]' % msgspec.json.encode(self._plan.groups[step.group].prompt)
         constant = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
             msgspec.json.encode(self._texts.prompt(step.group)),
-            msgspec.json.encode(self._texts.prompt_logprobs(step.group, step.prompt)),
+            msgspec.json.encode(self._texts.prompt_logprobs(step.group, self._prompts.get(step.group))),
             tail,
             closing,
         )

@@ -20,6 +20,9 @@ from motet.api.schemas.shared import StreamingFields
 from motet.api.service import Service
 from motet.errors import NotFoundError
 
+MAX_INDEX_DIGITS = 10
+"""Digits that the index of a choice may have in a path."""
+
 
 class MoreRequest(StreamingFields):
     n: int = Field(ge=1)
@@ -41,7 +44,7 @@ def group_router(service: Service) -> APIRouter:
                 "object": "group",
                 "created": group.created,
                 "model": group.model,
-                "state": "writing" if group.num_open else "over",
+                "state": "writing" if group.open else "over",
                 "prompt_tokens": group.prompt_tokens,
                 "kept_s": service.groups.left_s(group),
                 "choices": group.choices(),
@@ -52,14 +55,16 @@ def group_router(service: Service) -> APIRouter:
         group = found(request)
         if group.more is None:
             raise unsupported_parameter(
-                "n", "the group can have no more choices: its request had several prompts or best_of"
+                "n", "the group can have no more choices: its request had several prompts, best_of or a scored prompt"
             )
-        return group.more(group, MoreAsked(body.n, body.stream, body.include_usage))
+        return group.more(
+            group, MoreAsked(body.n, body.stream, body.include_usage, continuous_usage=body.continuous_usage)
+        )
 
     @router.delete("/v1/groups/{id}/choices/{index}")
     async def end_choice(index: str, request: Request) -> Response:
         group = found(request)
-        if not (index.isascii() and index.isdigit()):
+        if not (index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
             raise NotFoundError(f"Group {group.id} has no choice {index!r}.", code="choice_not_found")
         ended = await group.end_choice(int(index))
         return json_response({"id": group.id, "object": "group.choice", "index": int(index), "ended": ended})
@@ -67,9 +72,9 @@ def group_router(service: Service) -> APIRouter:
     @router.delete("/v1/groups/{id}")
     async def end_group(request: Request) -> Response:
         group = found(request)
-        for part in list(group.parts):
-            await part.end_all()
         service.groups.forget(group)
+        for part in list(group.open):
+            await part.end_all()
         return json_response({"id": group.id, "object": "group.deleted", "deleted": True})
 
     summary = "More choices of the group's prompt"

@@ -252,9 +252,10 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         reasons, unfinished, waiting = account.finish_reasons, text.unfinished, text.waiting
         reports = []
         for index, tokens in sorted(text.num_tokens.items()):
-            state = ChoiceState.OVER if index in reasons else ChoiceState.DROPPED
             if index in unfinished:
                 state = ChoiceState.WAITING if index in waiting else ChoiceState.WRITING
+            else:
+                state = ChoiceState.OVER if index in reasons else ChoiceState.DROPPED
             reports.append(ChoiceReport(index, state, tokens, reasons.get(index)))
         return reports
 
@@ -293,13 +294,15 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         """Gives back a ticket that the client brought and the engine never got, and one that was made and the client
         never got."""
         unused = self._request.ticket if self._text is None else None
+        if self._known is not None and self._text is None:
+            self._known.give_back(self._request.choices)
         if status != SENT:
             unused = self._ticket or unused
         tokens = self._text.num_tokens if self._text else {start.index: 0 for start in self._request.choices}
         try:
             if self._account is not None:
                 if self._known is not None and self._text is not None:
-                    self._service.groups.closed(self._known)
+                    self._service.groups.closed(self._known, self)
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
         finally:  # each step comes, whatever happens in the one before
             try:

@@ -84,6 +84,8 @@ class Plan:
     """Set if the only group must be prefilled for others, and not written."""
     client: str | None = None
     """The client whose limits count; None if another server of ours sent the request."""
+    body_bytes: int = 0
+    """Size of the request."""
     rules: TextRules = field(default_factory=TextRules)
     policy: GroupPolicy | None = None
     """How each group is steered; None: all its choices are written to their ends."""
@@ -179,6 +181,7 @@ def make_plan(
         groups=groups,
         order=context.order,
         client=context.caller.client,
+        body_bytes=context.caller.body_bytes,
         rules=TextRules(
             stops=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
@@ -198,8 +201,12 @@ def _policy(fields: SamplingFields, options: RouteOptions, *, most_top: int) -> 
     """Returns how the groups are steered. Raises `RequestError` for what they cannot have."""
     if options.group is None or options.context.order is not None:
         return None
-    if options.group.confidence is not None and fields.logprob_token_ids:
-        raise invalid_value("logprob_token_ids", "it cannot be used with 'group.confidence', which needs the likeliest")
+    if options.group.confidence is not None:
+        if fields.logprob_token_ids:
+            raise invalid_value(f"{options.param}logprob_token_ids", "'group.confidence' needs the likeliest tokens")
+        if options.logprobs is not None and options.logprobs_mode is not LogprobsMode.RAW:
+            why = "these are processed log-probabilities, and 'group.confidence' needs the model's own"
+            raise invalid_value(options.param + options.logprobs_param, why)
     return options.group.policy(options.num_choices, most_top=most_top)
 
 

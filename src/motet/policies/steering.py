@@ -121,7 +121,11 @@ class Steering:
         """Pieces of the answers that are being written, if their values are wanted."""
         self._wants_values = policy.vote or (policy.stop_when is not None and policy.stop_when.needs_values)
         self._answers = Answers(len(indices))
+        self._values: dict[int, str | None] = {}
+        """The values of answers that are whole, until their ends are taken in."""
         self._confidences = None if policy.confidence is None else Confidences(policy.confidence)
+        self._scored: dict[int, int] = {}
+        """Number of tokens of each choice whose log-probabilities have come."""
         self._aborted: set[int] = set()
         self._changed = False
         """True if a choice has ended since the last decision."""
@@ -134,30 +138,38 @@ class Steering:
         """The choices that have not begun, and may."""
         return frozenset(self._waiting)
 
-    def scored(self, index: int, logprobs: Sequence[TokenLogprob]) -> None:
-        """Takes in the log-probabilities of a choice's next tokens."""
+    def scored(self, index: int, logprobs: Sequence[TokenLogprob], *, num_tokens: int) -> None:
+        """Takes in the log-probabilities of a choice's next tokens. `num_tokens`: how many it has then: those behind
+        a stop string are none of it."""
         if self._confidences is not None:
-            self._confidences.wrote(index, logprobs)
+            scored = self._scored.get(index, 0)
+            self._confidences.wrote(index, logprobs[: num_tokens - scored])
+            self._scored[index] = num_tokens
 
     def wrote(self, index: int, text: str) -> None:
         """Takes in the next text of an answer: without thoughts and calls, if they are told apart."""
         if self._wants_values:
             self._texts.setdefault(index, []).append(text)
 
+    def find_value(self, index: int) -> None:
+        """Finds the value of an answer that is whole, which may take milliseconds; `ended` does it otherwise."""
+        text, extract = "".join(self._texts.pop(index, ())), self._policy.extract
+        self._values[index] = extract.value(text) if extract is not None and self._wants_values else None
+
     def ended(self, index: int, reason: FinishReason | None) -> None:
         """Takes in the end of a choice. `reason`: None if the client has ended it; `ABORT` if an operator has ended all
         that write, and then no more begin."""
         self._writing.discard(index)
         self._changed = True
-        text = "".join(self._texts.pop(index, ()))
+        if reason is None or reason is FinishReason.ABORT:
+            self._end_early(index)
+            self._cut = self._cut or reason is not None
+            return
+        if index not in self._values:
+            self.find_value(index)
+        self._answers.finish(index, self._values.pop(index))
         if self._confidences is not None:
             self._confidences.ended(index)
-        if reason is None or reason is FinishReason.ABORT:
-            self._abort(index)
-            self._cut = self._cut or reason is not None
-        else:
-            extract = self._policy.extract if self._wants_values else None
-            self._answers.finish(index, None if extract is None else extract.value(text))
 
     def decide(self) -> Decision:
         """Returns what follows from all that was taken in; called once a step."""
@@ -179,9 +191,8 @@ class Steering:
     def withdraw_all(self) -> tuple[int, ...]:
         """Takes out all choices that wait; returns them."""
         dropped = tuple(self._waiting)
-        self._waiting.clear()
         for index in dropped:
-            self._answers.lose(index)
+            self.withdraw(index)
         return dropped
 
     def withdraw(self, index: int) -> bool:
@@ -189,7 +200,7 @@ class Steering:
         if index not in self._waiting:
             return False
         self._waiting.remove(index)
-        self._answers.lose(index)
+        self._lose(index)
         return True
 
     def report(self, id: str) -> GroupReport:
@@ -223,11 +234,15 @@ class Steering:
     def _end_early(self, index: int) -> None:
         self._writing.discard(index)
         self._texts.pop(index, None)
-        self._abort(index)
-
-    def _abort(self, index: int) -> None:
+        self._values.pop(index, None)
         self._aborted.add(index)
+        self._lose(index)
+
+    def _lose(self, index: int) -> None:
+        """Notes that a choice will never finish."""
         self._answers.lose(index)
+        if self._confidences is not None:
+            self._confidences.ended(index)
 
     def _refill(self) -> tuple[int, ...]:
         """Lets choices begin that wait; returns them."""

@@ -8,6 +8,7 @@
 5. When the last choice has ended the engine's stream is closed, before the reader gets the last events.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
@@ -107,18 +108,21 @@ class TextGroup:
         self._stream: GroupStream | None = self._steered or engine.generate(request)
         """None once it is closed: what it consists of need not stay for as long as the request."""
 
-    async def run(  # noqa: C901 (in one piece, since every token passes here)
-        self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]
-    ) -> None:
+    async def run(self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]) -> None:
         """Reads the group to its end. Gives `take` each step that has something to show, and awaits what it returns. If
         `take` raises, the group may be run on."""
-        if not self._unfinished:
-            return
-        if self._stream is None:
-            await self._ends_without_step(take)
-            return
+        while self._unfinished:
+            if self._stream is not None:
+                await self._run_on(self._stream, take)
+            if self._unfinished:
+                await self._end_without_step(take)
+
+    async def _run_on(  # noqa: C901 (in one piece, since every token passes here)
+        self, stream: GroupStream, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]
+    ) -> None:
+        """Reads as far as the stream goes, or until no choice is left."""
         on_step = self.on_step
-        async for delta in self._stream:
+        async for delta in stream:
             if not self._choices:
                 self._begin(self._request)
             events: list[ChoiceEvent] = []
@@ -146,6 +150,7 @@ class TextGroup:
                 self._cached_tokens = self._cached_tokens if prompt is None else prompt.cached_tokens
             begun: tuple[int, ...] = ()
             if self._steering is not None or self._to_end:
+                await self._take_in(events)
                 ended, begun = self._steer(delta.choices, events=events, ended=ended)
             over = False
             if ended:
@@ -158,7 +163,6 @@ class TextGroup:
                     await taking
             if not self._unfinished:
                 return
-        await self._ends_without_step(take)
 
     def _begin(self, request: GenerateRequest) -> None:
         for start in request.choices:
@@ -201,8 +205,8 @@ class TextGroup:
 
     @property
     def unfinished(self) -> frozenset[int]:
-        """The choices that have not ended."""
-        return frozenset(self._unfinished - self._to_end)
+        """The choices that have not ended, as far as the reader knows."""
+        return frozenset(self._unfinished)
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -216,6 +220,18 @@ class TextGroup:
         else:
             await self._engine.stop_choice(self._request.request_id, index)
 
+    async def _take_in(self, events: Sequence[ChoiceEvent]) -> None:
+        """Tells the steering the texts of a step. Between two answers that are whole then others have their turn: to
+        find a value may take milliseconds, for a client's pattern."""
+        steering = self._steering
+        if steering is None:
+            return
+        for event in events:
+            steering.wrote(event.index, answer_text(event))
+            if event.finish is not None:
+                steering.find_value(event.index)
+                await asyncio.sleep(0)
+
     def _steer(
         self, added: Sequence[ChoiceDelta], *, events: list[ChoiceEvent], ended: list[int]
     ) -> tuple[list[int], tuple[int, ...]]:
@@ -227,9 +243,8 @@ class TextGroup:
         if steering is not None:
             for one in added:
                 if one.logprobs and one.index in self._unfinished:
-                    steering.scored(one.index, one.logprobs)
+                    steering.scored(one.index, one.logprobs, num_tokens=self._choices[one.index].num_tokens)
             for event in sorted(events, key=_INDEX):
-                steering.wrote(event.index, answer_text(event))
                 if event.finish is not None:
                     steering.ended(event.index, event.finish)
             for index in abort:
@@ -246,18 +261,19 @@ class TextGroup:
                 events.append(self._with_versions(last) if self._versions else last)
         return [*ended, *abort], begun
 
-    async def _ends_without_step(self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]) -> None:
-        """Called when the engine's stream is over: tells the reader of the choices that were ended from outside. Raises
-        EngineError if there are others."""
-        if left := sorted(self._unfinished - self._to_end):
+    async def _end_without_step(self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]) -> None:
+        """Called when the engine's stream is over: tells the reader of the choices that were ended from outside; others
+        may begin then. Raises EngineError if there are none to tell of."""
+        if not self._to_end:
+            left = sorted(self._unfinished)
             raise EngineError(f"the engine ended group {self._request.request_id} before its choices {left} had ended")
         if not self._choices:
             self._begin(self._request)
         events = list[ChoiceEvent]()
-        ended, _ = self._steer((), events=events, ended=[])
+        ended, begun = self._steer((), events=events, ended=[])
         await self._end(ended, GroupDelta(self._request.request_id, ()))
         self.on_step(events, True)
-        if (taking := take((GroupStep(events, None, self._number, None, (), self._report()),))) is not None:
+        if (taking := take((GroupStep(events, None, self._number, None, begun, self._report()),))) is not None:
             await taking
 
     def _report(self) -> GroupReport | None:

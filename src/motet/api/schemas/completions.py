@@ -182,6 +182,8 @@ class TokensRequest(SteeredFields):
             if choice.index in indices:
                 raise Misfit(invalid_value, f"choices[{number}].index", f"there is a choice {choice.index} already")
             indices.add(choice.index)
+        if indices and self.group is not None:
+            raise Misfit(invalid_value, "group", "it cannot be used with 'choices': a policy looks at whole answers")
         n = self.sampling_params.n
         if indices and "n" in self.sampling_params.model_fields_set and n != len(indices):
             raise Misfit(invalid_value, "sampling_params.n", f"it is {n}, and 'choices' are {len(indices)}")

@@ -129,6 +129,8 @@ class ConfidenceFields(Schema):
         param = f"{PARAM}.confidence"
         if self.warm_up is not None and self.warm_up > n:
             raise invalid_value(f"{param}.warm_up", f"it is {self.warm_up}, and the group has {n} choices")
+        if most_top == 0:
+            raise invalid_value(param, "this server gives no log-probabilities of other tokens (--max-logprobs 0)")
         if self.top > most_top and "top" in self.model_fields_set:
             raise invalid_value(f"{param}.top", f"it is {self.top}, and this server allows {most_top} (--max-logprobs)")
         return ConfidenceRule(

@@ -326,6 +326,10 @@ class StreamingFields(Schema):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
 
 def _only_streamed(param: str) -> RequestError:
     return RequestError(f"The '{param}' parameter is only allowed when 'stream' is enabled.", param=param)
@@ -342,10 +346,6 @@ class GeneratingFields(StreamingFields):
     priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
     kv_transfer_params: object = None
     """`kv_params` reads it: the values that it may have depend on the server."""
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 ANY_OBJECT = '{"type":"object"}'
