@@ -33,8 +33,8 @@ class ChoiceState(StrEnum):
 class ChoiceReport(msgspec.Struct, frozen=True):
     index: int
     state: ChoiceState
-    tokens: int
-    """Output tokens so far."""
+    tokens: int | None
+    """Output tokens so far; None if only another server knows them."""
     finish_reason: FinishReason | None
 
 
@@ -68,10 +68,11 @@ class KnownGroup:
     """Who asked for it."""
     model: str
     created: int
-    prompt_tokens: int
-    keep_s: float
-    first_seed: int
-    next_index: int
+    prompt_tokens: int | None
+    """None if only another server knows them."""
+    keep_s: float = 0.0
+    first_seed: int = 0
+    next_index: int = 0
     """The index of the next choice, if more are asked for."""
     more: Callable[["KnownGroup", MoreAsked], Response] | None = None
     """Makes an answer with more choices; None if there can be none."""

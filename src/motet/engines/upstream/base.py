@@ -45,6 +45,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str = ""
     authorization: str = ""
     """The client's own header, if it may be passed on: never a key of this server."""
+    begin: tuple[int, ...] | None = None
+    """The numbers of the choices that begin at once, if each is to begin and end by itself. None: all together."""
 
     @property
     def num_prompts(self) -> int:
@@ -53,6 +55,11 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_choices(self) -> int:
         return self.num_prompts * self.n
+
+    @property
+    def num_begun(self) -> int:
+        """Number of choices that begin at once."""
+        return self.num_choices if self.begin is None else len(self.begin)
 
 
 class TextPiece(msgspec.Struct, frozen=True, gc=False):
@@ -89,6 +96,16 @@ class TextGroupStream(Protocol):
     async def read(self) -> Sequence[TextStep]:
         """Returns the steps that have come, at least one; none at the end. Raises `MotetError`, as `GroupStream` does,
         and `UpstreamRefusalError`."""
+        ...
+
+    def begin(self, indices: Sequence[int]) -> None:
+        """Lets choices begin that `TextRequest.begin` has held back. `read` has an end when all that have begun are
+        over, so this is called between two reads."""
+        ...
+
+    def end_choice(self, index: int) -> None:
+        """Ends a choice of a request with `TextRequest.begin`, whose last piece has not been read, and its request at
+        the server. What it has brought is dropped; the next `read` returns a last piece with the finish `ABORT`."""
         ...
 
     def fail(self, error: MotetError) -> None:
