@@ -1,13 +1,11 @@
 """`group` for models on text upstreams: it is understood here, and choices end and begin as requests there."""
 
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from motet.engines.upstream.server import UpstreamOptions
-from tests.api.serving import chunks, coded, named, streamed_or_not
+from tests.api.serving import chunks, coded, named, next_chunk, streamed_or_not
 from tests.api.text_models import Before, TextServing, joined, texts_of
 from tests.peers.openai_script import CHAT, COMPLETIONS, Manners, Refused
 
@@ -145,7 +143,7 @@ async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: T
     body = before.ask(n=4, seed=4, stream=True, group={"start": 2})
     async with http.stream("POST", CHAT, json=body) as response:
         lines = response.aiter_lines()
-        first = await anext_data(lines)
+        first = await next_chunk(lines)
         path = f"/v1/groups/{first['id']}"
         told = (await http.get(path)).json()
         assert (told["state"], told["prompt_tokens"]) == ("writing", None)
@@ -164,19 +162,10 @@ async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: T
         assert coded(await http.delete(f"{path}/choices/4")) == (404, "choice_not_found")
         await http.delete(path)
         ends: dict[int, str] = {}
-        while told := await anext_data(lines):
+        while told := await next_chunk(lines):
             ends |= {one["index"]: one["finish_reason"] for one in told["choices"] if one["finish_reason"]}
             report = told.get("groups")
     assert ends == {0: "abort", 1: "abort", 2: "abort"}
     assert report is not None and (report[0]["begun"], report[0]["aborted"]) == (3, 3)
     await peer.until_idle()
     assert coded(await http.get(path)) == (404, "group_not_found")
-
-
-async def anext_data(lines: AsyncIterator[str]) -> dict[str, Any]:
-    """Returns the next event of a stream; nothing at its end."""
-    async for line in lines:
-        if line.startswith("data: {"):
-            told: dict[str, Any] = json.loads(line.removeprefix("data: "))
-            return told
-    return {}
