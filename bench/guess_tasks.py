@@ -2,10 +2,15 @@
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from motet.errors import EngineError
+from motet.text.formats import ModelFormats
+from motet.text.template import ChatTemplate
+from motet.text.tokenizer import Tokenizer
+from motet.text.tools.base import Tool, ToolMode, ToolRules
 from motet.types import Grammar, GrammarKind
 
 CHAT = (
@@ -22,19 +27,59 @@ CODE = (
     "Write a SQL table for books and a query that counts the books of each author.",
 )
 PEOPLE = ("Ada Byron, 36, London", "Max Born, 51, Berlin", "Rosa Lund, 28, Oslo", "Juan Vega, 44, Lima")
-FORM: dict[str, object] = {
-    "type": "object",
-    "properties": {
+
+
+def closed(properties: Mapping[str, object]) -> dict[str, object]:
+    """Returns the schema of an object that has exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+FORM = closed(
+    {
         "first_name": {"type": "string", "maxLength": 30},
         "last_name": {"type": "string", "maxLength": 30},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "city_of_residence": {"type": "string", "maxLength": 30},
         "membership_status": {"enum": ["active", "suspended", "honorary"]},
         "interests": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 2, "maxItems": 3},
-    },
-    "required": ["first_name", "last_name", "age", "city_of_residence", "membership_status", "interests"],
-    "additionalProperties": False,
+    }
+)
+ERRANDS = (
+    "What will the weather be like in Oslo over the next three days, in Celsius?",
+    "Book a table for four at the restaurant Lindenhof on Friday evening, outside if possible.",
+    "Please remind Rosa Lund that the report is due tomorrow. It is urgent.",
+    "Is it going to rain in San Francisco tomorrow? I think in Fahrenheit.",
+)
+TOOLS = {
+    "get_weather_forecast": closed(
+        {
+            "city": {"type": "string", "maxLength": 30},
+            "number_of_days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "temperature_unit": {"enum": ["celsius", "fahrenheit"]},
+        }
+    ),
+    "book_restaurant_table": closed(
+        {
+            "restaurant": {"type": "string", "maxLength": 30},
+            "number_of_guests": {"type": "integer", "minimum": 1, "maximum": 12},
+            "day_of_week": {"enum": ["thursday", "friday", "saturday", "sunday"]},
+            "seat_outside": {"type": "boolean"},
+        }
+    ),
+    "send_message": closed(
+        {
+            "recipient": {"type": "string", "maxLength": 30},
+            "message_text": {"type": "string", "maxLength": 120},
+            "is_urgent": {"type": "boolean"},
+        }
+    ),
 }
+"""The parameters of each function."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +89,30 @@ class Task:
     name: str
     messages: Sequence[str]
     grammar: Grammar | None = None
+    functions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The parameters of each function that the prompts show."""
+
+    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+        template = ChatTemplate.of(tokenizer)
+        tools = [
+            {"type": "function", "function": {"name": name, "parameters": parameters}}
+            for name, parameters in self.functions.items()
+        ]
+        texts = [template.render([{"role": "user", "content": message}], tools=tools) for message in self.messages]
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
-def tasks(text: str) -> list[Task]:
+def one_call(functions: Mapping[str, Mapping[str, object]], tokenizer: Tokenizer) -> Grammar:
+    """Returns the grammar that the server makes of `tool_choice: required` without parallel calls."""
+    written = ModelFormats.of(tokenizer, tokenizer.chat_template).tools
+    if written is None:
+        raise EngineError("the model's calls of tools have no format that is known")
+    tools = tuple(Tool(name=name, parameters=schema, strict=False) for name, schema in functions.items())
+    rules = ToolRules(callable=tools, mode=ToolMode.REQUIRED, parallel=False)
+    return Grammar(GrammarKind.LARK, written.grammar(rules, tokenizer.special_tokens))
+
+
+def tasks(text: str, tokenizer: Tokenizer) -> list[Task]:
     """`text`: a long one, to be summed up."""
     dice = random.Random(7)
     sums = [
@@ -65,6 +131,7 @@ def tasks(text: str) -> list[Task]:
             [f"Fill in the form as JSON for this person: {person}." for person in PEOPLE],
             Grammar(GrammarKind.JSON, json.dumps(FORM)),
         ),
+        Task("tool call", ERRANDS, one_call(TOOLS, tokenizer), TOOLS),
     ]
 
 

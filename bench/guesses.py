@@ -37,7 +37,6 @@ from motet.grammar.compiled import Grammars, fill_masks, mask_words
 from motet.ids import RequestId
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.models.source import resolve
-from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import GenerateRequest, Grammar, SamplingParams, choice_starts
 
@@ -183,27 +182,26 @@ class Recorder:
     def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage = stage
         self.tokenizer = Tokenizer.load(folder)
-        self._template = ChatTemplate.of(self.tokenizer)
         config = json.loads((folder / "config.json").read_text())
         self.vocab_size, eos = int(config["vocab_size"]), int(config["eos_token_id"])
         self._grammars = Grammars(lambda: self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=(eos,))
 
     def groups(self, task: Task, *, n: int, max_tokens: int, temperature: float) -> list[Group]:
-        prompts = [self._prompt(message) for message in task.messages]
-        """The answers at temperature 0 are equal, so there is one."""
+        prompts = task.prompts(self.tokenizer)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, grammar=task.grammar)
-        n = 1 if sampling.greedy else n
+        n = 1 if sampling.greedy else n  # answers at temperature 0 are equal
         now, before = (self._answers(prompts, n, sampling, seed=seed) for seed in (1, 1000))
         return [
             Group(
-                task.name, temperature, prompt, answers, earlier, [self._forced(task.grammar, one) for one in answers]
+                task.name,
+                temperature,
+                tuple(prompt),
+                answers,
+                earlier,
+                [self._forced(task.grammar, one) for one in answers],
             )
             for prompt, answers, earlier in zip(prompts, now, before, strict=True)
         ]
-
-    def _prompt(self, message: str) -> tuple[int, ...]:
-        text = self._template.render([{"role": "user", "content": message}])
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _answers(
         self, prompts: Sequence[Tokens], n: int, sampling: SamplingParams, *, seed: int
@@ -331,7 +329,7 @@ def main(argv: Sequence[str]) -> int:
     rules = [Rule(match, length) for match in arguments.matches for length in arguments.lengths]
     recorder = Recorder(stage, folder)
     recorded: defaultdict[tuple[str, float], list[Group]] = defaultdict(list)
-    for task in tasks(long_text(Path(__file__).parents[1])):
+    for task in tasks(long_text(Path(__file__).parents[1]), recorder.tokenizer):
         for temperature in map(float, arguments.temperatures.split(",")):
             groups = recorder.groups(task, n=arguments.n, max_tokens=arguments.max_tokens, temperature=temperature)
             recorded[task.name, temperature] = groups

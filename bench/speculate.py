@@ -1,10 +1,10 @@
 """Measures what draft tokens and forced tokens bring: tokens a second of real answers, with them and without.
 
-Prompts of five kinds (`bench.guess_tasks`) are answered at some temperatures by Motet with draft tokens, by Motet
+Prompts of six kinds (`bench.guess_tasks`) are answered at some temperatures by Motet with draft tokens, by Motet
 without, and, if asked for, by vLLM and by vLLM with its n-gram speculation, and by llama.cpp's server, also with drafts
 from n-grams. All get the same requests by turns, one at a time, and stop where an answer ends. Tokens a second are all
 tokens over the time after the first one. Ours get seeds, and the two must write the same text: that is checked for
-every answer.
+every answer. Calls of tools are held to a grammar in the model's own way of writing them, which only ours take.
 
 Tokens that a grammar forces take no step of their own in either of ours; `--before` is a running server to compare
 with, for instance of a version without that.
@@ -18,6 +18,7 @@ Run: python -m bench.speculate [--ns 1,8] [--temperatures 0,0.6,1] [--max-tokens
 
 import argparse
 import asyncio
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from rich.table import Table
 
 from bench.contender import Contender, Manner, contender
 from bench.fork import server
-from bench.guess_tasks import FORM, Task, long_text, tasks
+from bench.guess_tasks import Task, long_text, tasks
 from bench.llama import LlamaSetup
 from bench.load import PATH, options, progress
 from bench.peer import PeerSetup, all_cores, peer_server
@@ -41,8 +42,8 @@ from motet.cli.conversation import Conversation
 from motet.config import cache_folder, environment
 from motet.errors import EngineError
 from motet.models.source import resolve
-from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
+from motet.types import Grammar, GrammarKind
 
 OURS, PLAIN, BEFORE, VLLM, VLLM_NGRAM, LLAMA, LLAMA_NGRAM = (
     "motet",
@@ -108,8 +109,8 @@ class SpeculateBench:
     tokenizer: Tokenizer
     prompts: Mapping[str, Sequence[list[int]]]
     """Of each kind."""
-    bound: frozenset[str]
-    """The kinds whose answers must have the form."""
+    grammars: Mapping[str, Grammar | None]
+    """Of the answers of each kind."""
     max_tokens: int
 
     async def measure(self, cases: Sequence[Case]) -> list[Row]:
@@ -117,8 +118,11 @@ class SpeculateBench:
             await self._ask(name, ("warm-up", 0.0, 1), self.prompts[cases[0][0]][0], seed=0)
         taken: defaultdict[tuple[Case, str], Taken] = defaultdict(Taken)
         for case in cases:
+            asked = [name for name in self.servers if self._takes(name, case[0])]
+            if left_out := [name for name in self.servers if name not in asked]:
+                progress(f"{case}: left out, since they do not take its grammar: {', '.join(left_out)}")
             for number, prompt in enumerate(self.prompts[case[0]]):
-                for name in self.servers:
+                for name in asked:
                     try:
                         talk = await self._ask(name, case, prompt, seed=100 * number)
                     except (EngineError, httpx.HTTPError, OSError) as error:
@@ -130,6 +134,10 @@ class SpeculateBench:
             told = (f"{name} {taken[case, name].tokens_per_s:.0f}" for name in self.servers if (case, name) in taken)
             progress(f"{case}: {', '.join(told)} tokens/s")
         return [row_of(case, name, one, taken[case, PLAIN]) for (case, name), one in taken.items()]
+
+    def _takes(self, name: str, kind: str) -> bool:
+        grammar = self.grammars[kind]
+        return name in SEEDED or grammar is None or grammar.kind is GrammarKind.JSON
 
     async def _ask(self, name: str, case: Case, prompt: list[int], *, seed: int) -> Conversation:
         kind, temperature, n = case
@@ -148,8 +156,8 @@ class SpeculateBench:
         }
         if name in SEEDED:
             body["seed"] = seed
-        if kind in self.bound:
-            body |= {"json_schema": FORM} if name in {LLAMA, LLAMA_NGRAM} else {"structured_outputs": {"json": FORM}}
+        if (grammar := self.grammars.get(kind)) is not None:
+            body |= form_for(name, grammar)
         talk = Conversation(1 if temperature == 0.0 else n)
         await asyncio.sleep(contender.manner.settle_s)
         await follow(contender.client, PATH, body, talk.feed)
@@ -165,6 +173,14 @@ class SpeculateBench:
             taken.tokens += talk.usage.completion_tokens
         taken.seconds += talk.total_s - (talk.first_s or 0.0)
         taken.texts += texts
+
+
+def form_for(name: str, grammar: Grammar) -> dict[str, object]:
+    """Returns the fields that hold the answers of a server to a grammar."""
+    if grammar.kind is GrammarKind.LARK:
+        return {"structured_outputs": {"grammar": grammar.source}}
+    schema = json.loads(grammar.source)
+    return {"json_schema": schema} if name in {LLAMA, LLAMA_NGRAM} else {"structured_outputs": {"json": schema}}
 
 
 def row_of(case: Case, name: str, taken: Taken, plain: Taken) -> Row:
@@ -204,23 +220,16 @@ def peers_of(arguments: argparse.Namespace, folder: Path) -> dict[str, PeerSetup
 
 
 async def measure(
-    urls: Mapping[str, str], chosen: Sequence[Task], folder: Path, arguments: argparse.Namespace
+    urls: Mapping[str, str], chosen: Sequence[Task], tokenizer: Tokenizer, arguments: argparse.Namespace
 ) -> list[Row]:
-    tokenizer = Tokenizer.load(folder)
-    template = ChatTemplate.of(tokenizer)
-
-    def tokens_of(message: str) -> list[int]:
-        text = template.render([{"role": "user", "content": message}])
-        return tokenizer.encode(text, add_special_tokens=False)
-
     async with AsyncExitStack() as stack:
         manner = Manner(settle_s=0.2)
         servers = {name: await stack.enter_async_context(contender(name, url, manner)) for name, url in urls.items()}
         bench = SpeculateBench(
             servers,
             tokenizer,
-            prompts={task.name: [tokens_of(message) for message in task.messages] for task in chosen},
-            bound=frozenset(task.name for task in chosen if task.grammar),
+            prompts={task.name: task.prompts(tokenizer) for task in chosen},
+            grammars={task.name: task.grammar for task in chosen},
             max_tokens=arguments.max_tokens,
         )
         temperatures = [float(text) for text in arguments.temperatures.split(",")]
@@ -253,7 +262,9 @@ def main(argv: Sequence[str]) -> int:
     about = machine()
     folder = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
     kinds = arguments.kinds.split(",") if arguments.kinds else None
-    chosen = [task for task in tasks(long_text(Path(__file__).parents[1])) if kinds is None or task.name in kinds]
+    tokenizer = Tokenizer.load(folder)
+    known = tasks(long_text(Path(__file__).parents[1]), tokenizer)
+    chosen = [task for task in known if kinds is None or task.name in kinds]
     with ExitStack() as stack:
         urls = {
             OURS: stack.enter_context(server(arguments.model)).url,
@@ -264,7 +275,7 @@ def main(argv: Sequence[str]) -> int:
             peer = stack.enter_context(peer_server(setup))
             peer.wait_until_ready()
             urls[name] = peer.url
-        rows = asyncio.run(measure(urls, chosen, folder, arguments))
+        rows = asyncio.run(measure(urls, chosen, tokenizer, arguments))
     return tell(
         {"rows": [row.record() for row in rows]},
         table_of(rows),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from motet.api.known_groups import KnownGroup, KnownGroups
-from motet.errors import NotFoundError
+from motet.errors import NotFoundError, RequestError
 from motet.ids import RequestId
 from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying
 
@@ -164,6 +164,8 @@ def test_kept_groups_are_forgotten_when_their_time_is_up_or_there_are_too_many(m
     with pytest.raises(NotFoundError):
         groups.find("0", client="a")
     assert groups.find("1", client="a").take_starts(2)[0].seed == 0
+    with pytest.raises(RequestError, match="may have 16384 in all"):
+        groups.find("1", client="a").take_starts(16_382)
     for number in (3, 4):
         group = known(str(number), 50.0)
         groups.opened(group, Part())

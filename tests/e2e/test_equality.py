@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from motet.deploy.child import ChildServer
-from tests.e2e.asking import chat, completions, streamed_chat
+from tests.e2e.asking import MESSAGES, chat, completions, streamed_chat
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +66,36 @@ def test_a_chat_of_n_with_a_schema_is_n_single_chats_with_it_and_each_follows_it
     assert len(set(whole)) == 8
     for text in whole:
         jsonschema.validate(json.loads(text), WORDS)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [{"stop_when": {"finished": 3}}, {"start": 3}, {"start": 4, "refill": "all", "deterministic": True}],
+    ids=str,
+)
+def test_what_a_steered_group_writes_is_how_the_whole_one_begins(client: OpenAI, group: dict[str, object]) -> None:
+    ends = {"stop_token_ids": [40, 80, 120, 160, 200], "return_token_ids": True}
+    whole = tokens_of(client, **ends)
+    steered = tokens_of(client, **ends, group=group)
+    assert list(steered) == list(whole)
+    for index, (tokens, finish) in steered.items():
+        assert tokens == whole[index][0][: len(tokens)]
+        assert finish == "abort" or (tokens, finish) == whole[index]
+    finished = sum(finish != "abort" for _, finish in steered.values())
+    assert 3 <= finished < 8 if "stop_when" in group else finished == 8
+
+
+def tokens_of(client: OpenAI, **more: object) -> dict[int, tuple[list[int], str]]:
+    """Returns the tokens and the end of each of eight choices."""
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        n=8,
+        seed=SEED,
+        max_tokens=120,
+        extra_body={"ignore_eos": True} | more,
+    )
+    return {choice.index: ((choice.model_extra or {})["token_ids"], choice.finish_reason) for choice in answer.choices}
 
 
 def test_completions_of_several_prompts_are_the_single_ones_in_order(client: OpenAI) -> None:

@@ -42,12 +42,15 @@ class Course:
     moment: Moment = Moment.SUBMITTED
     written: dict[int, int] = field(default_factory=dict)
     """Tokens of each choice, with those that were written before the group came here."""
+    most_at_once: int = 0
+    """Most tokens of a choice in one step. Without a grammar, more than one means that drafts were right."""
     finished: set[int] = field(default_factory=set)
 
     def take(self, delta: GroupDelta) -> None:
         self.moment = Moment.WRITTEN
         for choice in delta.choices:
             self.written[choice.index] += len(choice.token_ids)
+            self.most_at_once = max(self.most_at_once, len(choice.token_ids))
             if choice.finish is not None:
                 self.finished.add(choice.index)
 

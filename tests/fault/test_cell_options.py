@@ -91,6 +91,25 @@ async def test_a_group_is_struck_again_while_it_is_being_resumed(cell: RunningCe
     assert again.fallen.is_set()
 
 
+async def test_a_group_whose_drafts_are_right_goes_on_when_its_worker_is_killed(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    """With few letters an answer repeats itself."""
+    few: Body = {"allowed_token_ids": [FIRST_BYTE_ID + ord(letter) for letter in "abc"], "temperature": 0.3}
+    body = completion("drafts", few, COUNTED, n=2, max_tokens=TOKENS, logprobs=1, return_token_ids=True)
+    expected = await undisturbed.answer(COMPLETIONS, body)
+    before = (await cell.stats("decode-1")).accepted_tokens
+    answer = await cell.ask_on(
+        "decode-0",
+        COMPLETIONS,
+        body,
+        point=lambda course: course.most_at_once > 1 and written(30)(course),
+        blow=kill,
+    )
+    assert answer == expected
+    assert (await cell.stats("decode-1")).accepted_tokens - before > 5
+
+
 async def test_the_official_client_reads_on_when_its_worker_is_killed(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:

@@ -4,6 +4,7 @@ Each is answered as alone, also if they come at once and a worker dies under the
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -58,22 +59,44 @@ async def test_requests_with_one_prompt_are_prefilled_once_and_survive_the_death
         await cell.check_nothing_left()
 
 
-async def test_more_choices_of_a_kept_prompt_go_where_it_is_kept_and_are_not_prefilled_again(
-    folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
-) -> None:
+@pytest.fixture(scope="module")
+async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start(DTYPE)
-    wanted = await undisturbed.answer(COMPLETIONS, completion("kept", STREAMED, n=6), dtype=DTYPE)
     async with RunningCell(folder, cell=CELL, spawn=forking.spawn, dtype=DTYPE) as cell:
+        yield cell
 
-        async def prefilled() -> dict[str, int]:
-            return {worker: (await cell.stats(worker)).prefill_tokens for worker in WORKERS}
 
-        first = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=2, keep_s=60.0))
-        await ask(cell.http, COMPLETIONS, completion("another", STREAMED))
-        before = await prefilled()
-        (keeper,) = [worker for worker in WORKERS if (await cell.stats(worker)).trunks_kept]
-        more = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=4, seed=9))
-        assert first.choices | {2 + index: choice for index, choice in more.choices.items()} == wanted.choices
-        assert await prefilled() == {**before, keeper: before[keeper] + 1}, "the last token, for its logits"
-        assert sum([(await cell.stats(worker)).transfers for worker in WORKERS]) == 2
-        await cell.check_nothing_left()
+async def figures(cell: RunningCell) -> dict[str, tuple[int, int]]:
+    """Returns the prompt tokens that each worker has computed, and its transfers."""
+    stats = {worker: await cell.stats(worker) for worker in WORKERS}
+    return {worker: (one.prefill_tokens, one.transfers) for worker, one in stats.items()}
+
+
+async def test_more_choices_of_a_kept_prompt_go_where_it_is_kept_and_are_not_prefilled_again(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    wanted = await undisturbed.answer(COMPLETIONS, completion("kept", STREAMED, n=6), dtype=DTYPE)
+    first = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=2, keep_s=60.0))
+    await ask(cell.http, COMPLETIONS, completion("another", STREAMED))
+    before = await figures(cell)
+    (keeper,) = [worker for worker in WORKERS if (await cell.stats(worker)).trunks_kept]
+    more = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=4, seed=9))
+    assert first.choices | {2 + index: choice for index, choice in more.choices.items()} == wanted.choices
+    tokens, transfers = before[keeper]
+    assert await figures(cell) == {**before, keeper: (tokens + 1, transfers)}, "the last token, for its logits"
+
+
+@pytest.mark.parametrize("refill", ["each", "all"])
+async def test_choices_that_begin_later_take_no_prefill_and_no_transfer_of_their_own(
+    refill: str, cell: RunningCell, undisturbed: Undisturbed
+) -> None:
+    wanted = await undisturbed.answer(COMPLETIONS, completion(refill, STREAMED, n=6), dtype=DTYPE)
+    before = await figures(cell)
+    body = completion(refill, STREAMED, n=6, group={"start": 2, "refill": refill})
+    assert (await ask(cell.http, COMPLETIONS, body)).choices == wanted.choices
+    after = await figures(cell)
+    transfers = sum(after[worker][1] - before[worker][1] for worker in WORKERS)
+    prefilled, *others = [after[worker][0] - before[worker][0] for worker in WORKERS]
+    assert wanted.usage is not None
+    assert (transfers, prefilled) == (1, wanted.usage.prompt_tokens - 1)
+    assert sum(others) <= 1 + 4 * 2 * cell.engine("decode-0").info.block_size, "the end of the prompt, for its logits"

@@ -14,11 +14,14 @@ from typing import Protocol
 import msgspec
 from starlette.responses import Response
 
+from motet.api.failure import invalid_value
 from motet.errors import NotFoundError
 from motet.types import ChoiceStart, FinishReason
 
 MAX_KEPT = 1024
 """Groups that are known after their answers; those that ended first are forgotten first."""
+MAX_CHOICES = 16_384
+"""Choices that a group may have, with all that were added."""
 
 
 class ChoiceState(StrEnum):
@@ -83,7 +86,10 @@ class KnownGroup:
     """When it is forgotten; None while a part is open."""
 
     def take_starts(self, count: int) -> tuple[ChoiceStart, ...]:
-        """Returns the next choices; seeds go on from those of the group."""
+        """Returns the next choices; seeds go on from those of the group. Raises RequestError if they are too many."""
+        if self.next_index + count > MAX_CHOICES:
+            why = f"the group has {self.next_index} choices, and may have {MAX_CHOICES} in all"
+            raise invalid_value("n", why)
         first, self.next_index = self.next_index, self.next_index + count
         return tuple(ChoiceStart(index, (self.first_seed + index) % 2**64) for index in range(first, first + count))
 

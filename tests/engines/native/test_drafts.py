@@ -14,7 +14,7 @@ from motet.engines.native.step.drafts import FIRST_CHANCES, MOST_CHOICES, Drafte
 from motet.engines.native.step.plan import Draft, StepPlan, TailChunk
 from motet.engines.native.step.sequence import Sequence as Choice
 from motet.errors import GrammarError
-from motet.types import Grammar, GrammarKind, SamplingParams
+from motet.types import ChoiceStart, Grammar, GrammarKind, SamplingParams
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import EOS_IDS, FORM, NUMBER, PERSON, token_of
 from tests.engines.native.paper import PaperEngine, answer, request
@@ -118,6 +118,24 @@ def test_tokens_scores_and_ends_are_those_of_a_run_without_drafts(model: Path, w
         assert core.stats().accepted_tokens > 5
         assert core.stats().steps < without.stats().steps
     assert core.stats().generated_tokens == without.stats().generated_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["filtered", "greedy, scored", "form, scored"])
+def test_choices_that_are_resumed_anywhere_go_on_as_without_drafts(model: Path, way: str) -> None:
+    """As when a worker dies between any two tokens, also those of which the second was a draft."""
+    fields = {"max_tokens": 90, **WAYS[way]}
+    asked = group("g", prompt_of(12) * 2, n=2, seed=4, **fields)  # type: ignore[arg-type]
+    expected = run(make_core(model, draft_tokens=0), [asked])["g"]
+    core, accepted = make_core(model, draft_tokens=8), 0
+    for place in range(30, 60, 7):
+        starts = [ChoiceStart(one.index, one.seed, tuple(expected.tokens[one.index][:place])) for one in asked.choices]
+        rest = run(core, [group("g", asked.prompt, starts=starts, **fields)])["g"]  # type: ignore[arg-type]
+        assert rest.tokens == {index: tokens[place:] for index, tokens in expected.tokens.items()}
+        assert rest.logprobs == {index: scores[place:] for index, scores in expected.logprobs.items()}
+        assert rest.finish == expected.finish
+        assert core.stats().accepted_tokens > accepted
+        accepted = core.stats().accepted_tokens
 
 
 @pytest.mark.slow

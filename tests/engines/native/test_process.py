@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,11 +29,15 @@ from motet.errors import (
     UnsupportedModelError,
 )
 from motet.ids import RequestId
-from motet.types import GenerateRequest, GroupDelta
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupStep, TextGroup
+from motet.types import FinishReason, GenerateRequest, GroupDelta
 from tests.e2e.processes import wait_until_gone
 from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.grammars import tiny_tokenizer
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
+from tests.text.feeding import ids_of, stopping
 from tests.tiny_engine import engine_config
 
 Tiny = Callable[[str], Path]
@@ -128,6 +132,45 @@ async def test_a_stopped_choice_ends_and_its_siblings_go_on(native: NativeEngine
     assert (tokens[0], tokens[2]) == (expected[0], expected[2])
     assert tokens[1] == expected[1][: len(tokens[1])] and len(tokens[1]) < 200
     assert await idle(native)
+
+
+async def test_a_stop_string_ends_a_text_inside_a_step_of_several_tokens(
+    native: NativeEngine, tiny: Tiny, forking: ForkingProcess
+) -> None:
+    """With few letters an answer repeats itself, so drafts are right."""
+    request = group("g", prompt_of(20), seed=4, max_tokens=90, temperature=0.3, allowed_token_ids=ids_of("abc"))
+    before = (await native.stats()).accepted_tokens
+    steps = [delta.choices[0].token_ids async for delta in native.generate(request)]
+    assert (await native.stats()).accepted_tokens > before
+    tokens = [token for step in steps for token in step]
+    number = next(number for number, step in enumerate(steps) if len(step) > 2)
+    end = sum(map(len, steps[:number])) + 2
+    text = tiny_tokenizer().decode(tokens[:end])
+    stop = newest_string(text)
+    async with engine(tiny("llama"), forking.spawn, draft_tokens=0) as plain:
+        expected = await answer_of(plain, request, stop)
+    assert await answer_of(native, request, stop) == expected
+    assert expected == (text.removesuffix(stop), tokens[:end], FinishReason.STOP, stop)
+
+
+def newest_string(text: str) -> str:
+    """Returns the shortest string at the end of a text that stands nowhere else in it."""
+    begins = (begin for begin in range(len(text) - 1, -1, -1) if text.find(text[begin:]) == begin)
+    return text[next(begins) :]
+
+
+async def answer_of(
+    native: NativeEngine, request: GenerateRequest, stop: str
+) -> tuple[str, list[int], FinishReason | None, str | int | None]:
+    """Returns the text, the tokens and the end of a choice that a stop string ends."""
+    events: list[ChoiceEvent] = []
+
+    def take(steps: Sequence[GroupStep]) -> None:
+        events.extend(event for step in steps for event in step.events)
+
+    await TextGroup(native, request, tokenizer=tiny_tokenizer(), rules=stopping(stop)).run(take)
+    tokens = [token for event in events for token in event.token_ids]
+    return "".join(event.text for event in events), tokens, events[-1].finish, events[-1].stop_reason
 
 
 async def test_a_group_that_cannot_run_is_refused_and_the_next_one_runs(native: NativeEngine) -> None:
