@@ -10,7 +10,7 @@ import pytest
 
 from motet.engines.base import WorkerState
 from motet.engines.upstream.base import TextRequest, TextRoute, TextStep
-from motet.engines.upstream.bodies import Merge, text_of
+from motet.engines.upstream.bodies import Merge
 from motet.engines.vllm.report import cards_in, scrape_of, version_in
 from motet.engines.vllm.wire import VLLMReader, kv_params_in, prompt_logprobs_in
 from motet.errors import MotetError, WorkerFaultError
@@ -79,7 +79,7 @@ def test_no_answer_of_a_text_upstream_is_more_than_a_fault() -> None:
                 continue
             assert b"\n" not in msgspec.json.encode(step)
             msgspec.json.encode(step).decode()
-            assert all(isinstance(text_of(piece), str) for piece in (step.pieces if step else ()))
+            assert all(isinstance(piece.text, str) for piece in (step.pieces if step else ()))
 
 
 class Odd:

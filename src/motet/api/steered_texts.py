@@ -12,7 +12,6 @@ from operator import attrgetter
 
 from motet.api.known_groups import ChoiceReport, ChoiceState
 from motet.engines.upstream.base import TextGroupStream, TextPiece
-from motet.engines.upstream.bodies import text_of
 from motet.policies.steering import GroupPolicy, GroupReport, Steering
 from motet.types import FinishReason
 
@@ -40,7 +39,7 @@ class SteeredPrompt:
             if piece.finish is FinishReason.ABORT:
                 continue  # it was ended here, which the steering knows
             if self._wants_text:
-                steering.wrote(index, text_of(piece))
+                steering.wrote(index, piece.text)
             if piece.finish is not None:
                 self._reasons[index] = piece.finish
                 steering.ended(index, piece.finish)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.upstream.bodies import Merge, read_chunk, text_of
+from motet.engines.upstream.bodies import Merge, read_chunk
 from motet.errors import EngineError, UpstreamRefusalError, WorkerFaultError
 from motet.types import Usage
 
@@ -42,7 +42,7 @@ def test_line_breaks_between_the_parts_of_a_chunk_are_not_passed_on() -> None:
 )
 def test_the_text_of_a_piece_is_its_content_without_thoughts(choice: bytes, text: str) -> None:
     step, _ = read_chunk(b'{"choices": [%b]}' % choice)
-    assert text_of(step.pieces[0]) == text
+    assert step.pieces[0].text == text
 
 
 @pytest.mark.parametrize("data", NO_CHUNKS)

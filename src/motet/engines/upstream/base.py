@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from motet.engines.wire import UNREADABLE
 from motet.errors import EngineSilentError, MotetError
 from motet.types import FinishReason, Usage
 
@@ -72,6 +73,34 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     finish: FinishReason | None = None
     """Its `finish_reason` in OpenAI's words, set on its last piece. If the server used another word, `fields` has that
     as `stop_reason`."""
+
+    @property
+    def text(self) -> str:
+        """The text of the answer in this piece. Of a content that is a list of parts these are the parts with a text;
+        where there is none, or it cannot be read, the text is empty."""
+        said = self.fields.get("delta") or self.fields.get("message")
+        try:
+            if said is None:
+                return _text.decode(self.fields.get("text", _NULL)) or ""
+            content = (_said.decode(said) or _Said()).content or ""
+            return content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        except UNREADABLE:
+            return ""
+
+
+class _ContentPart(msgspec.Struct, frozen=True):
+    text: str | None = None
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """A `delta` or a `message`."""
+
+    content: str | list[_ContentPart] | None = None
+
+
+_NULL = msgspec.Raw(b"null")
+_text = msgspec.json.Decoder(str | None)
+_said = msgspec.json.Decoder(_Said | None)
 
 
 class TextStep(msgspec.Struct, frozen=True):

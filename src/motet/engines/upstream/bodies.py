@@ -122,19 +122,6 @@ def aborted(request: TextRequest, index: int, *, shown: bool) -> TextPiece:
     return TextPiece(index, fields, FinishReason.ABORT)
 
 
-def text_of(piece: TextPiece) -> str:
-    """Returns the answer's text in a piece. Of a content that is a list of parts these are the parts with a text;
-    where there is none, or it cannot be read, the text is empty."""
-    said, text = piece.fields.get("delta") or piece.fields.get("message") or NULL, piece.fields.get("text", NULL)
-    try:
-        content = (_said.decode(said) or _NOTHING_SAID).content
-        if isinstance(content, list):
-            return "".join(part.text or "" for part in content)
-        return content or _word.decode(text) or ""
-    except UNREADABLE:
-        return ""
-
-
 class Merge:
     """Turns the answer to one request into the choices `first` to `first + count - 1` of a group. Fed in order."""
 
@@ -254,24 +241,11 @@ class _OpenAIUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: _UsageDetails | None = None
 
 
-class _ContentPart(msgspec.Struct, frozen=True):
-    text: str | None = None
-
-
-class _Said(msgspec.Struct, frozen=True):
-    """A `delta` or a `message`."""
-
-    content: str | list[_ContentPart] | None = None
-
-
-_NOTHING_SAID = _Said()
-
 _fields = msgspec.json.Decoder(Fields)
 _maybe_fields = msgspec.json.Decoder(Fields | None)
 _choices = msgspec.json.Decoder(list[Fields] | None)
 _integer = msgspec.json.Decoder(int | None)
 _word = msgspec.json.Decoder(str | None)
-_said = msgspec.json.Decoder(_Said | None)
 _usage = msgspec.json.Decoder(_OpenAIUsage | None)
 
 
