@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "transfer.ticket",
     ),
     "engines.upstream": ("engines.base", "engines.http", "engines.openai", "engines.wire"),
-    "engines.upstream.base": (),
+    "engines.upstream.base": ("engines.wire",),
     "engines.vllm": (
         "engines.base",
         "engines.far",

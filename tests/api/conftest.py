@@ -10,6 +10,7 @@ from motet.text.tokenizer import Tokenizer
 from tests.api.calling import TEMPLATE, CallingServing
 from tests.api.noted_weights import NotedWeights
 from tests.api.serving import Served, Serving
+from tests.api.text_models import TextServing
 from tests.api.two_models import Tokenizers, TwoModels, turned_tokenizer
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -36,6 +37,12 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
     """Starts servers. Afterwards every one must be empty: no group open, no place taken."""
     async with AsyncExitStack() as stack:
         yield Serving(tokenizer, stack)
+
+
+@pytest.fixture
+async def serve_texts(serve: Serving) -> AsyncIterator[TextServing]:
+    async with AsyncExitStack() as stack:
+        yield TextServing(serve, stack)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +65,15 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     *data, last = events(response)
     assert last == "[DONE]"
     return [json.loads(item) for item in data]
+
+
+async def next_chunk(lines: AsyncIterator[str]) -> dict[str, Any]:
+    """Returns the next chunk of a stream that comes in; nothing at its end."""
+    async for line in lines:
+        if line.startswith("data: {"):
+            told: dict[str, Any] = json.loads(line.removeprefix("data: "))
+            return told
+    return {}
 
 
 def named(response: httpx.Response) -> tuple[int, str | None]:

@@ -39,7 +39,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def comparable(request: GenerateRequest) -> GenerateRequest:
-    return msgspec.structs.replace(request, request_id="", trace="")
+    return msgspec.structs.replace(request, request_id="", trace="", session_id="")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -11,17 +10,11 @@ import pytest
 from motet.api.answer import WORKER_HEADER
 from motet.config import ServerConfig
 from motet.engines.upstream.server import UpstreamOptions
-from tests.api.serving import MODEL, Serving, chunks, coded, events, group_lines, streamed_or_not
+from tests.api.serving import MODEL, chunks, coded, events, group_lines, streamed_or_not
 from tests.api.text_models import TEXTS, TextServing, joined, texts_of
 from tests.peers.openai_script import CHAT, Break, Manners, Refused, Usage
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def serve_texts(serve: Serving) -> AsyncIterator[TextServing]:
-    async with AsyncExitStack() as stack:
-        yield TextServing(serve, stack)
 
 
 @pytest.mark.parametrize("ignores_n", [False, True], ids=["n honoured", "n ignored"])

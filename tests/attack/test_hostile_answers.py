@@ -79,6 +79,7 @@ def test_no_answer_of_a_text_upstream_is_more_than_a_fault() -> None:
                 continue
             assert b"\n" not in msgspec.json.encode(step)
             msgspec.json.encode(step).decode()
+            assert all(isinstance(piece.text, str) for piece in (step.pieces if step else ()))
 
 
 class Odd:
@@ -89,6 +90,10 @@ class Odd:
 
     async def read(self) -> Sequence[TextStep]:
         raise OverflowError("int too large")
+
+    def begin(self, indices: Sequence[int]) -> None: ...
+
+    def end_choice(self, index: int) -> None: ...
 
     def fail(self, error: MotetError) -> None: ...
 

@@ -137,6 +137,8 @@ class FakeOpenAI:
         script = Script(asked, self.manners)
         if not asked.body.get("stream"):
             await self._step()
+            if script.hangs:
+                await asyncio.Event().wait()
             if any(choice.breaks for choice in script.choices):
                 await _send(writer, Refused.openai(500, "the model fell over"))
                 return False
@@ -147,7 +149,7 @@ class FakeOpenAI:
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
         )
-        async for event in self._paced(script.events()):
+        async for event in self._paced(script):
             if event is None:
                 return False
             writer.write(b"%x\r\n%b\r\n" % (len(event), event))
@@ -156,10 +158,12 @@ class FakeOpenAI:
         await writer.drain()
         return False
 
-    async def _paced(self, events: Iterator[bytes | None]) -> AsyncIterator[bytes | None]:
-        for event in events:
+    async def _paced(self, script: Script) -> AsyncIterator[bytes | None]:
+        for event in script.events():
             await self._step()
             yield event
+            if script.hangs:
+                await asyncio.Event().wait()
 
     async def _step(self) -> None:
         if self.gate is not None:

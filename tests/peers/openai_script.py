@@ -78,6 +78,8 @@ class Manners:
     """Fields that get a 400; `n` only above 1."""
     breaks: dict[int, Break] = field(default_factory=dict)
     """How choices break off, by seed."""
+    hangs: frozenset[int] = frozenset()
+    """Seeds of choices that write their first piece and then no more."""
     no_routes: frozenset[str] = frozenset()
     not_ok: list[Refused] = field(default_factory=list)
     """Errors for the next requests, one for each."""
@@ -116,6 +118,7 @@ class Script:
         n = 1 if manners.ignores_n else body.get("n") or 1
         most = body.get("max_completion_tokens") or body.get("max_tokens") or 16
         self.prompts = prompts
+        self.hangs = (body.get("seed") or 0) in manners.hangs
         self.choices = [
             _choice(at * n + i, prompt, (body.get("seed") or 0) + i, most, manners)
             for at, prompt in enumerate(prompts)

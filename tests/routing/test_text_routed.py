@@ -54,6 +54,7 @@ class ScriptedGroup:
         self._hangs = hangs
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed = False
+        self.begun: list[int] = []
 
     async def read(self) -> Sequence[TextStep]:
         if self._reads:
@@ -64,6 +65,12 @@ class ScriptedGroup:
         if self._hangs:
             await self._failed
         return ()
+
+    def begin(self, indices: Sequence[int]) -> None:
+        self.begun += indices
+
+    def end_choice(self, index: int) -> None:
+        self._reads.insert(0, [TextStep((TextPiece(index, {}, FinishReason.ABORT),))])
 
     def fail(self, error: MotetError) -> None:
         self._failed.set_exception(error)
@@ -78,11 +85,13 @@ class ScriptedSource:
 
     scripts: list[list[Read]] = field(default_factory=lambda: [[[ended(0)]]])
     hangs: bool = False
+    requests: list[TextRequest] = field(default_factory=list)
     groups: list[ScriptedGroup] = field(default_factory=list)
     asked: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     def generate(self, request: TextRequest) -> ScriptedGroup:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        self.requests.append(request)
         self.groups.append(ScriptedGroup(script, hangs=self.hangs))
         self.asked.release()
         return self.groups[-1]
@@ -121,6 +130,10 @@ class Texts:
 
 def asking(n: int = 1, *, session: str = "", model: str = "m") -> TextRequest:
     return TextRequest(route=TextRoute.CHAT, body={}, model=model, n=n, session_id=session)
+
+
+def steered(n: int, *begin: int) -> TextRequest:
+    return TextRequest(route=TextRoute.CHAT, body={}, model="m", n=n, begin=begin)
 
 
 async def test_the_server_with_the_fewest_open_choices_gets_a_request() -> None:
@@ -247,6 +260,38 @@ async def test_clients_may_have_a_name_of_their_own_for_a_model() -> None:
     group = texts.router.of("m").generate(asking(model="their name"))
     assert await group.read() == [ended(0)]
     await group.aclose()
+
+
+async def test_the_books_have_the_choices_that_have_begun() -> None:
+    texts = Texts(source := ScriptedSource([[[part(0)], [ended(0)], [ended(2)]]]))
+    group = texts.router.generate(steered(4, 0, 1))
+    await group.read()
+    assert texts.open_choices() == [2]
+    group.end_choice(1)
+    await group.read()
+    assert texts.open_choices() == [1]
+    group.begin([2, 3])
+    assert (texts.open_choices(), source.groups[0].begun) == ([3], [2, 3])
+    for left in (2, 1, 0):
+        await group.read()
+        assert texts.open_choices() == [left]
+    await group.aclose()
+    texts.fleet.check()
+
+
+async def test_what_began_and_ended_before_an_answer_is_so_on_the_next_server_too() -> None:
+    failing, other = ScriptedSource([[BUSY]]), ScriptedSource([[[ended(0)]]])
+    texts = Texts(failing, other)
+    group = texts.router.generate(steered(4, 0, 1))
+    group.end_choice(1)
+    assert [piece.index for step in await group.read() for piece in step.pieces] == [1]
+    group.begin([2])
+    await group.read()
+    assert failing.requests[0].begin == (0, 1)
+    assert other.requests[0].begin == (0, 2)
+    assert texts.open_choices() == [0, 1]
+    await group.aclose()
+    texts.fleet.check()
 
 
 async def test_without_a_server_for_the_model_the_error_says_so() -> None:

@@ -253,12 +253,18 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
         self._include_usage = include_usage
         self._without_usage = b',"usage":null' + END if include_usage else END
         """The end of a chunk after its choices."""
+        self._reports: list[GroupReport] = []
+        """The reports on groups with a policy that are over."""
 
     def close(self, usage: UsedT) -> Sequence[bytes]:
-        """Returns the chunk without choices that carries the usage, if asked for, and the end of the stream."""
-        if not self._include_usage:
-            return [DONE]
-        return [self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE]
+        """Returns the chunks without choices, with the reports and the usage if there are any, and the end of the
+        stream."""
+        last = DONE
+        if self._include_usage:
+            last = self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE
+        if not self._reports:
+            return [last]
+        return [self._constant + b',"choices":[],"groups":' + json_bytes(self._reports) + self._without_usage, last]
 
 
 class CountingWriter(EventWriter[GroupStep, Usage]):
@@ -267,17 +273,8 @@ class CountingWriter(EventWriter[GroupStep, Usage]):
     def __init__(self, head: bytes, plan: Plan, *, usage_json: Callable[[Usage], bytes]) -> None:
         super().__init__(head, usage_json=usage_json, include_usage=plan.include_usage)
         self._continuous_usage = plan.continuous_usage
-        self._reports: list[GroupReport] = []
-        """The reports on groups with a policy that are over."""
         self._num_sent = 0
         """Tokens in the chunks so far. The engine is ahead of them: the text of its last tokens may be held back."""
-
-    def close(self, usage: Usage) -> Sequence[bytes]:
-        """Groups with a policy are reported on in a chunk without choices."""
-        if not self._reports:
-            return super().close(usage)
-        reports = self._constant + b',"choices":[],"groups":' + json_bytes(self._reports) + self._without_usage
-        return [reports, *super().close(usage)]
 
     def _note_reports(self, steps: Sequence[GroupStep]) -> None:
         self._reports += [step.report for step in steps if step.report is not None]

@@ -1,6 +1,6 @@
 """`/v1/groups`: a client looks at its groups, ends choices of them, and asks for more.
 
-    GET    /v1/groups/{id}                what each choice has written so far, in tokens
+    GET    /v1/groups/{id}                how far each choice has come, in tokens where they are known
     POST   /v1/groups/{id}/more           an answer with more choices of the same prompt; indices and seeds go on
     DELETE /v1/groups/{id}/choices/{i}    ends one choice where it is
     DELETE /v1/groups/{id}                ends all, and forgets the group
@@ -55,7 +55,9 @@ def group_router(service: Service) -> APIRouter:
         group = found(request)
         if group.more is None:
             raise unsupported_parameter(
-                "n", "the group can have no more choices: its request had several prompts, best_of or a scored prompt"
+                "n",
+                "is for groups that can have more choices: this one cannot, since its request has several prompts, "
+                "best_of or a scored prompt, or its model is on a server that takes texts",
             )
         return group.more(
             group, MoreAsked(body.n, body.stream, body.include_usage, continuous_usage=body.continuous_usage)

@@ -42,8 +42,8 @@ class ChoiceState(StrEnum):
 class ChoiceReport(msgspec.Struct, frozen=True):
     index: int
     state: ChoiceState
-    tokens: int
-    """Output tokens so far."""
+    tokens: int | None
+    """Output tokens so far; None if only another server knows them."""
     finish_reason: FinishReason | None
 
 
@@ -78,12 +78,13 @@ class KnownGroup:
     """Who asked for it."""
     model: str
     created: int
-    prompt_tokens: int
-    keep_s: float
-    first_seed: int
-    next_index: int
+    prompt_tokens: int | None
+    """None if only another server knows them."""
+    keep_s: float = 0.0
+    first_seed: int = 0
+    next_index: int = 0
     """The index of the next choice, if more are asked for."""
-    body_bytes: int
+    body_bytes: int = 0
     """Size of its request."""
     more: Callable[["KnownGroup", MoreAsked], Response] | None = None
     """Makes an answer with more choices; None if there can be none."""

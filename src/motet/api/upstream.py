@@ -7,32 +7,39 @@
                          what the upstream wrote stays as it is; the rest of an answer is ours:
                          {id, object, created, model: as asked, choices: [{index, its fields, finish_reason}], what
                          stood beside the choices, usage: summed}
+
+`group` is understood here and never sent on: each prompt is steered by itself (`steered_texts`).
 """
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Self
 
 import msgspec
 from fastapi import Request, Response
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from motet.api.admission import Place
 from motet.api.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
 from motet.api.body import SHORT_BYTES, check_counts, in_turn
 from motet.api.caller import Handler, body_of, caller_of
 from motet.api.collect import chat_usage_json
-from motet.api.failure import schema_failure
+from motet.api.failure import invalid_value, schema_failure, unsupported_parameter
 from motet.api.groups import AnswerGroup, GroupAccount, Take
+from motet.api.known_groups import KnownGroup
 from motet.api.plan import Head
+from motet.api.schemas.group import PARAM, GroupFields, check_keep
 from motet.api.schemas.shared import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
 from motet.api.served import TextModel
 from motet.api.service import Service
+from motet.api.steered_texts import SteeredPrompt
 from motet.engines.upstream.base import Fields, TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
 from motet.ids import new_request_id
-from motet.types import Usage
+from motet.policies.steering import GroupPolicy, GroupReport, Keep
+from motet.types import FinishReason, Usage
 
 ID_PREFIXES = {TextRoute.CHAT: "chatcmpl", TextRoute.COMPLETIONS: "cmpl"}
 PROMPT_PARAMS = {TextRoute.CHAT: "messages", TextRoute.COMPLETIONS: "prompt"}
@@ -57,10 +64,11 @@ def text_models_first(service: Service, path: TextRoute, *, ours: Handler) -> Ha
 
 def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fields, request: Request) -> Response:
     checked, config = check_fields(fields), service.config
+    policy = _policy(checked)
     caller = caller_of(request, session=checked.session_id)
     asked = TextRequest(
         route=path,
-        body=fields,
+        body={name: value for name, value in fields.items() if name != PARAM},
         model=model.name,
         n=checked.n,
         prompts=_prompts_in(fields, path),
@@ -74,13 +82,30 @@ def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fiel
     )
     num_prompts, most, param = asked.num_prompts, config.max_n, PROMPT_PARAMS[path]
     service.check_size(caller.client, num_prompts=num_prompts, n=asked.n, most=most, prompt_param=param)
-    answer_id = new_request_id(ID_PREFIXES[path])
-    head = Head(id=answer_id, created=int(time.time()), model=model.name)
-    group = UpstreamRequest(service, model, request=asked, name=answer_id)
+    head = Head(id=new_request_id(ID_PREFIXES[path]), created=int(time.time()), model=model.name)
+    group = UpstreamRequest(service, model, request=asked, head=head, client=caller.client, policy=policy)
     writer = (
-        UpstreamChunks(head, path, include_usage=checked.include_usage) if checked.stream else UpstreamBody(head, path)
+        UpstreamChunks(head, path, include_usage=checked.include_usage, reports=group.reports)
+        if checked.stream
+        else UpstreamBody(head, path, reports=group.reports, keep=Keep.ALL if policy is None else policy.keep)
     )
     return GeneratedResponse(service, [group], writer=writer, client=caller.client, num_choices=asked.num_choices)
+
+
+def _policy(checked: "UpstreamFields") -> GroupPolicy | None:
+    """Returns how each prompt is steered. Raises RequestError for what needs more than texts."""
+    group, where = checked.group, "the model is on a server that takes texts"
+    if group is None:
+        return None
+    if group.deterministic:
+        why = f"goes by numbers of tokens: {where}, which tells none before an answer's end"
+        raise unsupported_parameter(f"{PARAM}.deterministic", why)
+    if group.confidence is not None:
+        why = f"needs the log-probabilities of every token: {where}, which need not tell any"
+        raise unsupported_parameter(f"{PARAM}.confidence", why)
+    if checked.best_of is not None and checked.best_of > checked.n:
+        raise invalid_value("best_of", f"greater than 'n' it cannot be used with '{PARAM}'")
+    return group.policy(checked.n, most_top=0)
 
 
 class _UpstreamStreamOptions(StreamOptions):
@@ -97,6 +122,12 @@ class UpstreamFields(StreamingFields):
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     session_id: SessionId = None
     stream_options: _UpstreamStreamOptions | None = None
+    group: GroupFields | None = None
+
+    @model_validator(mode="after")
+    def check_group(self) -> Self:
+        check_keep(self, self.group)
+        return self
 
 
 def check_fields(fields: Fields) -> UpstreamFields:
@@ -135,15 +166,28 @@ def _prompts_in(fields: Fields, route: TextRoute) -> tuple[msgspec.Raw, ...]:
 class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
     """All prompts of the request are one group here: the upstream may be given them in one request."""
 
-    def __init__(self, service: Service, model: TextModel, *, request: TextRequest, name: str) -> None:
-        """`name`: the answer's id."""
+    def __init__(
+        self,
+        service: Service,
+        model: TextModel,
+        *,
+        request: TextRequest,
+        head: Head,
+        client: str,
+        policy: GroupPolicy | None,
+    ) -> None:
+        """`client`: finds the prompts as groups if there is a policy, by which each of them is steered."""
         self.num_prompts = request.num_prompts
         self._service = service
         self._model = model
         self._request = request
-        self._name = name
+        self._head = head
+        self._client = client
+        self._policy = policy
         self._group: TextGroupStream | None = None
         self._account: GroupAccount | None = None
+        self._steered: list[tuple[KnownGroup, SteeredPrompt]] = []
+        """The prompts that are steered, once they are open."""
 
     @property
     def worker(self) -> str:
@@ -153,26 +197,64 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
     def usage(self) -> Usage | None:
         return self._group.usage if self._group is not None else None
 
+    def reports(self) -> list[GroupReport]:
+        """Returns what has become of the prompts if they are steered."""
+        return [prompt.report(known.id) for known, prompt in self._steered]
+
     def open(self, place: Place) -> None:
-        request = self._request
+        request, policy = self._request, self._policy
+        if policy is not None:
+            first, size = range(policy.num_first(request.n)), request.num_prompts
+            begin = tuple(prompt * request.n + index for prompt in range(size) for index in first)
+            request = msgspec.structs.replace(request, begin=begin)
         self._account = GroupAccount(
             self._service,
             self._model,
             place=place,
             request_id=request.trace,
-            group=self._name,
+            group=self._head.id,
             num_choices=request.num_choices,
         )
         self._group = self._model.source.generate(request)
+        if policy is not None:
+            self._steer(self._group, policy)
+
+    def _steer(self, stream: TextGroupStream, policy: GroupPolicy) -> None:
+        head, n = self._head, self._request.n
+        for number in range(self.num_prompts):
+            known = KnownGroup(
+                id=head.id if self.num_prompts == 1 else f"{head.id}-{number}",
+                client=self._client,
+                model=head.model,
+                created=head.created,
+                prompt_tokens=None,
+            )
+            prompt = SteeredPrompt(policy, stream, first=number * n, n=n)
+            self._service.groups.opened(known, prompt)
+            self._steered.append((known, prompt))
 
     async def run(self, take: Take[TextStep]) -> None:
         assert self._group is not None and self._account is not None  # it has been opened
         while steps := await self._group.read():
-            self._account.step([piece for step in steps for piece in step.pieces], True)
+            pieces = [piece for step in steps for piece in step.pieces]
+            self._account.step(pieces, True)
+            if self._steered:
+                self._feed(pieces)
             if (taking := take(steps)) is not None:
                 await taking
 
+    def _feed(self, pieces: Sequence[TextPiece]) -> None:
+        """Gives each prompt what has come of it."""
+        by_prompt: dict[int, list[TextPiece]] = {}
+        for piece in pieces:
+            by_prompt.setdefault(piece.index // self._request.n, []).append(piece)
+        for number in sorted(by_prompt):
+            _, prompt = self._steered[number]
+            prompt.feed(by_prompt[number])
+
     async def close(self, *, status: int) -> None:
+        for known, prompt in self._steered:
+            self._service.groups.closed(known, prompt)
         async with AsyncExitStack() as closing:  # the group is closed also if the account cannot be
             if self._group is not None:
                 closing.push_async_callback(self._group.aclose)
@@ -183,9 +265,13 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
 class UpstreamChunks(EventWriter[TextStep, Usage | None]):
     """Writes a stream: one chunk for each piece, with the fields that stood beside its choice."""
 
-    def __init__(self, head: Head, route: TextRoute, *, include_usage: bool) -> None:
+    def __init__(
+        self, head: Head, route: TextRoute, *, include_usage: bool, reports: Callable[[], list[GroupReport]]
+    ) -> None:
+        """`reports`: returns those on prompts that are steered, once they are over."""
         kind = "chat.completion.chunk" if route is TextRoute.CHAT else "text_completion"
         super().__init__(head_json(head, kind), include_usage=include_usage, usage_json=chat_usage_json)
+        self._reported = reports
 
     def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
         opening, closing = self._opening, self._without_usage
@@ -195,6 +281,10 @@ class UpstreamChunks(EventWriter[TextStep, Usage | None]):
             for piece in step.pieces
         )
 
+    def close(self, usage: Usage | None) -> Sequence[bytes]:
+        self._reports = self._reported()
+        return super().close(usage)
+
 
 class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
     """Writes a whole answer. A field beside the choices is kept if all requests of the group have the same value."""
@@ -202,23 +292,30 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
     content_type = "application/json"
     streams = False
 
-    def __init__(self, head: Head, route: TextRoute) -> None:
+    def __init__(self, head: Head, route: TextRoute, *, reports: Callable[[], list[GroupReport]], keep: Keep) -> None:
+        """`reports`: as of `UpstreamChunks`. `keep`: the choices to show."""
         kind = "chat.completion" if route is TextRoute.CHAT else "text_completion"
         self._opening = head_json(head, kind) + b',"choices":['
+        self._reported = reports
+        self._keep = keep
         self._pieces: list[TextPiece] = []
         self._extras: list[Fields] = []
 
     def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
         for step in steps:
             self._pieces += step.pieces
-            self._extras.append(step.extras)
+            if any(piece.finish is not FinishReason.ABORT for piece in step.pieces):  # else no server has written it
+                self._extras.append(step.extras)
         return b""
 
     def close(self, usage: Usage | None) -> Sequence[bytes]:
-        pieces = sorted(self._pieces, key=lambda piece: piece.index)
+        left_out = {FinishReason.ABORT} if self._keep is Keep.FINISHED else set()
+        pieces = sorted((one for one in self._pieces if one.finish not in left_out), key=lambda piece: piece.index)
         choices = b",".join(b'{"index":' + _rest_of_choice(piece) for piece in pieces)
-        agreed = _members(_agreed(self._extras))
-        return [self._opening + choices + b"]" + agreed + b',"usage":' + chat_usage_json(usage) + b"}"]
+        told = b"]" + _members(_agreed(self._extras)) + b',"usage":' + chat_usage_json(usage)
+        if reports := self._reported():
+            told += b',"groups":' + msgspec.json.encode(reports)
+        return [self._opening + choices + told + b"}"]
 
 
 def _rest_of_choice(piece: TextPiece) -> bytes:

@@ -58,6 +58,15 @@ class GroupPolicy:
     deterministic: bool = False
     """True: what happens is ordered by numbers of tokens and not by arrival."""
 
+    @property
+    def needs_values(self) -> bool:
+        """True if the texts of the answers matter."""
+        return self.vote or (self.stop_when is not None and self.stop_when.needs_values)
+
+    def num_first(self, n: int) -> int:
+        """Returns how many of n choices begin at once."""
+        return n if self.start is None else self.start
+
 
 class VoteReport(msgspec.Struct, frozen=True):
     """The values of the answers that have finished, and the one that most of them have."""
@@ -111,7 +120,7 @@ class Steering:
 
     def __init__(self, policy: GroupPolicy, indices: Sequence[int]) -> None:
         """`indices`: of the choices, in the order in which they begin."""
-        start = policy.start or len(indices)
+        start = policy.num_first(len(indices))
         self._policy = policy
         self._begun = list(indices[:start])
         self._waiting = deque(indices[start:])
@@ -119,7 +128,7 @@ class Steering:
         self._start = start
         self._texts: dict[int, list[str]] = {}
         """Pieces of the answers that are being written, if their values are wanted."""
-        self._wants_values = policy.vote or (policy.stop_when is not None and policy.stop_when.needs_values)
+        self._wants_values = policy.needs_values
         self._answers = Answers(len(indices))
         self._values: dict[int, str | None] = {}
         """The values of answers that are whole, until their ends are taken in."""

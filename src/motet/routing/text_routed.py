@@ -16,7 +16,7 @@ from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRe
 from motet.routing.cost import Work
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
-from motet.types import Usage
+from motet.types import FinishReason, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,8 @@ class RoutedText:
         self._group: TextGroupStream | None = None
         self._open_choices = 0
         """The choices in the books of the present member."""
+        self._to_end: set[int] = set()
+        """Choices that were ended here, and whose last pieces have not been read."""
         self._begun = False
         self._closed = False
         self._error: MotetError | None = None
@@ -130,6 +132,19 @@ class RoutedText:
                 f"its answer could not be taken ({type(error).__name__}): the log has more"
             ) from error
 
+    def begin(self, indices: Sequence[int]) -> None:
+        assert self._request.begin is not None  # else none is held back
+        self._request = msgspec.structs.replace(self._request, begin=(*self._request.begin, *indices))
+        if self._group is not None:
+            self._group.begin(indices)
+            self._ended(-len(indices))
+
+    def end_choice(self, index: int) -> None:
+        """May also be called while no member has the request: the next one ends the choice before it is asked for."""
+        self._to_end.add(index)
+        if self._group is not None:
+            self._group.end_choice(index)
+
     def fail(self, error: MotetError) -> None:
         if self._group is not None:
             self._group.fail(error)
@@ -155,16 +170,26 @@ class RoutedText:
             raise self._error or error from None
         self._tried.append(member)
         self._group = source.generate(self._request)
-        self._books, self._open_choices = member.books, self._request.num_choices
+        self._books, self._open_choices = member.books, self._request.num_begun
         self._books.open_choices += self._open_choices
         member.groups.add(self)
+        for index in self._to_end:
+            self._group.end_choice(index)
         return self._group
 
     def _note(self, steps: Sequence[TextStep]) -> None:
-        self._begun = True
-        self._tried[-1].stirred = True
+        ended = [piece for step in steps for piece in step.pieces if piece.finish is not None]
+        # A server that gives up with a word like that gets its group an error, so these were ended here.
+        here = {piece.index for piece in ended if piece.finish is FinishReason.ABORT}
+        if here and self._request.begin is not None:
+            self._to_end -= here
+            left = tuple(index for index in self._request.begin if index not in here)
+            self._request = msgspec.structs.replace(self._request, begin=left)
+        if not here or sum(len(step.pieces) for step in steps) > len(here):
+            self._begun = True
+            self._tried[-1].stirred = True
         if self._group is not None:
-            self._ended(sum(piece.finish is not None for step in steps for piece in step.pieces))
+            self._ended(len(ended))
             if not steps:
                 self._off_the_books()
 

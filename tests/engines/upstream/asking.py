@@ -25,6 +25,7 @@ def request_for(
     seed: int | None = 5,
     stream: bool = True,
     best_of: int | None = None,
+    begin: tuple[int, ...] | None = None,
     **fields: object,
 ) -> TextRequest:
     body: dict[str, object] = {"model": "m", "n": n, "stream": stream, **fields}
@@ -46,6 +47,7 @@ def request_for(
         seed=seed,
         stream=stream,
         best_of=best_of,
+        begin=begin,
     )
 
 
@@ -77,6 +79,10 @@ class Whole:
             received.pieces_after_finish += received.finish is not None
             _add(received, piece)
 
+    def take_all(self, steps: Sequence[TextStep]) -> None:
+        for step in steps:
+            self.take(step)
+
     @property
     def texts(self) -> list[str]:
         assert sorted(self.choices) == list(range(len(self.choices)))
@@ -96,8 +102,7 @@ async def read_all(group: TextGroupStream) -> Whole:
     whole = Whole()
     try:
         while steps := await group.read():
-            for step in steps:
-                whole.take(step)
+            whole.take_all(steps)
         whole.usage = group.usage
     finally:
         await group.aclose()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.upstream.bodies import Merge
+from motet.engines.upstream.bodies import Merge, read_chunk
 from motet.errors import EngineError, UpstreamRefusalError, WorkerFaultError
 from motet.types import Usage
 
@@ -25,6 +25,24 @@ def test_line_breaks_between_the_parts_of_a_chunk_are_not_passed_on() -> None:
     step = Merge(0, 1, chat=False).chunk(b'{"choices": [{"logprobs": {"a":\n\ndata: 1}}]}'.replace(b"data: ", b"\r"))
     assert step is not None
     assert bytes(step.pieces[0].fields["logprobs"]) == b'{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (b'{"delta": {"role": "assistant", "content": "a"}}', "a"),
+        (b'{"message": {"content": "a", "reasoning_content": "b"}}', "a"),
+        (b'{"text": "a"}', "a"),
+        (b'{"delta": {"content": [{"type": "thinking", "thinking": ["b"]}, {"type": "text", "text": "a"}]}}', "a"),
+        (b'{"delta": {}}', ""),
+        (b'{"delta": null}', ""),
+        (b'{"message": {"content": 5}}', ""),
+        (b"{}", ""),
+    ],
+)
+def test_the_text_of_a_piece_is_its_content_without_thoughts(choice: bytes, text: str) -> None:
+    step, _ = read_chunk(b'{"choices": [%b]}' % choice)
+    assert step.pieces[0].text == text
 
 
 @pytest.mark.parametrize("data", NO_CHUNKS)

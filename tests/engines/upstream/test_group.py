@@ -250,6 +250,43 @@ async def test_leaving_closes_every_connection_at_once() -> None:
         await played.peer.until_idle()
 
 
+async def test_choices_begin_when_they_are_let_and_end_alone() -> None:
+    async with playing(Manners(hangs=frozenset({5, 7}))) as played:
+        group = played.upstream.generate(request_for(n=4, begin=(0, 1)))
+        whole = Whole()
+        while 1 not in whole.choices or whole.choices[1].finish is None:
+            whole.take_all(await group.read())
+        assert [asked.body["seed"] for asked in played.peer.asked] == [5, 6]
+        group.end_choice(0)
+        whole.take_all(await group.read())
+        assert whole.choices[0].finish == "abort"
+        await played.peer.until_idle()
+        group.begin([2])
+        group.end_choice(2)  # before it is asked for
+        whole.take_all(await group.read())
+        group.begin([3])
+        rest = await read_all(group)
+        assert [asked.body["seed"] for asked in played.peer.asked] == [5, 6, 8]
+        assert {index: one.finish for index, one in (whole.choices | rest.choices).items()} == {
+            0: "abort",
+            1: "stop",
+            2: "abort",
+            3: "stop",
+        }
+        assert rest.usage is None
+
+
+async def test_a_reader_that_waits_gets_the_end_of_a_choice_at_once() -> None:
+    async with playing(gated=True) as played:
+        group = played.upstream.generate(request_for(n=2, begin=(0, 1)))
+        reading = asyncio.create_task(group.read())
+        for _ in range(2):
+            await played.peer.arrived.acquire()
+        group.end_choice(1)
+        assert [(one.index, one.finish) for step in await reading for one in step.pieces] == [(1, "abort")]
+        await group.aclose()
+
+
 async def test_losing_the_server_ends_its_groups_for_their_readers() -> None:
     async with playing(gated=True) as played:
         group = played.upstream.generate(request_for())

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
 from motet.api.failure import Misfit, invalid_type, invalid_value
-from motet.api.schemas.shared import GeneratingFields, Schema
+from motet.api.schemas.shared import GeneratingFields, Schema, StreamingFields
 from motet.errors import RequestError
 from motet.policies.confidence import ConfidenceRule
 from motet.policies.criteria import Agree, AnyOf, Condition, Finished, Posterior, Window
@@ -203,6 +203,11 @@ class SteeredFields(GeneratingFields):
 
     @model_validator(mode="after")
     def check_group(self) -> Self:
-        if self.group is not None and self.group.keep != "all":
-            self.refuse_if_streamed("group.keep", self.group.keep)
+        check_keep(self, self.group)
         return self
+
+
+def check_keep(fields: StreamingFields, group: GroupFields | None) -> None:
+    """Refuses to leave out choices that a stream has begun to show."""
+    if group is not None and group.keep != "all":
+        fields.refuse_if_streamed(f"{PARAM}.keep", group.keep)

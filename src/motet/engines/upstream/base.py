@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from motet.engines.wire import UNREADABLE
 from motet.errors import EngineSilentError, MotetError
 from motet.types import FinishReason, Usage
 
@@ -45,6 +46,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str = ""
     authorization: str = ""
     """The client's own header, if it may be passed on: never a key of this server."""
+    begin: tuple[int, ...] | None = None
+    """The numbers of the choices that begin at once, if each is to begin and end by itself. None: all together."""
 
     @property
     def num_prompts(self) -> int:
@@ -53,6 +56,11 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_choices(self) -> int:
         return self.num_prompts * self.n
+
+    @property
+    def num_begun(self) -> int:
+        """Number of choices that begin at once."""
+        return self.num_choices if self.begin is None else len(self.begin)
 
 
 class TextPiece(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +73,34 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     finish: FinishReason | None = None
     """Its `finish_reason` in OpenAI's words, set on its last piece. If the server used another word, `fields` has that
     as `stop_reason`."""
+
+    @property
+    def text(self) -> str:
+        """The text of the answer in this piece. Of a content that is a list of parts these are the parts with a text;
+        where there is none, or it cannot be read, the text is empty."""
+        said = self.fields.get("delta") or self.fields.get("message")
+        try:
+            if said is None:
+                return _text.decode(self.fields.get("text", _NULL)) or ""
+            content = (_said.decode(said) or _Said()).content or ""
+            return content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        except UNREADABLE:
+            return ""
+
+
+class _ContentPart(msgspec.Struct, frozen=True):
+    text: str | None = None
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """A `delta` or a `message`."""
+
+    content: str | list[_ContentPart] | None = None
+
+
+_NULL = msgspec.Raw(b"null")
+_text = msgspec.json.Decoder(str | None)
+_said = msgspec.json.Decoder(_Said | None)
 
 
 class TextStep(msgspec.Struct, frozen=True):
@@ -89,6 +125,16 @@ class TextGroupStream(Protocol):
     async def read(self) -> Sequence[TextStep]:
         """Returns the steps that have come, at least one; none at the end. Raises `MotetError`, as `GroupStream` does,
         and `UpstreamRefusalError`."""
+        ...
+
+    def begin(self, indices: Sequence[int]) -> None:
+        """Lets choices begin that `TextRequest.begin` has held back. `read` has an end when all that have begun are
+        over, so this is called between two reads."""
+        ...
+
+    def end_choice(self, index: int) -> None:
+        """Ends a choice of a request with `TextRequest.begin`, whose last piece has not been read, and its request at
+        the server. What it has brought is dropped; the next `read` returns a last piece with the finish `ABORT`."""
         ...
 
     def fail(self, error: MotetError) -> None:

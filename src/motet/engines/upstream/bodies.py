@@ -31,7 +31,7 @@ import msgspec
 from msgspec.structs import replace
 
 from motet.engines.openai import OpenAIError, any_error_in
-from motet.engines.upstream.base import Fields, TextPiece, TextRequest, TextStep
+from motet.engines.upstream.base import Fields, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError, WorkerFaultError
 from motet.types import FinishReason, Usage
@@ -93,10 +93,11 @@ def usage_of(asks: Sequence[UpstreamAsk], told: Mapping[int, Usage]) -> Usage | 
     since nothing is guessed. `told`: the reports, by the first choice of each request that has ended."""
     if len(told) < len(asks):
         return None
-    total = Usage(prompt_tokens=0, completion_tokens=0)
+    total, counted = Usage(prompt_tokens=0, completion_tokens=0), set[int]()
     for ask in asks:
-        usage, is_first = told[ask.first], ask.first % ask.request.n == 0
-        total += usage if is_first else replace(usage, prompt_tokens=0, cached_tokens=0)
+        usage, prompt = told[ask.first], ask.first // ask.request.n
+        total += replace(usage, prompt_tokens=0, cached_tokens=0) if prompt in counted else usage
+        counted.add(prompt)
     return total
 
 
@@ -107,6 +108,18 @@ def _raw(value: str | int) -> msgspec.Raw:
 def choices_named(numbers: Sequence[int]) -> str:
     first, last = numbers[0], numbers[-1]
     return f"choice {first}" if first == last else f"choices {first} to {last}"
+
+
+def aborted(request: TextRequest, index: int, *, shown: bool) -> TextPiece:
+    """Returns the last piece of a choice that is ended here. `shown`: pieces of it have been read."""
+    if request.route is TextRoute.COMPLETIONS:
+        fields = {"text": _EMPTY}
+    elif request.stream:
+        fields = {"delta": msgspec.Raw(b"{}")}
+        fields = fields if shown else _with_role_once(fields, first=True)
+    else:
+        fields = {"message": msgspec.Raw(b'{"role":"assistant","content":""}')}
+    return TextPiece(index, fields, FinishReason.ABORT)
 
 
 class Merge:
@@ -209,6 +222,7 @@ FAILURES = frozenset({"abort", "error", "insufficient_system_resource", "network
 """Servers use these words for a choice that they did not write to its end."""
 
 _ASSISTANT = msgspec.Raw(b'"assistant"')
+_EMPTY = msgspec.Raw(b'""')
 _NOTHING = frozenset({b"null", b"{}"})
 
 

@@ -10,6 +10,9 @@ A group is one request if n is honoured, else one for each choice, a few at a ti
     requests ──► a task each, `max_singles` at most ──► queue ──► read()
                  pieces, as they come                   bounded: a slow reader holds the server's streams back
 
+Where choices begin and end by themselves (`TextRequest.begin`), a group is single requests whatever the server can do.
+A choice is ended by closing its request; one that has not begun is not asked for.
+
 The first error ends all, except in two cases. If a single request fails before it has sent anything, but others of the
 group have sent something, it is sent once more (before that, `text_routed` tries the whole group again). If a server
 refuses a group in one request, it is sent as single requests: servers honour n within limits of their own.
@@ -19,13 +22,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from motet.engines.http import NOT_TAKEN
 from motet.engines.openai import DONE, EventSplitter
 from motet.engines.upstream.base import TextRequest, TextRoute, TextStep, may_go_elsewhere
-from motet.engines.upstream.bodies import Merge, UpstreamAsk, ask_at_once, ask_singly, usage_of
+from motet.engines.upstream.bodies import Merge, UpstreamAsk, aborted, ask_at_once, ask_singly, usage_of
 from motet.engines.upstream.server import Abilities, Ability, UpstreamReply, UpstreamServer, probe
 from motet.engines.wire import EngineReport
 from motet.errors import (
@@ -76,10 +80,10 @@ class TextUpstream:
                 f"The model `{request.model}` is not available on {request.route}: its server has no such route.",
                 code="unknown_url",
             )
-        several = request.num_choices > 1
+        several, steered = request.num_choices > 1, request.begin is not None
         if known is None and several:
             self._learn(base)
-        plan = ask_singly if several and not ability.honours_n else ask_at_once
+        plan = ask_singly if steered or (several and not ability.honours_n) else ask_at_once
         asks = plan(request, wants_usage=ability.takes_usage)
         group = UpstreamGroup(self.server, request, asks=asks, on_end=self._groups.discard)
         self._groups.add(group)
@@ -119,11 +123,17 @@ class TextUpstream:
             self._abilities[model] = found
 
 
-class Signal(Enum):
-    """Messages of a task to the reader of its group, beside steps and errors."""
+class Ended(NamedTuple):
+    """The end of a request."""
 
-    ENDED = "ended"
-    """No request is left for it."""
+    first: int
+    """Number of its first choice."""
+    error: Exception | None = None
+
+
+class Signal(Enum):
+    LOOK = "look"
+    """Tells the reader to look for what did not come through the queue."""
 
 
 NOT_ELSEWHERE = "An answer that a text upstream has begun cannot go on elsewhere."
@@ -145,75 +155,124 @@ class UpstreamGroup:
     ) -> None:
         self._server = server
         self._request = request
-        self._asks = asks
+        self._at_once = asks[0].count > 1
+        """True if one request asks for several choices."""
+        self._held = {ask.first: ask for ask in asks}
+        """The requests of choices that have not begun, by their first choices."""
+        self._asks: dict[int, UpstreamAsk] = {}
+        """The requests that were sent, or will be."""
+        self._due: deque[UpstreamAsk] = deque()
+        """Those of them that wait for a place."""
         self._on_end = on_end
-        self._queue: asyncio.Queue[TextStep | Exception | Signal] = asyncio.Queue(2 * server.options.max_singles)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._working = 0
-        """The number of tasks that have not ended well."""
+        self._queue: asyncio.Queue[TextStep | Ended | Signal] = asyncio.Queue(2 * server.options.max_singles)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """The requests under way, whose ends have not been read."""
+        self._closing: list[asyncio.Task[None]] = []
+        """Those of choices that were ended here."""
+        self._ended: set[int] = set()
+        """Choices that were ended here."""
+        self._aborted: list[int] = []
+        """Those of them whose last pieces have not been read."""
+        self._shown: set[int] = set()
+        """Choices of which a piece has been read, if they begin and end by themselves."""
         self._begun = False
         self._usages: dict[int, Usage] = {}
         self._failure: Exception | None = None
+        self.begin([ask.first for ask in asks] if request.begin is None else request.begin)
 
     @property
     def usage(self) -> Usage | None:
-        return usage_of(self._asks, self._usages)
+        return usage_of(list(self._asks.values()), self._usages)
+
+    def begin(self, indices: Sequence[int]) -> None:
+        asks = {index: self._held.pop(index) for index in indices}
+        self._asks |= asks
+        self._due += asks.values()
+
+    def end_choice(self, index: int) -> None:
+        self._ended.add(index)
+        self._aborted.append(index)
+        if (task := self._tasks.pop(index, None)) is not None:
+            task.cancel()
+            self._closing.append(task)
+        else:
+            self._due.remove(self._asks.pop(index))
+        if self._queue.empty():  # else the reader looks anyway
+            self._queue.put_nowait(Signal.LOOK)
 
     async def read(self) -> Sequence[TextStep]:
-        if not self._tasks and self._failure is None:
-            self._start()
         steps: list[TextStep] = []
-        while self._failure is None and self._working and not (steps and self._queue.empty()):
+        while self._failure is None:
+            self._send_due()
+            if self._aborted:
+                steps.append(self._last_pieces())
+            if not self._tasks or (steps and self._queue.empty()):
+                break
             match await self._queue.get():
                 case TextStep() as step:
-                    steps.append(step)
-                case Signal.ENDED:
-                    self._working -= 1
-                case error:
-                    self._failure = None if self._again_singly(error) else error
+                    steps += self._wanted(step)
+                case Ended(first, error) if first not in self._ended:
+                    del self._tasks[first]
+                    self._failure = None if error is None or self._again_singly(error) else error
         if self._failure is not None:
             raise self._failure
         return steps
 
     def fail(self, error: MotetError) -> None:
         self._failure = self._failure or error
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
         while not self._queue.empty():
             self._queue.get_nowait()
-        self._queue.put_nowait(error)
+        self._queue.put_nowait(Signal.LOOK)
 
     async def aclose(self) -> None:
         self.fail(EngineClosedError("the group was closed"))
         try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)
         finally:
             self._on_end(self)
 
-    def _start(self) -> None:
-        asks = iter(self._asks)
-        self._working = min(len(self._asks), self._server.options.max_singles)
-        self._tasks += [asyncio.create_task(self._run(asks)) for _ in range(self._working)]
+    def _send_due(self) -> None:
+        while self._due and len(self._tasks) < self._server.options.max_singles:
+            ask = self._due.popleft()
+            self._tasks[ask.first] = asyncio.create_task(self._run(ask))
+
+    def _wanted(self, step: TextStep) -> list[TextStep]:
+        """Returns the step, if there is one, without pieces of choices that were ended here."""
+        if self._request.begin is None:
+            return [step]
+        pieces = tuple(piece for piece in step.pieces if piece.index not in self._ended)
+        self._shown.update(piece.index for piece in pieces)
+        return [TextStep(pieces, step.extras)] if pieces else []
+
+    def _last_pieces(self) -> TextStep:
+        """Returns the ends of choices that were ended here."""
+        ended, self._aborted = self._aborted, []
+        return TextStep(tuple(aborted(self._request, index, shown=index in self._shown) for index in ended))
 
     def _again_singly(self, error: Exception) -> bool:
         refused = isinstance(error, UpstreamRefusalError) and error.status in NOT_TAKEN
-        if self._begun or not refused or len(self._asks) == self._request.num_choices:
+        if self._begun or not refused or not self._at_once:
             return False
+        (ask,) = self._asks.values()
         try:
-            self._asks = ask_singly(self._request, wants_usage=self._asks[0].wants_usage)
+            singly = ask_singly(self._request, wants_usage=ask.wants_usage)
         except RequestError:
             return False
-        self._start()
+        self._at_once = False
+        self._held = {ask.first: ask for ask in singly}
+        self._asks.clear()
+        self.begin(range(self._request.num_choices))
         return True
 
-    async def _run(self, asks: Iterator[UpstreamAsk]) -> None:
-        """Sends one request after another; its reader gets any error."""
+    async def _run(self, ask: UpstreamAsk) -> None:
+        """Sends a request; its reader gets any error."""
         try:
-            for ask in asks:
-                await self._answer(ask)
-            await self._queue.put(Signal.ENDED)
+            await self._answer(ask)
+            await self._queue.put(Ended(ask.first))
         except Exception as error:
-            await self._queue.put(error)
+            await self._queue.put(Ended(ask.first, error))
 
     async def _answer(self, ask: UpstreamAsk, *, tries: int = 2) -> None:
         with contextlib.closing(UpstreamAnswer(self._server, ask)) as answer:

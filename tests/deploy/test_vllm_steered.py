@@ -1,0 +1,120 @@
+"""Groups that are steered in front of played vLLM servers: what ends there, and what choices cost that begin later."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.serving import next_chunk
+from tests.deploy.gateways import RunningGateway
+from tests.deploy.test_vllm_gateway import PROMPT, body, gateway_of, pair_of, seeded, until_met
+from tests.peers.fake_vllm import FakeVLLM
+from tests.peers.vllm_switches import Switches
+
+pytestmark = pytest.mark.anyio
+
+SEED, N = 5, 3
+WRITTEN = seeded(N, SEED)
+LAST = WRITTEN[1][3]
+"""Ends choice 1 with its fourth token."""
+PATH = "/inference/v1/generate"
+
+
+@contextlib.asynccontextmanager
+async def in_front(folder: Path, *, apart: bool) -> AsyncIterator[tuple[FakeVLLM, RunningGateway]]:
+    """A gateway, and the server that decodes for it, which waits for steps. `apart`: another one prefills."""
+    if apart:
+        async with pair_of(folder) as (network, _, decode, gateway):
+            await until_met(network, decode)
+            decode.hold()
+            yield decode, gateway
+        assert network.faults == []
+    else:
+        async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
+            server.hold()
+            yield server, gateway
+
+
+async def begin(server: FakeVLLM, *, apart: bool, requests: int) -> None:
+    """Lets each of so many requests write its first token."""
+    if apart:  # the others follow the first token of the one with the ticket
+        await server.until(lambda: server.open == 1)
+        server.step()
+    await server.until(lambda: server.open == requests)
+    server.step()
+
+
+def of_choice(answer: dict[str, Any]) -> dict[int, tuple[str, list[int]]]:
+    return {choice["index"]: (choice["finish_reason"], choice["token_ids"]) for choice in answer["choices"]}
+
+
+def test_the_token_that_ends_a_choice_ends_no_other() -> None:
+    assert [tokens[:6].count(LAST) for tokens in WRITTEN] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(folder: Path, apart: bool) -> None:
+    async with in_front(folder, apart=apart) as (server, gateway):
+        aborted = server.books.aborted
+        asked = body(N, seed=SEED, stop_token_ids=[LAST]) | {"group": {"stop_when": {"finished": 1}}}
+        answering = asyncio.ensure_future(gateway.http.post(PATH, json=asked))
+        await begin(server, apart=apart, requests=N)
+        server.step(3)
+        await server.until(lambda: server.open == 0)  # though it waits for steps
+        told = of_choice((await answering).json())
+        assert {index: finish for index, (finish, _) in told.items()} == {0: "abort", 1: "stop", 2: "abort"}
+        for index, (_, tokens) in told.items():
+            assert tokens == WRITTEN[index][: len(tokens)]
+        assert server.books.aborted - aborted == 2
+        held = server.books.text(pinned_blocks=server.pinned_blocks())
+        assert 'vllm:kv_cache_usage_perc{engine="0",model_name="smollm2"} 0.0' in held
+
+
+async def test_choices_that_begin_later_are_as_cheap_as_another_request_with_the_prompt(folder: Path) -> None:
+    async with pair_of(folder) as (network, prefill, decode, gateway):
+        await until_met(network, decode)
+        prefilled, computed = prefill.books.local_compute, decode.books.local_compute
+        answer = await gateway.http.post(PATH, json=body(4, seed=SEED) | {"group": {"start": 1}})
+        assert of_choice(answer.json()) == {i: ("length", tokens) for i, tokens in enumerate(seeded(4, SEED))}
+        last_block = len(PROMPT) % prefill.block_size  # the others are in the prefix cache
+        assert prefill.books.local_compute - prefilled == len(PROMPT) + 3 * last_block
+        assert decode.books.local_compute == computed
+    assert network.faults == []
+
+
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+async def test_the_confidence_of_choices_is_known(folder: Path, scale_out: bool) -> None:
+    async with FakeVLLM(switches=Switches(scale_out=scale_out)) as server, gateway_of(folder, server) as gateway:
+        for below, finish in ((100.0, "abort"), (0.0, "length")):
+            rule = {"window": 3, "top": 3, "below": below}
+            answer = (
+                await gateway.http.post(PATH, json=body(2, max_tokens=500) | {"group": {"confidence": rule}})
+            ).json()
+            assert {end for end, _ in of_choice(answer).values()} == {finish}
+            assert answer["groups"][0]["confidence"]["lowest"].keys() == {"0", "1"}
+            assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
+        await server.until(lambda: server.open == 0)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+async def test_a_choice_of_a_group_that_is_one_request_is_ended_for_its_client(folder: Path, apart: bool) -> None:
+    """vLLM writes it on, unheard, until nobody needs the request any more."""
+    async with in_front(folder, apart=apart) as (server, gateway):
+        asked = body(N, seed=SEED, stop_token_ids=[LAST]) | {"stream": True}
+        beginning = asyncio.ensure_future(begin(server, apart=apart, requests=2 if apart else 1))
+        async with gateway.http.stream("POST", PATH, json=asked) as response:
+            await beginning
+            lines = response.aiter_lines()
+            told = [await next_chunk(lines)]
+            for index in (0, 2):
+                path = f"/v1/groups/{told[0]['request_id']}/choices/{index}"
+                assert (await gateway.http.delete(path)).json()["ended"] is True
+            server.step(3)
+            await server.until(lambda: server.open == 0)  # though choices 0 and 2 have not ended there
+            while told[-1]:
+                told.append(await next_chunk(lines))
+    ends = {c["index"]: c["finish_reason"] for chunk in told[:-1] for c in chunk["choices"] if c["finish_reason"]}
+    assert ends == {0: "abort", 1: "stop", 2: "abort"}
