@@ -1,0 +1,140 @@
+"""What policies save and what they cost: figures with their intervals, a table, and a picture.
+
+The picture needs matplotlib. Again from saved answers: python -m examples.self_consistency.report runs.json savings.svg
+"""
+
+import json
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+Z = 1.959964
+"""Standard deviations on each side of the mean that hold 95 % of a normal distribution."""
+DRAWS = 10_000
+"""Sets of questions that a bootstrap draws."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The vote on one question."""
+
+    kind: str
+    right: bool
+    begun: int
+    """Samples that began."""
+    finished: int
+    """Samples that voted, as far as they have a value."""
+    tokens: int
+    """Of all samples, also those that were ended early."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All questions under one policy."""
+
+    policy: str
+    at_a_time: int
+    seconds: float
+    answers: Sequence[Answer]
+    """One for each question; in the same order in all runs."""
+
+    @property
+    def right(self) -> int:
+        return sum(answer.right for answer in self.answers)
+
+    @property
+    def tokens(self) -> int:
+        return sum(answer.tokens for answer in self.answers)
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of a share: it stays within 0 and 1, and fits small numbers."""
+    share, square = right / total, Z * Z
+    middle = share + square / (2 * total)
+    reach = Z * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
+    return (middle - reach) / (1 + square / total), (middle + reach) / (1 + square / total)
+
+
+def difference(run: Run, full: Run) -> tuple[float, float, float]:
+    """Returns how much oftener `run` is right than `full`, and the 95 % interval of that: a bootstrap over questions.
+    Both had the same questions, so it is narrower than that of two sets."""
+    gained = [ours.right - theirs.right for ours, theirs in zip(run.answers, full.answers, strict=True)]
+    dice = random.Random(0)
+    means = sorted(fmean(dice.choices(gained, k=len(gained))) for _ in range(DRAWS))
+    return fmean(gained), means[round(0.025 * DRAWS)], means[round(0.975 * DRAWS) - 1]
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Returns a row of Markdown for each run; the first of those with as many questions at a time is the full vote."""
+    heads = ["policy", "at a time", "right", "difference to all", "samples", "tokens a question", "saved"]
+    rows = ["| " + " | ".join([*heads, "seconds", "saved"]) + " |", "|---" * 9 + "|"]
+    for run in runs:
+        full = next(one for one in runs if one.at_a_time == run.at_a_time)
+        rows.append("| " + " | ".join(cells(run, full)) + " |")
+    return "\n".join(rows)
+
+
+def cells(run: Run, full: Run) -> list[str]:
+    total = len(run.answers)
+    low, high = wilson(run.right, total)
+    mean, less, more = difference(run, full)
+    return [
+        run.policy,
+        str(run.at_a_time),
+        f"{run.right / total:.1%} ({low:.1%} to {high:.1%})",
+        "" if run is full else f"{100 * mean:+.1f} ({100 * less:+.1f} to {100 * more:+.1f}) points",
+        f"{fmean(answer.begun for answer in run.answers):.1f}",
+        f"{run.tokens / total:.0f}",
+        "" if run is full else f"{1 - run.tokens / full.tokens:.0%}",
+        f"{run.seconds:.1f}",
+        "" if run is full else f"{1 - run.seconds / full.seconds:.0%}",
+    ]
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """Draws accuracy over tokens with intervals, and beside it what is left of tokens and seconds."""
+    from matplotlib.figure import Figure  # the figures above need none
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    votes, costs = figure.subplots(1, 2)
+    loads = sorted({run.at_a_time for run in runs})
+    policies = [run for run in runs if run.at_a_time == loads[0]]
+    for run in policies:
+        total = len(run.answers)
+        share, (low, high) = run.right / total, wilson(run.right, total)
+        votes.errorbar(run.tokens / total, share, [[share - low], [high - share]], fmt="o", capsize=3, label=run.policy)
+    votes.set(xlabel="tokens a question", ylabel="right votes, 95 % interval", ylim=(0, 1))
+    votes.set_xlim(left=0)
+    votes.grid(alpha=0.3)
+    votes.legend(fontsize="small", loc="lower right")
+    bars = {"tokens": [run.tokens / policies[0].tokens for run in policies]}
+    for load in loads:
+        same = [run for run in runs if run.at_a_time == load]
+        bars[f"seconds, {load} at a time"] = [run.seconds / same[0].seconds for run in same]
+    for number, (name, shares) in enumerate(bars.items()):
+        costs.barh([place + (number - 1) * 0.25 for place in range(len(policies))], shares, 0.25, label=name)
+    costs.set_yticks(range(len(policies)), [run.policy for run in policies])
+    costs.invert_yaxis()
+    costs.set(xlabel="share of what all samples take")
+    costs.grid(alpha=0.3, axis="x")
+    costs.legend(fontsize="small")
+    figure.savefig(path, dpi=90)
+
+
+def save(runs: Sequence[Run], path: Path) -> None:
+    path.write_text(json.dumps([asdict(run) for run in runs]))
+
+
+def load(path: Path) -> list[Run]:
+    runs = json.loads(path.read_text())
+    return [Run(**run | {"answers": [Answer(**answer) for answer in run["answers"]]}) for run in runs]
+
+
+if __name__ == "__main__":
+    runs = load(Path(sys.argv[1]))
+    draw(runs, Path(sys.argv[2]))
+    print(table(runs))

@@ -1,0 +1,108 @@
+"""Asks the same questions under several policies, and tells what each of them saves.
+
+Needs `pip install openai` and a running server: make serve. Then: python -m examples.self_consistency.run
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from openai import OpenAI
+
+from examples.self_consistency.questions import Question, questions
+from examples.self_consistency.report import Answer, Run, save, table
+
+N = 40
+"""Most samples of a question."""
+WAVE = 24
+"""Questions after which it is the next policy's turn, so that a slow minute of the machine meets all of them."""
+
+Group = Mapping[str, object]
+POLICIES: Mapping[str, Group] = {
+    "all": {},
+    "agree": {"stop_when": {"agree": 8}, "start": 12},
+    "ESC": {"stop_when": {"window": 3}, "start": 9},
+    "Adaptive-Consistency": {"stop_when": {"posterior": 0.95}, "start": 8},
+    "DeepConf": {
+        "stop_when": {"posterior": 0.95},
+        "start": 8,
+        "confidence": {"window": 8, "warm_up": 8, "percentile": 90},
+    },
+}
+VOTE: Group = {"extract": "last_number", "vote": True, "deterministic": True}
+"""For all policies. What is decided depends on numbers of tokens alone, so votes are the same whatever else runs."""
+
+
+class Asker:
+    """Asks a server that runs."""
+
+    def __init__(self, url: str, *, temperature: float) -> None:
+        self._client = OpenAI(base_url=url, api_key="none")
+        self._model = self._client.models.list().data[0].id
+        self._temperature = temperature
+
+    def warm_up(self, asked: Sequence[Question]) -> None:
+        """Lets the server compute all prompts once, so that the policy that comes first is not slower for it."""
+        for question in asked:
+            self._client.completions.create(model=self._model, prompt=question.prompt, max_tokens=1)
+
+    def ask(self, question: Question, *, group: Group, seed: int) -> Answer:
+        answer = self._client.completions.create(
+            model=self._model,
+            prompt=question.prompt,
+            n=N,
+            max_tokens=64,
+            temperature=self._temperature,
+            stop="\n",
+            seed=seed,  # sample i is the one of seed + i, under every policy
+            extra_body={"group": {**VOTE, **group}},
+        )
+        assert answer.usage is not None and answer.model_extra is not None
+        report = answer.model_extra["groups"][0]
+        return Answer(
+            kind=question.kind,
+            right=report["vote"]["majority"] == str(question.answer),
+            begun=report["begun"],
+            finished=report["finished"],
+            tokens=answer.usage.completion_tokens,
+        )
+
+
+def measure(asker: Asker, asked: Sequence[Question], *, at_a_time: int) -> list[Run]:
+    """Asks all questions under each policy, some of them at a time. Returns a run for each policy."""
+    seconds = dict.fromkeys(POLICIES, 0.0)
+    answers: dict[str, list[Answer]] = {name: [] for name in POLICIES}
+    with ThreadPoolExecutor(at_a_time) as threads:
+        for start in range(0, len(asked), WAVE):
+            places = range(start, min(start + WAVE, len(asked)))
+            for name, group in POLICIES.items():
+                begin = time.perf_counter()
+                ask = partial(asker.ask, group=group)
+                answers[name] += threads.map(lambda place, ask=ask: ask(asked[place], seed=place * N), places)
+                seconds[name] += time.perf_counter() - begin
+    return [Run(name, at_a_time, seconds[name], answers[name]) for name in POLICIES]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base URL of the API")
+    parser.add_argument("--questions", type=int, default=96, help="number of questions")
+    parser.add_argument("--seed", type=int, default=11, help="of the questions")
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--at-a-time", type=int, nargs="+", default=[1, 4], help="questions that run at a time")
+    parser.add_argument("--out", type=Path, default=Path("runs.json"), help="where the answers are written")
+    arguments = parser.parse_args()
+
+    asker = Asker(arguments.url, temperature=arguments.temperature)
+    asked = questions(arguments.questions, seed=arguments.seed)
+    asker.warm_up(asked)
+    runs = [run for at_a_time in arguments.at_a_time for run in measure(asker, asked, at_a_time=at_a_time)]
+    save(runs, arguments.out)
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

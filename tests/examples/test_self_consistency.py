@@ -1,0 +1,94 @@
+"""The example of self-consistency: its questions, its figures, and a run against a server with a scripted engine."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.self_consistency.questions import KINDS, MOST, SHOTS, questions
+from examples.self_consistency.report import Answer, Run, difference, load, table, wilson
+from examples.self_consistency.run import POLICIES
+from motet.types import ChoiceStart, GenerateRequest
+from tests.fake_server import FakeServer
+from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer, save_tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = build_tiny_tokenizer()
+ASKED = questions(len(KINDS), seed=3)
+NEVER_AGREES = "greater"
+
+
+def answered(request: GenerateRequest, start: ChoiceStart) -> list[int]:
+    """Every sample is right, except those of one kind, each of which has an answer of its own."""
+    prompt = TOKENIZER.decode(list(request.prompt))
+    (question,) = [one for one in ASKED if prompt.endswith(f"Q: {one.text}\nA:")]
+    value = 1000 + start.index if question.kind == NEVER_AGREES else question.answer
+    return fake_answer(f"1 + 1 = 2. The answer is {value:4}.")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    with FakeServer(save_tiny_tokenizer(tmp_path_factory.mktemp("model")), answered) as running:
+        yield running
+
+
+def test_equal_seeds_make_equal_questions_of_each_kind_in_turn_and_none_twice() -> None:
+    made = questions(MOST, seed=11)
+    assert made == questions(MOST, seed=11)
+    assert made[:96] == questions(96, seed=11) != questions(96, seed=12)
+    assert [question.kind for question in made] == [kind.__name__ for kind in KINDS] * (MOST // len(KINDS))
+    assert len({question.text for question in made}) == MOST
+    assert not any(question.text in SHOTS for question in made)
+    assert (made[0].text, made[0].answer) == ("What is 9 + 9?", 18)
+    with pytest.raises(ValueError, match="at most 360"):
+        questions(MOST + 1, seed=11)
+
+
+@pytest.mark.slow
+def test_one_command_asks_under_each_policy_and_one_draws(server: FakeServer, tmp_path: Path) -> None:
+    """A policy begins no more samples than it needs if all agree, and all of them if none do."""
+    out, picture = tmp_path / "runs.json", tmp_path / "savings.svg"
+    flags = ["--url", f"{server.url}/v1", "--questions", str(len(ASKED)), "--seed", "3", "--at-a-time", "2"]
+    shown = run("examples.self_consistency.run", *flags, "--out", str(out))
+    runs = load(out)
+    begun = {run.policy: {answer.kind: answer.begun for answer in run.answers} for run in runs}
+    others = [kind.__name__ for kind in KINDS if kind.__name__ != NEVER_AGREES]
+    started = {name: group.get("start", 40) for name, group in POLICIES.items()}
+    assert begun == {name: dict.fromkeys(others, count) | {NEVER_AGREES: 40} for name, count in started.items()}
+    assert [run.right for run in runs] == [len(others)] * len(runs)
+    tokens = len(fake_answer("1 + 1 = 2. The answer is    7."))
+    assert [run.answers[0].tokens for run in runs] == [run.answers[0].begun * tokens for run in runs]
+    assert shown == table(runs) + "\n" == run("examples.self_consistency.report", str(out), str(picture))
+    assert all(name in picture.read_text() for name in POLICIES)
+
+
+def run(module: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", module, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def run_of(policy: str, right: str, *, tokens: int, seconds: float) -> Run:
+    answers = [Answer("total", letter == "+", begun=4, finished=4, tokens=tokens) for letter in right]
+    return Run(policy, 1, seconds, answers)
+
+
+def test_intervals_are_wilson_s_and_a_paired_bootstrap_s() -> None:
+    assert wilson(15, 20) == pytest.approx((0.5313, 0.8881), abs=1e-4)
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    full, fewer = (run_of("all", "++--" * 25, tokens=9, seconds=1), run_of("one", "+---" * 25, tokens=9, seconds=1))
+    assert difference(full, full) == (0, 0, 0)
+    mean, low, high = difference(fewer, full)
+    # 25 of 100 questions are lost, so the standard error is sqrt(0.25 * 0.75 / 100) = 0.0433.
+    assert (mean, low, high) == pytest.approx((-0.25, -0.25 - 1.96 * 0.0433, -0.25 + 1.96 * 0.0433), abs=0.01)
+
+
+def test_a_row_tells_what_is_saved() -> None:
+    full = run_of("all", "++--", tokens=200, seconds=8)
+    *_, row = table([full, run_of("ESC", "++--", tokens=50, seconds=6)]).splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:2] == ["ESC", "1"]
+    assert cells[3:] == ["+0.0 (+0.0 to +0.0) points", "4.0", "50", "75%", "6.0", "25%"]
