@@ -27,10 +27,10 @@ import msgspec
 from rich.table import Table
 
 from bench.fork import connected, counters, server
-from bench.guess_tasks import tasks
 from bench.load import Load, Setup, options, progress
 from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
 from bench.report import Bound, Floor, machine, table, tell
+from examples.self_consistency.questions import questions
 from motet.deploy.child import Figures
 from motet.policies.criteria import Answers, Posterior
 from motet.policies.extract import Extract, ExtractKind
@@ -48,7 +48,8 @@ FREE = ("agree", "vote, deterministic")
 SAMPLES = 40
 AT_A_TIME = 4
 POSTERIOR = 0.95
-SUM_TOKENS = 96
+SUM_TOKENS = 64
+QUESTIONS = 12
 ENDS = list(range(0, 49_000, 60))
 """Tokens at which choices end: about every 60 tokens one of them is drawn."""
 
@@ -256,17 +257,11 @@ class ClientLoop:
         return index, choice.text
 
 
-def questions() -> list[str]:
-    (sums,) = [task for task in tasks("x" * 20_000) if task.name == "arithmetic"]
-    few = "Q: There are 3 boxes of 4 pens. How many pens are there?\nA: 3 x 4 = 12. The answer is 12.\n\n"
-    return [f"{few}Q: {message.removesuffix(' Think step by step.')}\nA:" for message in sums.messages]
-
-
 async def measure(url: str, setup: Setup) -> tuple[list[Overhead], float, list[Vote]]:
     async with connected(url) as client:
         rows = await overheads(client, setup)
         beyond = await tokens_beyond(client, setup)
-        votes = Votes(client, questions())
+        votes = Votes(client, [question.prompt for question in questions(QUESTIONS, seed=1)])
         whole, majorities = await votes.all_of_them()
         return rows, beyond, [whole, await votes.with_policy(majorities), await votes.by_client(majorities)]
 

@@ -38,7 +38,7 @@ Deltas = asyncio.Queue[GroupDelta | Exception | None]
 class EngineGroup:
     """Choices that begin together. A task of its own reads them."""
 
-    def __init__(self, engine: Engine, request: GenerateRequest, deltas: Deltas, *, later: bool) -> None:
+    def __init__(self, engine: Engine, request: GenerateRequest, *, deltas: Deltas, later: bool) -> None:
         """Submits the group at once, unless it begins `later`. Raises what `Engine.generate` raises."""
         self._engine = engine
         self._request = request
@@ -125,7 +125,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         asked = msgspec.structs.replace(
             request, request_id=name, choices=starts, ticket=ticket, sampling=sampling, session_id=session
         )
-        group = EngineGroup(self._engine, asked, self._deltas, later=number > 0)
+        group = EngineGroup(self._engine, asked, deltas=self._deltas, later=number > 0)
         self._groups.append(group)
         self._reading += 1
         indices = [start.index for start in starts]
