@@ -76,14 +76,14 @@ def run_of(policy: str, right: str, *, tokens: int, seconds: float) -> Run:
     return Run(policy, 1, seconds, answers)
 
 
-def test_intervals_are_wilson_s_and_a_paired_bootstrap_s() -> None:
+def test_intervals_are_wilson_s_and_for_equal_questions_bonett_s_and_price_s() -> None:
     assert wilson(15, 20) == pytest.approx((0.5313, 0.8881), abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
     full, fewer = (run_of("all", "++--" * 25, tokens=9, seconds=1), run_of("one", "+---" * 25, tokens=9, seconds=1))
-    assert difference(full, full) == (0, 0, 0)
-    mean, low, high = difference(fewer, full)
-    # 25 of 100 questions are lost, so the standard error is sqrt(0.25 * 0.75 / 100) = 0.0433.
-    assert (mean, low, high) == pytest.approx((-0.25, -0.25 - 1.96 * 0.0433, -0.25 + 1.96 * 0.0433), abs=0.01)
+    # As if 1 of 102 had been won and 26 lost: the error is sqrt((27 / 102 - (25 / 102)^2) / 102) = 0.04479.
+    assert difference(fewer, full) == pytest.approx((-0.25, -0.33289, -0.15731), abs=1e-4)
+    # As if 1 of 102 had been won and 1 lost: the error is sqrt(2 / 102 / 102) = 0.01386.
+    assert difference(full, full) == pytest.approx((0, -0.02717, 0.02717), abs=1e-4)
 
 
 def test_a_row_tells_what_is_saved() -> None:
@@ -91,4 +91,4 @@ def test_a_row_tells_what_is_saved() -> None:
     *_, row = table([full, run_of("ESC", "++--", tokens=50, seconds=6)]).splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:2] == ["ESC", "1"]
-    assert cells[3:] == ["+0.0 (+0.0 to +0.0) points", "4.0", "50", "75%", "6.0", "25%"]
+    assert cells[3:] == ["+0.0 (-46.2 to +46.2) points", "4.0", "50", "75%", "6.0", "25%"]
