@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "stats": ("transfer.figures", "metrics.declare"),
     "ids": (),
     "errors": (),
-    "config": (),
+    "config": ("metrics.declare",),
     "settings": ("transfer.ticket",),
     "log": (),
     "block_names": (),

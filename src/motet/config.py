@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from motet.log import LogFormat
+from motet.metrics.declare import MetricPrefix
 from motet.settings.declaration import (
     ENGINES,
     EVERY,
@@ -407,6 +408,10 @@ class ServerConfig:
         "Let objects in schemas have properties that the schema does not name, unless it forbids them: the letter of "
         "JSON Schema.",
         panel=Panel.LIMITS,
+    )
+    metric_prefix: MetricPrefix = setting(
+        MetricPrefix.MOTET,
+        "With vllm, /metrics has what vLLM counts too also under vLLM's names, for its dashboards and load balancers.",
     )
     drain_timeout_s: float = setting(
         30.0, "Time that a stopping server or replica gives its running answers.", panel=Panel.PROCESS, least=0

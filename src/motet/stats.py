@@ -1,8 +1,12 @@
 """The figures of an engine: what `/status` and `/metrics` tell of each."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from typing import Any
 
-from motet.metrics.declare import counter, counter_field, gauge, gauge_field, histogram_field
+from motet.metrics.declare import counter, counter_field, declared_in, gauge, gauge_field, histogram_field
 from motet.transfer.figures import SECONDS
 
 
@@ -18,9 +22,15 @@ class EngineStats:
         "num_groups_running", "groups", "Groups with choices being written.", in_status=True
     )
     groups_waiting: int = gauge_field("num_groups_waiting", "groups", "Groups waiting for their turn.")
-    choices_running: int = gauge_field("num_requests_running", "choices", "Choices being written.", in_status=True)
+    choices_running: int = gauge_field(
+        "num_requests_running", "choices", "Choices being written.", in_vllm=True, in_status=True
+    )
     choices_waiting: int = gauge_field(
-        "num_requests_waiting", "choices", "Choices waiting for their turn.", in_status=True
+        "num_requests_waiting",
+        "choices",
+        "Choices waiting for their turn.",
+        in_vllm=True,
+        in_status=True,
     )
     blocks_total: int = gauge_field("kv_blocks", "blocks", "KV blocks that the worker has.")
     blocks_used: int = gauge_field(
@@ -32,6 +42,8 @@ class EngineStats:
             "kv_cache_usage_perc",
             "share, 0 to 1",
             "Share of the KV blocks that groups and leases hold.",
+            in_vllm=True,
+            once_in_vllm="gpu_cache_usage_perc",
             share_of="blocks_total",
         ),
     )
@@ -50,27 +62,45 @@ class EngineStats:
         "prompt_tokens",
         "tokens",
         "Prompt tokens of admitted groups; once a group, whatever n is.",
-        also=counter("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache."),
+        in_vllm=True,
+        also=counter(
+            "prefix_cache_queries",
+            "tokens",
+            "Prompt tokens looked up in the prefix cache.",
+            in_vllm=True,
+        ),
     )
     prefill_tokens: int = counter_field(
         "prefill_tokens", "tokens", "Prompt tokens computed: not those found in the prefix cache.", in_status=True
     )
-    cached_tokens: int = counter_field("prefix_cache_hits", "tokens", "Prompt tokens found in the prefix cache.")
-    generated_tokens: int = counter_field("generation_tokens", "tokens", "Tokens generated, summed over choices.")
+    cached_tokens: int = counter_field(
+        "prefix_cache_hits", "tokens", "Prompt tokens found in the prefix cache.", in_vllm=True
+    )
+    generated_tokens: int = counter_field(
+        "generation_tokens", "tokens", "Tokens generated, summed over choices.", in_vllm=True
+    )
     forced_tokens: int = counter_field(
         "forced_tokens", "tokens", "Tokens written without logits, because a grammar allowed no others.", in_status=True
     )
     draft_tokens: int = counter_field(
-        "spec_decode_num_draft_tokens", "tokens", "Draft tokens that were checked: rows of steps.", in_status=True
+        "spec_decode_num_draft_tokens",
+        "tokens",
+        "Draft tokens that were checked: rows of steps.",
+        in_vllm=True,
+        in_status=True,
     )
     accepted_tokens: int = counter_field(
-        "spec_decode_num_accepted_tokens", "tokens", "Draft tokens that were right.", in_status=True
+        "spec_decode_num_accepted_tokens",
+        "tokens",
+        "Draft tokens that were right.",
+        in_vllm=True,
+        in_status=True,
     )
     replayed_tokens: int = counter_field(
         "replayed_tokens", "tokens", "Tokens computed again that were written before a preemption or a move."
     )
     preemptions: int = counter_field(
-        "num_preemptions", "choices", "Choices put back because there were too few blocks."
+        "num_preemptions", "choices", "Choices put back because there were too few blocks.", in_vllm=True
     )
     forks: int = counter_field(
         "forks", "choices", "Choices that joined a trunk already there: n - 1 for a group of n.", in_status=True
@@ -148,3 +178,28 @@ class EngineStats:
         "Prompt tokens with a ticket, but computed: only the last one if all goes well.",
         in_status=True,
     )
+
+
+EMPTY = EngineStats()
+HIGHEST = frozenset(name for name, declared in declared_in(EngineStats) if declared.highest)
+
+
+def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
+    """Returns the figures of several workers as one: sums, unless the declaration says otherwise."""
+    return EngineStats(**{one.name: _together(one.name, stats) for one in fields(EngineStats)})
+
+
+def _together(name: str, stats: Sequence[EngineStats]) -> Any:
+    values = [getattr(one, name) for one in stats]
+    if name in HIGHEST:
+        return max((value for value in values if value is not None), default=None)
+    match getattr(EMPTY, name):
+        case dict():
+            counts = Counter[str]()
+            for value in values:
+                counts.update(value)
+            return dict(counts)
+        case tuple():  # a histogram's counts; a worker that has counted nothing has none
+            return tuple(map(sum, zip_longest(*values, fillvalue=0)))
+        case _:
+            return sum(values)

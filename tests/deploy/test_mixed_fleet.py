@@ -8,6 +8,7 @@ import pytest
 from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import WorkerState
 from motet.engines.upstream.server import PROBE_S
+from motet.engines.vllm.report import scrape_of
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
 from tests.deploy.running import Running
 from tests.peers.fake_openai import FakeOpenAI
@@ -55,6 +56,13 @@ async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> 
         unknown = await gateway.http.post("/v1/completions", json={"model": "nobody", "prompt": "hi"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         vllm.check()
+
+
+async def test_a_server_of_ours_with_vllm_s_metrics_is_found_to_be_one_of_ours(folder: Path) -> None:
+    async with Running(folder, metric_prefix="vllm") as ours, gateway_to(folder, ours) as gateway:
+        scrape_of((await ours.http.get("/metrics")).content)  # raises unless it could be taken for a vLLM server
+        (worker,) = (await gateway.http.get("/status")).json()["workers"]
+        assert (worker["kind"], worker["state"]) == ("motet", "ready")
 
 
 async def test_a_model_is_known_while_its_last_worker_is_away_until_that_leaves(folder: Path) -> None:

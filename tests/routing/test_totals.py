@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import msgspec
 
-from motet.routing.router import MIXED, common_info, total_stats
-from motet.stats import EngineStats
+from motet.routing.router import MIXED, common_info
+from motet.stats import EngineStats, total_stats
 from motet.testing.engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import UNKNOWN_VOCABULARY, EngineKind

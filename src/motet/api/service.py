@@ -178,7 +178,7 @@ class Service:
         self.groups = KnownGroups(self.clock)
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.metric_prefix)
 
     @property
     def model_names(self) -> list[str]:

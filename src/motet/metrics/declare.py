@@ -9,18 +9,29 @@ as things happen, and are in no struct, are declared as constants where they are
 `metrics.prometheus`).
 
 Names that vLLM has too have the same meaning, with `motet:` in place of `vllm:`. A request of vLLM is a choice here,
-since vLLM makes a request of every choice.
+since vLLM makes a request of every choice. A declaration says so by `in_vllm`, and `--metric-prefix vllm` then exposes
+the value under vLLM's name as well.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache, partial
 from typing import Any, Final
 
 PREFIX = "motet:"
+VLLM_PREFIX = "vllm:"
 METADATA_KEY: Final = "metrics"
+
+
+class MetricPrefix(StrEnum):
+    """The names that `/metrics` has."""
+
+    MOTET = "motet"
+    """Ours."""
+    VLLM = "vllm"
+    """Ours, and beside them vLLM's for what vLLM counts too."""
 
 
 class MetricKind(StrEnum):
@@ -34,7 +45,7 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """One metric. Its exposed name is `PREFIX` + `name`, and a counter's ends in `_total`."""
+    """One metric. Its exposed name is `prefix` + `name`, and a counter's ends in `_total`."""
 
     name: str
     unit: str
@@ -55,10 +66,26 @@ class Declared:
     """True if the value of several workers is their highest one; else it is their sum."""
     in_status: bool = False
     """True if `/status` shows it under the field's name: a gauge with its worker, a counter among the totals."""
+    in_vllm: bool = False
+    """True if vLLM has a metric of this name, with the same meaning and unit."""
+    once_in_vllm: str = ""
+    """The name that the metric had in older versions of vLLM, if they called it otherwise."""
+    prefix: str = PREFIX
+
+    @property
+    def family_name(self) -> str:
+        """The name of the family, which Prometheus' text has in its comments: without `_total`."""
+        return self.prefix + self.name
 
     @property
     def exposed_name(self) -> str:
-        return PREFIX + self.name + ("_total" if self.kind is MetricKind.COUNTER else "")
+        return self.family_name + ("_total" if self.kind is MetricKind.COUNTER else "")
+
+    @property
+    def aliases(self) -> tuple["Declared", ...]:
+        """The same metric under each name that it has, or had, in vLLM."""
+        names = filter(None, (self.name if self.in_vllm else "", self.once_in_vllm))
+        return tuple(replace(self, name=name, prefix=VLLM_PREFIX, in_vllm=False, once_in_vllm="") for name in names)
 
     @property
     def row(self) -> str:
@@ -94,6 +121,12 @@ def declared_in(figures: type) -> Sequence[tuple[str, Declared]]:
     """Returns the metrics of a dataclass with the names of their fields, in the order of the fields."""
     named: Any = figures
     return tuple((one.name, declared) for one in fields(named) for declared in one.metadata.get(METADATA_KEY, ()))
+
+
+@cache
+def aliases_in(figures: type) -> Sequence[tuple[str, Declared]]:
+    """Returns the same for the metrics that vLLM has too, under vLLM's names."""
+    return tuple((field, alias) for field, declared in declared_in(figures) for alias in declared.aliases)
 
 
 def numbers(figures: object, field: str, *, declared: Declared) -> Mapping[tuple[str, ...], float]:

@@ -14,10 +14,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from motet.metrics.declare import PREFIX, Declared, MetricKind, counter, histogram
+from motet.metrics.declare import Declared, MetricKind, counter, histogram
 from motet.types import FinishReason
 
 MODEL = "model_name"
+ENGINE = "engine"
+"""vLLM's label for its data-parallel ranks."""
+ONE_ENGINE = "0"
+"""Its value for a server without such ranks."""
 INFINITY = "+Inf"
 
 LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
@@ -26,7 +30,11 @@ TOKENS = (1.0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000
 CHOICES = (1.0, 2, 4, 8, 16, 32, 64, 128, 256)
 
 FIRST_TOKEN = histogram(
-    "time_to_first_token_seconds", "seconds", "Time to the first token of a group's first choice.", bounds=LATENCY_S
+    "time_to_first_token_seconds",
+    "seconds",
+    "Time to the first token of a group's first choice.",
+    in_vllm=True,
+    bounds=LATENCY_S,
 )
 LAST_FIRST_TOKEN = histogram(
     "time_to_first_token_last_choice_seconds",
@@ -38,22 +46,43 @@ FINISH_SPREAD = histogram(
     "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=LATENCY_S
 )
 LATENCY = histogram(
-    "e2e_request_latency_seconds", "seconds", "Time from a group's admission to its end.", bounds=LATENCY_S
+    "e2e_request_latency_seconds",
+    "seconds",
+    "Time from a group's admission to its end.",
+    in_vllm=True,
+    bounds=LATENCY_S,
 )
 BETWEEN_STEPS = histogram(
-    "inter_token_latency_seconds", "seconds", "Time from one step of a group to its next.", bounds=STEP_S
+    "inter_token_latency_seconds",
+    "seconds",
+    "Time from one step of a group to its next.",
+    in_vllm=True,
+    bounds=STEP_S,
 )
 PER_TOKEN = histogram(
     "request_time_per_output_token_seconds",
     "seconds",
     "Mean time a token after the first; once a finished choice.",
+    in_vllm=True,
     bounds=STEP_S,
 )
-PROMPT_TOKENS = histogram("request_prompt_tokens", "tokens", "Tokens of a group's prompt.", bounds=TOKENS)
-GENERATION_TOKENS = histogram("request_generation_tokens", "tokens", "Tokens of a finished choice.", bounds=TOKENS)
-N = histogram("request_params_n", "choices", "Choices of a group.", bounds=CHOICES)
-MAX_TOKENS = histogram("request_params_max_tokens", "tokens", "Tokens that a choice may have.", bounds=TOKENS)
-SUCCESS = counter("request_success", "choices", "Choices that finished.", labels=("finished_reason",))
+PROMPT_TOKENS = histogram("request_prompt_tokens", "tokens", "Tokens of a group's prompt.", in_vllm=True, bounds=TOKENS)
+GENERATION_TOKENS = histogram(
+    "request_generation_tokens",
+    "tokens",
+    "Tokens of a finished choice.",
+    in_vllm=True,
+    bounds=TOKENS,
+)
+N = histogram("request_params_n", "choices", "Choices of a group.", in_vllm=True, bounds=CHOICES)
+MAX_TOKENS = histogram(
+    "request_params_max_tokens",
+    "tokens",
+    "Tokens that a choice may have.",
+    in_vllm=True,
+    bounds=TOKENS,
+)
+SUCCESS = counter("request_success", "choices", "Choices that finished.", in_vllm=True, labels=("finished_reason",))
 GROUPS = counter(
     "groups", "groups", "Groups that ended; 200, 499 (the client left) or the status of the error.", labels=("status",)
 )
@@ -177,9 +206,11 @@ class Values:
 
 
 class GroupFamilies(Collector):
-    """The metrics of all models. The registry collects the histograms from here."""
+    """The metrics of all models. The registry collects them from here."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, *, aliases: bool) -> None:
+        """`aliases`: collect those that vLLM has too also under its names."""
+        self._aliases = aliases
         self.counted: dict[Declared, Counter[tuple[str, ...]]] = {one: Counter() for one in COUNTED}
         """Counts by the values of the labels, the model first."""
         self._observed: dict[Declared, dict[str, Values]] = {one: {} for one in OBSERVED}
@@ -190,12 +221,21 @@ class GroupFamilies(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for one, by_model in self._observed.items():
-            metric = HistogramMetricFamily(PREFIX + one.name, one.meaning, labels=(MODEL,))
-            for model, values in by_model.items():
-                metric.add_metric((model,), buckets_of(one.bounds, values.counts), values.sum)
-            yield metric
+            for name, own in self._names(one):
+                metric = histogram_family(name, (MODEL, *own))
+                for model, values in by_model.items():
+                    metric.add_metric((model, *own.values()), buckets_of(one.bounds, values.counts), values.sum)
+                yield metric
         for one, counts in self.counted.items():
-            yield counted(one, counts, labels=(MODEL,))
+            for name, own in self._names(one):
+                by_labels = {(model, *own.values(), *rest): count for (model, *rest), count in counts.items()}
+                yield counted(name, by_labels, labels=(MODEL, *own))
+
+    def _names(self, declared: Declared) -> Iterator[tuple[Declared, Mapping[str, str]]]:
+        """Yields a metric under each name that it has here, with the labels that all its samples have there."""
+        yield declared, {}
+        if self._aliases:
+            yield from ((alias, {ENGINE: ONE_ENGINE}) for alias in declared.aliases)
 
 
 class GroupMetrics:
@@ -243,7 +283,11 @@ class GroupMetrics:
 def family(declared: Declared, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
     """Returns a metric without values. `labels`: the names of those beside its own."""
     kind = CounterMetricFamily if declared.kind is MetricKind.COUNTER else GaugeMetricFamily
-    return kind(PREFIX + declared.name, declared.meaning, labels=(*labels, *declared.labels))
+    return kind(declared.family_name, declared.meaning, labels=(*labels, *declared.labels))
+
+
+def histogram_family(declared: Declared, labels: tuple[str, ...]) -> HistogramMetricFamily:
+    return HistogramMetricFamily(declared.family_name, declared.meaning, labels=labels)
 
 
 def counted(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labels: tuple[str, ...]) -> Metric:

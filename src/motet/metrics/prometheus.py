@@ -4,20 +4,44 @@ engines      read from `Engine.stats()` of each worker at each scrape: the field
 routing      read from the router at each scrape: the fields of `RoutingFigures`
 groups       observed when a step of a group comes and when the group ends, by model (`metrics.groups`)
 HTTP         counted here when a response has been sent
+
+With `--metric-prefix vllm` the metrics that vLLM has too are there a second time, under its names and with its labels.
+Readers such as the endpoint picker of Kubernetes' inference gateways take one series a server, the first that they
+find, so these are figures of the server: the sum over its workers.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from motet.metrics.declare import PREFIX, MetricKind, counter, declared_in, gauge, numbers
-from motet.metrics.groups import MODEL, GroupFamilies, GroupMetrics, buckets_of, counted, family
+from motet.metrics.declare import (
+    VLLM_PREFIX,
+    Declared,
+    MetricKind,
+    MetricPrefix,
+    aliases_in,
+    counter,
+    declared_in,
+    gauge,
+    numbers,
+)
+from motet.metrics.groups import (
+    ENGINE,
+    MODEL,
+    ONE_ENGINE,
+    GroupFamilies,
+    GroupMetrics,
+    buckets_of,
+    counted,
+    family,
+    histogram_family,
+)
 from motet.metrics.routing import RoutingFigures
-from motet.stats import EngineStats
+from motet.stats import EngineStats, total_stats
 from motet.types import EngineInfo
 
 WORKER_LABELS = (MODEL, "worker", "role")
@@ -28,6 +52,14 @@ CACHE_FACTS = gauge(
     "Facts of the KV cache, in labels; there while the worker has an engine.",
     labels=("block_size", "num_blocks", "bytes_per_block"),
 )
+CACHE_FACTS_IN_VLLM = gauge(
+    "cache_config_info",
+    "1",
+    "Facts of the KV cache, in labels: tokens of a block, and blocks of all workers.",
+    labels=("block_size", "num_gpu_blocks"),
+    prefix=VLLM_PREFIX,
+)
+"""vLLM's has many labels more; these two are what others read."""
 WEIGHT_VERSION = gauge(
     "weight_version_info",
     "1",
@@ -79,12 +111,16 @@ class Scrape:
 
 
 def exposed(
-    struct: type, samples: Sequence[tuple[tuple[str, ...], object]], *, labels: tuple[str, ...]
+    metrics: Sequence[tuple[str, Declared]],
+    samples: Sequence[tuple[tuple[str, ...], object]],
+    *,
+    labels: tuple[str, ...],
 ) -> Iterator[Metric]:
-    """Yields the metrics declared in `struct`. `samples`: the values of `labels`, with the figures for them."""
-    for name, declared in declared_in(struct):
+    """Yields metrics that are declared in a struct, each with the name of its field. `samples`: the values of `labels`,
+    with the figures for them."""
+    for name, declared in metrics:
         if declared.kind is MetricKind.HISTOGRAM:
-            histogram = HistogramMetricFamily(PREFIX + declared.name, declared.meaning, labels=labels)
+            histogram = histogram_family(declared, labels)
             for values, figures in samples:
                 buckets = buckets_of(declared.bounds, getattr(figures, name))
                 histogram.add_metric(values, buckets, getattr(figures, declared.sum_in))
@@ -100,10 +136,11 @@ def exposed(
 class Metrics(Collector):
     """All metrics of one app. The registry collects the values of the last scrape from here."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: MetricPrefix = MetricPrefix.MOTET) -> None:
         self.registry = CollectorRegistry()
+        self._as_vllm = prefix is MetricPrefix.VLLM
         self._scrape = Scrape()
-        self._families = GroupFamilies(self.registry)
+        self._families = GroupFamilies(self.registry, aliases=self._as_vllm)
         self._by_model: dict[str, GroupMetrics] = {}
         """Every model that was ever served; a model that has gone keeps its counts."""
         self.registry.register(self)
@@ -132,7 +169,7 @@ class Metrics(Collector):
         model = next(iter(self._by_model)) if len(self._by_model) == 1 else ""  # empty once there were several
         workers = [((model, one.worker, one.info.role.value), one) for one in scrape.engines]
         answers = [(labels, one.stats) for labels, one in workers if one.stats is not None]
-        yield from exposed(EngineStats, answers, labels=WORKER_LABELS)
+        yield from exposed(declared_in(EngineStats), answers, labels=WORKER_LABELS)
         facts = family(CACHE_FACTS, WORKER_LABELS)
         for labels, one in workers:
             facts.add_metric([*labels, *(str(getattr(one.info, name)) for name in CACHE_FACTS.labels)], 1)
@@ -145,7 +182,7 @@ class Metrics(Collector):
         for (worker, state), is_so in scrape.states.items():
             states.add_metric((model, worker, state), int(is_so))
         yield states
-        yield from exposed(RoutingFigures, [((model,), scrape.routing)], labels=(MODEL,))
+        yield from exposed(declared_in(RoutingFigures), [((model,), scrape.routing)], labels=(MODEL,))
         yield counted(HTTP_REQUESTS, self._http, labels=())
         waiting = family(WITHOUT_FIRST_TOKEN, (MODEL,))
         waiting.add_metric((model,), self._waiting)
@@ -153,3 +190,19 @@ class Metrics(Collector):
         tasks = family(LOOP_TASKS, ())
         tasks.add_metric((), self._tasks)
         yield tasks
+        if self._as_vllm:
+            yield from as_vllm(scrape, model)
+
+
+def as_vllm(scrape: Scrape, model: str) -> Iterator[Metric]:
+    """Yields the metrics of the engines under vLLM's names; without samples while no engine answers."""
+    answers = [one.stats for one in scrape.engines if one.stats is not None]
+    total = total_stats(answers)
+    # Choices wait in the router until a worker has room, and in vLLM always in the engine.
+    total = replace(total, choices_waiting=total.choices_waiting + scrape.routing.queued_choices)
+    labels, values = (MODEL, ENGINE), (model, ONE_ENGINE)
+    yield from exposed(aliases_in(EngineStats), [(values, total)] if answers else [], labels=labels)
+    facts = family(CACHE_FACTS_IN_VLLM, labels)
+    if infos := [one.info for one in scrape.engines]:
+        facts.add_metric([*values, str(infos[0].block_size), str(sum(info.num_blocks for info in infos))], 1)
+    yield facts

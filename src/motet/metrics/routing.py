@@ -52,6 +52,7 @@ class RoutingFigures:
     )
     spreads: int = counter_field("group_spreads", "groups", "Groups split over several workers that decode.")
     queued: int = gauge_field("groups_queued", "groups", "Groups waiting for room on a worker.")
+    queued_choices: int = gauge_field("choices_queued", "choices", "Choices of those groups.")
     queue_seconds: Sequence[int] = histogram_field(
         "queue_seconds",
         "seconds",

@@ -10,14 +10,10 @@ and in that worker's engine.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import fields
 from functools import partial
-from itertools import zip_longest
-from typing import Any
 
 import msgspec
 
@@ -25,7 +21,6 @@ from motet.config import CellConfig, RoutingConfig
 from motet.engines.base import GroupStream
 from motet.errors import EngineClosedError, EngineDiedError, NoWorkerError
 from motet.ids import ModelName, RequestId
-from motet.metrics.declare import declared_in
 from motet.metrics.routing import RoutingFigures, TicketBook
 from motet.routing.cost import Work
 from motet.routing.dispatch import Dispatcher
@@ -34,7 +29,7 @@ from motet.routing.journey import Journey
 from motet.routing.member import Member
 from motet.routing.migration import Moves
 from motet.routing.waiting import LOOK_AGAIN_S, WaitingGroups
-from motet.stats import EngineStats
+from motet.stats import EngineStats, total_stats
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, GenerateRequest, Role
 
@@ -161,6 +156,7 @@ class Router:
         """Returns the counts of routing."""
         figures = deepcopy(self.counts)
         figures.queued = len(self.waiting)
+        figures.queued_choices = sum(journey.num_choices for journey in self._groups.values() if journey.waits)
         figures.choices = {member.id: member.books.open_choices for member in self.fleet.members}
         if not (self._cell.prefill_may_come or self.fleet.serving().has_prefill):
             figures.bypasses = {}
@@ -263,30 +259,6 @@ class ModelView:
 MIXED = "mixed"
 """The fingerprint of a group of workers that differ: two of them may write different tokens; and the version of their
 weights, if they have several."""
-
-EMPTY = EngineStats()
-HIGHEST = frozenset(name for name, declared in declared_in(EngineStats) if declared.highest)
-
-
-def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
-    """Returns the figures of several workers as one: sums, unless the declaration says otherwise."""
-    return EngineStats(**{one.name: _together(one.name, stats) for one in fields(EngineStats)})
-
-
-def _together(name: str, stats: Sequence[EngineStats]) -> Any:
-    values = [getattr(one, name) for one in stats]
-    if name in HIGHEST:
-        return max((value for value in values if value is not None), default=None)
-    match getattr(EMPTY, name):
-        case dict():
-            counts = Counter[str]()
-            for value in values:
-                counts.update(value)
-            return dict(counts)
-        case tuple():  # a histogram's counts; a worker that has counted nothing has none
-            return tuple(map(sum, zip_longest(*values, fillvalue=0)))
-        case _:
-            return sum(values)
 
 
 def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:

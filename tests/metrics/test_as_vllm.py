@@ -1,0 +1,147 @@
+"""With `--metric-prefix vllm` a server also has the metrics that vLLM has, under vLLM's names and with its labels."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from motet.engines.vllm.report import scrape_of
+from motet.metrics.declare import PREFIX, VLLM_PREFIX, MetricKind, MetricPrefix, aliases_in
+from motet.metrics.groups import COUNTED, OBSERVED
+from motet.metrics.prometheus import CACHE_FACTS_IN_VLLM, EngineSample, Metrics, Scrape
+from motet.metrics.routing import RoutingFigures
+from motet.stats import EngineStats
+from motet.testing.engine import fake_info
+from motet.types import FinishReason, Role
+from tests.metrics.shown import ShownChoice, TimedGroup
+
+DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
+ALIASES = [
+    *(alias for _, alias in aliases_in(EngineStats)),
+    *(alias for declared in (*OBSERVED, *COUNTED) for alias in declared.aliases),
+    CACHE_FACTS_IN_VLLM,
+]
+LABELS = {"model_name", "engine"}
+IN_VLLM = {
+    "num_requests_running": "gauge",
+    "num_requests_waiting": "gauge",
+    "kv_cache_usage_perc": "gauge",
+    "gpu_cache_usage_perc": "gauge",  # of older versions; endpoint pickers of their time ask for it
+    "prompt_tokens": "counter",
+    "generation_tokens": "counter",
+    "prefix_cache_queries": "counter",
+    "prefix_cache_hits": "counter",
+    "num_preemptions": "counter",
+    "spec_decode_num_draft_tokens": "counter",
+    "spec_decode_num_accepted_tokens": "counter",
+    "time_to_first_token_seconds": "histogram",
+    "inter_token_latency_seconds": "histogram",
+    "request_time_per_output_token_seconds": "histogram",
+    "e2e_request_latency_seconds": "histogram",
+    "request_prompt_tokens": "histogram",
+    "request_generation_tokens": "histogram",
+    "request_params_n": "histogram",
+    "request_params_max_tokens": "histogram",
+    "request_success": "counter",
+    "cache_config_info": "gauge",
+}
+"""Names and kinds, as the code of vLLM 0.32 declares them."""
+
+
+def a_cell() -> Scrape:
+    stats = EngineStats(choices_running=3, blocks_total=100, blocks_used=60, generated_tokens=5, prompt_tokens=10)
+    return Scrape(
+        engines=[
+            EngineSample("prefill-0", fake_info(role=Role.PREFILL), replace(stats, blocks_used=20, choices_running=1)),
+            EngineSample("decode-0", fake_info(role=Role.DECODE), replace(stats, choices_waiting=2)),
+            EngineSample("decode-1", fake_info(role=Role.DECODE), None),
+        ],
+        routing=RoutingFigures(queued=2, queued_choices=16),
+    )
+
+
+def text_of(scrape: Scrape, metrics: Metrics | None = None) -> str:
+    metrics = metrics or Metrics(MetricPrefix.VLLM)
+    return metrics.exposition(scrape, models=["m"], waiting=3, tasks=7).decode()
+
+
+def samples(text: str) -> dict[str, float]:
+    """Returns values by name and labels, without the model's and the engine's."""
+    return {
+        sample.name
+        + "".join(f"|{key}={sample.labels[key]}" for key in sorted(sample.labels.keys() - LABELS)): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith(VLLM_PREFIX)
+    }
+
+
+def test_every_alias_is_a_metric_of_vllm_of_the_same_kind() -> None:
+    assert {alias.name: str(alias.kind) for alias in ALIASES} == IN_VLLM
+
+
+def test_the_page_has_the_row_of_every_alias() -> None:
+    """If it fails, its message holds the rows that docs/metrics.md should have."""
+    rows = [line for line in DOC.read_text().splitlines() if line.startswith(f"| `{VLLM_PREFIX}")]
+    declared = "\n".join(alias.row for alias in ALIASES)
+    assert "\n".join(rows) == declared, declared
+
+
+def test_they_are_there_beside_ours_and_only_on_request() -> None:
+    ours, both = text_of(a_cell(), Metrics()), text_of(a_cell())
+    assert VLLM_PREFIX not in ours
+    families = {family.name: family.type for family in text_string_to_metric_families(both)}
+    assert {name.removeprefix(VLLM_PREFIX): kind for name, kind in families.items() if VLLM_PREFIX in name} == IN_VLLM
+    assert [line for line in both.splitlines() if VLLM_PREFIX not in line] == ours.splitlines()
+
+
+def test_a_server_has_one_series_of_each_which_is_the_sum_over_its_workers() -> None:
+    """An endpoint picker takes the first series that it finds."""
+    found = samples(text_of(a_cell()))
+    assert found["vllm:num_requests_running"] == 4
+    assert found["vllm:generation_tokens_total"] == 10
+    assert found["vllm:kv_cache_usage_perc"] == found["vllm:gpu_cache_usage_perc"] == (20 + 60) / 200
+    assert found[f"vllm:cache_config_info|block_size=16|num_gpu_blocks={3 * 1024}"] == 1
+    text = text_of(a_cell())
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
+        assert len(re.findall(rf"^vllm:{name}\b", text, re.MULTILINE)) == 1
+
+
+def test_choices_that_wait_for_room_on_any_worker_count_as_waiting() -> None:
+    """They wait in the router, not in an engine: without them a picker would take a full server for an idle one."""
+    assert samples(text_of(a_cell()))["vllm:num_requests_waiting"] == 2 + 16
+
+
+def test_without_an_answer_of_an_engine_its_figures_are_absent() -> None:
+    silent = Scrape(engines=[EngineSample("engine-0", fake_info(), None)])
+    found = samples(text_of(silent))
+    assert "vllm:num_requests_running" not in found
+    assert "vllm:cache_config_info|block_size=16|num_gpu_blocks=1024" in found
+    assert not any(name.startswith("vllm:cache_config_info") for name in samples(text_of(Scrape())))
+
+
+def test_groups_have_the_same_figures_under_both_names_and_vllm_s_labels() -> None:
+    metrics = Metrics(MetricPrefix.VLLM)
+    group = TimedGroup(metrics.of("m"), 2, started_s=1.0)
+    group.step([ShownChoice(0, None), ShownChoice(1, FinishReason.LENGTH)], 2.0)
+    group.step([ShownChoice(0, FinishReason.STOP)], 3.0)
+    group.end(3.5, tokens={0: 2, 1: 1})
+    text = text_of(Scrape(), metrics)
+    found = samples(text)
+    assert found["vllm:time_to_first_token_seconds_sum"] == 1.0
+    assert found["vllm:e2e_request_latency_seconds_bucket|le=2.5"] == 1
+    assert found["vllm:request_success_total|finished_reason=stop"] == 1
+    for alias in (alias for declared in (*OBSERVED, *COUNTED) for alias in declared.aliases):
+        name = alias.exposed_name.removeprefix(VLLM_PREFIX) + ("_sum" if alias.kind is MetricKind.HISTOGRAM else "")
+        (ours, *_), (theirs, *_) = (
+            re.findall(rf"^{prefix}{name}(\S*) (\S+)$", text, re.MULTILINE) for prefix in (PREFIX, VLLM_PREFIX)
+        )
+        assert ours[1] == theirs[1]
+        assert 'engine="0"' in theirs[0] and 'model_name="m"' in theirs[0]
+
+
+def test_what_reads_a_vllm_server_can_read_it() -> None:
+    scrape = scrape_of(text_of(a_cell()).encode())
+    assert (scrape.block_size, scrape.ranks) == (16, 1)
+    assert scrape.stats.choices_waiting == 18
