@@ -1,0 +1,63 @@
+"""The dashboard and the alerts ask for metrics that there are, and each alert has a test of its own."""
+
+import json
+import re
+from pathlib import Path
+
+from motet.metrics import prometheus
+from motet.metrics.declare import PREFIX, Declared, MetricKind, declared_in
+from motet.metrics.groups import COUNTED, OBSERVED
+from motet.metrics.routing import RoutingFigures
+from motet.stats import EngineStats
+from tools import dashboard
+
+ROOT = Path(__file__).parents[2]
+RULES = (ROOT / "deploy" / "prometheus" / "rules.yml").read_text()
+RULES_TEST = (Path(__file__).parent / "rules_test.yml").read_text()
+ALERT = re.compile(r"- alert: (\w+)")
+DECLARED = [
+    *(declared for struct in (EngineStats, RoutingFigures) for _, declared in declared_in(struct)),
+    *OBSERVED,
+    *COUNTED,
+    *(one for one in vars(prometheus).values() if isinstance(one, Declared)),
+]
+
+
+def asked_in(text: str) -> set[str]:
+    return set(re.findall(rf"{PREFIX}\w+", text))
+
+
+def series() -> set[str]:
+    """Returns the names of all samples that a server may have."""
+    parts = {MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+    return {one.exposed_name + part for one in DECLARED for part in parts.get(one.kind, ("",))}
+
+
+def test_the_dashboard_is_the_declared_one() -> None:
+    assert dashboard.FILE.read_text() == dashboard.text(), "run python tools/dashboard.py"
+
+
+def test_every_metric_that_is_asked_for_is_declared() -> None:
+    asked = asked_in(dashboard.FILE.read_text()) | asked_in(RULES) | asked_in(RULES_TEST)
+    assert len(asked) > 40
+    assert asked - series() == set()
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+    panels = json.loads(dashboard.FILE.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24 and not cells & taken
+        taken |= cells
+
+
+def test_every_alert_has_a_time_a_severity_a_summary_and_figures_for_which_it_fires_and_does_not() -> None:
+    alerts = ALERT.findall(RULES)
+    assert len(alerts) == len(set(alerts)) > 8
+    for part in ("for: ", "severity: ", "summary: "):
+        assert RULES.count(part) == len(alerts)
+    assert re.findall(r"alertname: (\w+), .*exp_alerts: \[\]", RULES_TEST) == alerts
+    assert re.findall(r"alertname: (\w+)\n *eval_time: \w+\n *exp_alerts:\n", RULES_TEST) == alerts

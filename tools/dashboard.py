@@ -1,0 +1,438 @@
+"""Writes the Grafana dashboard, deploy/grafana/motet.json, from the rows of panels below.
+
+Run: python tools/dashboard.py          writes the file
+     python tools/dashboard.py --check  fails if the file differs from what would be written
+
+A metric has one of three selectors. Metrics of groups have the model's name, metrics of engines the worker's, and
+metrics of routing only the server's: of several models it has no name.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from motet.engines.base import WorkerState
+
+FILE = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "motet.json"
+SERVER = 'instance=~"$server"'
+MODEL = f'model_name=~"$model", {SERVER}'
+WORKER = f'worker=~"$worker", {SERVER}'
+RATE = "[$__rate_interval]"
+EACH = "instance, worker"
+"""Labels that tell workers apart: two servers may have workers of the same name."""
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+PANELS_A_ROW, WIDTH, HEIGHT = 3, 8, 8
+"""Grafana's grid has 24 columns."""
+SECONDS, SHARE, BYTES_A_SECOND, A_SECOND, NUMBER = "s", "percentunit", "Bps", "ops", "short"
+
+Query = tuple[str, str]
+"""An expression, and the name of each of its series."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    unit: str
+    queries: tuple[Query, ...]
+    meaning: str
+    kind: str = "timeseries"
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def rate(metric: str, selector: str, *, by: str) -> str:
+    return f"sum by ({by}) (rate(motet:{metric}{{{selector}}}{RATE}))"
+
+
+def named(by: str, said: str = "") -> str:
+    """Returns the legend of a series: the values of its labels, and what is said of all."""
+    return " ".join([*(f"{{{{{label}}}}}" for label in by.split(", ")), said]).strip()
+
+
+def per_second(metric: str, selector: str, *, by: str, said: str = "") -> Query:
+    return rate(metric, selector, by=by), named(by, said)
+
+
+def share(part: str, whole: str, selector: str, *, by: str) -> Query:
+    return f"{rate(part, selector, by=by)} / {rate(whole, selector, by=by)}", named(by)
+
+
+def quantiles(metric: str, selector: str, *, by: str) -> tuple[Query, ...]:
+    """Returns the median and the 95th percentile of a histogram."""
+    buckets = rate(f"{metric}_bucket", selector, by=f"{by}, le")
+    shown = {0.5: "median", 0.95: "p95"}
+    return tuple((f"histogram_quantile({below}, {buckets})", named(by, said)) for below, said in shown.items())
+
+
+def gauges(metrics: dict[str, str], selector: str, *, by: str) -> tuple[Query, ...]:
+    """`metrics`: names, with what is said of each."""
+    return tuple((f"sum by ({by}) (motet:{name}{{{selector}}})", named(by, said)) for name, said in metrics.items())
+
+
+def states() -> Query:
+    """Returns the number of each worker's state, from 1 on, in the order of `WorkerState`."""
+    one = f'max by ({EACH}) (motet:worker_state{{{WORKER}, state="%s"}})'
+    return " + ".join(f"{number} * {one % state}" for number, state in enumerate(WorkerState, 1)), named(EACH)
+
+
+ROWS = (
+    Row(
+        "Requests",
+        (
+            Panel(
+                "Groups that ended",
+                A_SECOND,
+                (per_second("groups_total", MODEL, by="status"),),
+                "A group is one prompt with its n choices. 499: the client left.",
+            ),
+            Panel(
+                "Choices that finished",
+                A_SECOND,
+                (per_second("request_success_total", MODEL, by="finished_reason"),),
+                "By the reason why each ended.",
+            ),
+            Panel(
+                "Responses",
+                A_SECOND,
+                (per_second("http_requests_total", SERVER, by="handler, status"),),
+                "All routes, operators' too.",
+            ),
+            Panel(
+                "First token of the first choice",
+                SECONDS,
+                quantiles("time_to_first_token_seconds", MODEL, by="model_name"),
+                "From the group's admission.",
+            ),
+            Panel(
+                "First token of the last choice",
+                SECONDS,
+                quantiles("time_to_first_token_last_choice_seconds", MODEL, by="model_name"),
+                "Close to that of the first choice unless choices wait for room.",
+            ),
+            Panel(
+                "Time between tokens",
+                SECONDS,
+                quantiles("inter_token_latency_seconds", MODEL, by="model_name"),
+                "From one step of a group to its next.",
+            ),
+            Panel(
+                "Whole groups",
+                SECONDS,
+                quantiles("e2e_request_latency_seconds", MODEL, by="model_name"),
+                "From admission to the end of the last choice.",
+            ),
+            Panel(
+                "Choices of a group (n)",
+                NUMBER,
+                quantiles("request_params_n", MODEL, by="model_name"),
+                "As clients asked for.",
+            ),
+            Panel(
+                "Tokens",
+                A_SECOND,
+                (
+                    per_second("generation_tokens_total", WORKER, by=EACH, said="written"),
+                    per_second("prefill_tokens_total", WORKER, by=EACH, said="prefilled"),
+                ),
+                "Tokens written, and prompt tokens computed: those found in the prefix cache are not among them.",
+            ),
+        ),
+    ),
+    Row(
+        "Queue and load",
+        (
+            Panel(
+                "Groups that wait",
+                NUMBER,
+                gauges(
+                    {"groups_queued": "for room on a worker", "groups_without_first_token": "for their first token"},
+                    SERVER,
+                    by="instance",
+                ),
+                "The second number is what --max-waiting-groups limits.",
+            ),
+            Panel(
+                "Time in the queue",
+                SECONDS,
+                quantiles("queue_seconds", SERVER, by="instance"),
+                "Until a worker had room.",
+            ),
+            Panel(
+                "Choices running and waiting",
+                NUMBER,
+                gauges({"num_requests_running": "running", "num_requests_waiting": "waiting"}, WORKER, by=EACH),
+                "In each engine.",
+            ),
+        ),
+    ),
+    Row(
+        "KV cache",
+        (
+            Panel(
+                "KV blocks",
+                NUMBER,
+                gauges(
+                    {
+                        "kv_blocks_used": "used",
+                        "kv_blocks_kept": "kept",
+                        "kv_blocks_cached": "cached",
+                        "kv_blocks": "all",
+                    },
+                    WORKER,
+                    by=EACH,
+                ),
+                "Kept for more choices of a prompt; cached blocks are free, and a prefix may still hit them.",
+            ),
+            Panel(
+                "KV blocks in use",
+                SHARE,
+                gauges({"kv_cache_usage_perc": "in use"}, WORKER, by=EACH),
+                "By groups and leases.",
+            ),
+            Panel(
+                "Prefix cache hits",
+                SHARE,
+                (share("prefix_cache_hits_total", "prefix_cache_queries_total", WORKER, by=EACH),),
+                "Share of the prompt tokens whose KV was there already.",
+            ),
+            Panel(
+                "Preemptions",
+                A_SECOND,
+                (per_second("num_preemptions_total", WORKER, by=EACH),),
+                "Choices put back because there were too few blocks; their tokens are computed again.",
+            ),
+            Panel(
+                "Blocks that forks shared",
+                A_SECOND,
+                (per_second("blocks_shared_total", WORKER, by=EACH),),
+                "Blocks that choices of one prompt did not need of their own.",
+            ),
+            Panel(
+                "Trunk positions read",
+                SHARE,
+                (share("trunk_tokens_read_total", "trunk_tokens_unshared_total", WORKER, by=EACH),),
+                "Of those that attention would read if each choice read its prompt alone.",
+            ),
+        ),
+    ),
+    Row(
+        "Prefill and decode apart",
+        (
+            Panel(
+                "Prefills and transfers",
+                A_SECOND,
+                (
+                    per_second("prefills_total", WORKER, by=EACH, said="prefills"),
+                    per_second("kv_transfers_total", WORKER, by=EACH, said="transfers"),
+                ),
+                "Both at most once a group, whatever n is.",
+            ),
+            Panel(
+                "KV moved",
+                BYTES_A_SECOND,
+                (per_second("kv_transfer_bytes_total", WORKER, by=EACH),),
+                "Bytes that decode workers have read from prefill workers.",
+            ),
+            Panel(
+                "Time of a transfer",
+                SECONDS,
+                quantiles("kv_transfer_seconds", WORKER, by=EACH),
+                "From its order to its verified end.",
+            ),
+            Panel(
+                "Transfers that failed",
+                A_SECOND,
+                (per_second("kv_transfer_failures_total", WORKER, by="kind"),),
+                "The prompt was then computed on the decode worker.",
+            ),
+            Panel(
+                "Prompts computed without asking prefill",
+                A_SECOND,
+                (per_second("bypasses_total", SERVER, by="reason"),),
+                "By reason.",
+            ),
+            Panel(
+                "Leases",
+                NUMBER,
+                (
+                    *gauges({"kv_leases": "open"}, WORKER, by=EACH),
+                    per_second("kv_leases_expired_total", WORKER, by=EACH, said="expired a second"),
+                ),
+                "Prefilled prompts kept for their readers. One expires if its reader gives no sign of life.",
+            ),
+        ),
+    ),
+    Row(
+        "Workers",
+        (
+            Panel(
+                "State",
+                NUMBER,
+                (states(),),
+                "Only a worker that is ready gets new groups.",
+                kind="state-timeline",
+            ),
+            Panel(
+                "Choices open",
+                NUMBER,
+                gauges({"worker_choices": ""}, WORKER, by=EACH),
+                "As routing counts them.",
+            ),
+            Panel(
+                "Why a worker was chosen",
+                A_SECOND,
+                (per_second("routing_decisions_total", SERVER, by="reason"),),
+                "What decided.",
+            ),
+            Panel(
+                "Migrations",
+                A_SECOND,
+                (per_second("migrations_total", SERVER, by="cause, outcome"),),
+                "Groups that moved away from a worker, by cause and outcome.",
+            ),
+            Panel(
+                "Choices that moved",
+                A_SECOND,
+                (per_second("choices_resumed_total", SERVER, by="instance"),),
+                "Unfinished choices that went on elsewhere.",
+            ),
+            Panel(
+                "Engine restarts",
+                NUMBER,
+                gauges({"engine_restarts_total": ""}, WORKER, by=EACH),
+                "Since the server started.",
+            ),
+        ),
+    ),
+    Row(
+        "Steps",
+        (
+            Panel(
+                "Steps",
+                A_SECOND,
+                (per_second("engine_steps_total", WORKER, by=EACH),),
+                "Forward passes.",
+            ),
+            Panel(
+                "Draft tokens accepted",
+                SHARE,
+                (
+                    share(
+                        "spec_decode_num_accepted_tokens_total",
+                        "spec_decode_num_draft_tokens_total",
+                        WORKER,
+                        by=EACH,
+                    ),
+                ),
+                "Share of the guessed tokens that were right.",
+            ),
+            Panel(
+                "Forced tokens",
+                A_SECOND,
+                (per_second("forced_tokens_total", WORKER, by=EACH),),
+                "Tokens that a grammar left no choice of, and which took no step.",
+            ),
+        ),
+    ),
+)
+
+
+def dashboard() -> dict[str, object]:
+    return {
+        "uid": "motet",
+        "title": "Motet",
+        "tags": ["motet"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": list(variables())},
+        "panels": list(placed(ROWS)),
+    }
+
+
+def variables() -> Iterator[dict[str, object]]:
+    yield {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    for name, metric, label in (
+        ("server", "groups_queued", "instance"),
+        ("model", "request_params_n_count", "model_name"),
+        ("worker", "worker_state", "worker"),
+    ):
+        query = f"label_values(motet:{metric}, {label})"
+        yield {
+            "name": name,
+            "label": name.capitalize(),
+            "type": "query",
+            "datasource": SOURCE,
+            "definition": query,
+            "query": {"query": query, "refId": name},
+            "refresh": 2,
+            "sort": 1,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": ["All"], "value": ["$__all"]},
+        }
+
+
+def placed(rows: tuple[Row, ...]) -> Iterator[dict[str, object]]:
+    """Yields the panels from top to bottom, each row under its title."""
+    top, number = 0, 0
+    for row in rows:
+        yield {"id": (number := number + 1), "type": "row", "title": row.title, "collapsed": False, "panels": [],
+               "gridPos": {"h": 1, "w": PANELS_A_ROW * WIDTH, "x": 0, "y": top}}  # fmt: skip
+        for place, panel in enumerate(row.panels):
+            down, right = divmod(place, PANELS_A_ROW)
+            where = {"h": HEIGHT, "w": WIDTH, "x": right * WIDTH, "y": top + 1 + down * HEIGHT}
+            yield drawn(panel) | {"id": (number := number + 1), "gridPos": where}
+        top += 1 + -(-len(row.panels) // PANELS_A_ROW) * HEIGHT
+
+
+def drawn(panel: Panel) -> dict[str, object]:
+    defaults: dict[str, object] = {"unit": panel.unit, "min": 0}
+    if panel.kind == "state-timeline":
+        texts = {str(number): {"text": state, "index": number} for number, state in enumerate(WorkerState, 1)}
+        defaults["mappings"] = [{"type": "value", "options": texts}]
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.meaning,
+        "datasource": SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + place), "datasource": SOURCE, "expr": expression, "legendFormat": legend.strip()}
+            for place, (expression, legend) in enumerate(panel.queries)
+        ],
+    }
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Yields the title and an expression of each panel."""
+    for panel in chain.from_iterable(row.panels for row in ROWS):
+        yield from ((panel.title, expression) for expression, _ in panel.queries)
+
+
+def text() -> str:
+    return json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    if "--check" not in sys.argv[1:]:
+        FILE.write_text(text())
+        return 0
+    if FILE.read_text() == text():
+        return 0
+    print(f"{FILE.name} differs from its declaration: run python tools/dashboard.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
