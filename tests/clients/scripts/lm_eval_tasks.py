@@ -45,7 +45,7 @@ def run(kind: str, route: str, tasks: str, more: str, *flags: str) -> dict[str, 
     shutil.rmtree(OUTPUT, ignore_errors=True)
     model = f"model={MODEL},base_url={URL}/{route},max_retries=1{more}"
     command = [str(Path(sys.executable).with_name("lm_eval")), "run", "--model", kind, "--model_args", model]
-    files = ["--include_path", "tasks", "--tasks", tasks, "--output_path", str(OUTPUT), "--log_samples"]
+    files = ["--include_path", ".", "--tasks", tasks, "--output_path", str(OUTPUT), "--log_samples"]
     done = subprocess.run([*command, *files, *flags], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (written,) = OUTPUT.rglob("results_*.json")
@@ -85,11 +85,10 @@ def ask_eight_times() -> None:
 
 def main() -> None:
     Path("lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    Path("sums.jsonl").write_text(shown("sums.jsonl"))
-    Path("tasks").mkdir()
     for task in (CHOICE, TEXT):  # JSON is YAML
-        Path("tasks", f"{task['task']}.yaml").write_text(json.dumps(task))
-    Path("tasks", "sums.yaml").write_text(shown("tasks/sums.yaml"))
+        Path(f"{task['task']}.yaml").write_text(json.dumps(task))
+    for name in ("sums.jsonl", "sums.yaml"):
+        Path(name).write_text(shown(name))
     ask_once()
     ask_eight_times()
 
