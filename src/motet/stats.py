@@ -49,7 +49,7 @@ class EngineStats:
     prompt_tokens: int = counter_field(
         "prompt_tokens",
         "tokens",
-        "Prompt tokens of admitted groups; once a group, whatever n is.",
+        "Prompt tokens of admitted groups; once a group, whatever n is, and again for choices that begin later.",
         also=counter("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache."),
     )
     prefill_tokens: int = counter_field(
