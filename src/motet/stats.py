@@ -61,14 +61,9 @@ class EngineStats:
     prompt_tokens: int = counter_field(
         "prompt_tokens",
         "tokens",
-        "Prompt tokens of admitted groups; once a group, whatever n is.",
+        "Prompt tokens of admitted groups; once a group, whatever n is, and again for choices that begin later.",
         in_vllm=True,
-        also=counter(
-            "prefix_cache_queries",
-            "tokens",
-            "Prompt tokens looked up in the prefix cache.",
-            in_vllm=True,
-        ),
+        also=counter("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache.", in_vllm=True),
     )
     prefill_tokens: int = counter_field(
         "prefill_tokens", "tokens", "Prompt tokens computed: not those found in the prefix cache.", in_status=True

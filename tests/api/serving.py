@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -333,6 +333,7 @@ class Serving:
         figures: RoutingFigures | None = None,
         membership: Membership | None = None,
         takes_tickets: bool = True,
+        draw_seed: Callable[[], int] = lambda: SEED,
         **settings: Any,
     ) -> Served:
         """`settings` are fields of the config, if no `config` is given."""
@@ -350,7 +351,7 @@ class Serving:
             figures=lambda: figures or RoutingFigures(),
             membership=membership,
             takes_tickets=takes_tickets,
-            draw_seed=lambda: SEED,
+            draw_seed=draw_seed,
         )
         return await self.stack.enter_async_context(Served(service, engine))
 

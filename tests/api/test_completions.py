@@ -1,6 +1,7 @@
 """Completions: prompts x n, token ids as prompts, echo, log-probabilities, best_of."""
 
 from collections import defaultdict
+from itertools import count
 from typing import Any
 
 import httpx
@@ -36,8 +37,13 @@ async def test_choices_are_prompts_times_n_numbered_prompt_major(serve: Serving)
 async def test_every_prompt_starts_at_the_same_seed(served: Served) -> None:
     await served.openai.completions.create(model=MODEL, prompt=["x", "y"], n=2, seed=5)
     assert [[c.seed for c in r.choices] for r in served.engine.requests] == [[5, 6], [5, 6]]
-    await served.openai.completions.create(model=MODEL, prompt=["x", "y"])
-    assert [[c.seed for c in r.choices] for r in served.engine.requests[2:]] == [[SEED], [SEED]]
+
+
+async def test_without_a_seed_a_prompt_that_stands_there_twice_has_two_answers(serve: Serving) -> None:
+    """One seed was drawn for the whole request, so lm-eval's repeats with a batch size were all equal."""
+    served = await serve(draw_seed=count(SEED, 100).__next__)
+    await served.openai.completions.create(model=MODEL, prompt=["x", "x"], n=2)
+    assert [[c.seed for c in r.choices] for r in served.engine.requests] == [[SEED, SEED + 1], [SEED + 100, SEED + 101]]
 
 
 async def test_prompt_of_token_ids_goes_to_the_engine_as_it_is(served: Served) -> None:

@@ -83,11 +83,15 @@ def shortened(value: Any, hidden: str) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """Returns the value with 0 for each number and the empty text for each string; its fields and booleans stay."""
+    """Returns the value with 0 for each number and the empty text for each string; its fields and booleans stay.
+
+    A list of numbers has the shape of one of them, so prompts of token ids have the same shape, whatever their lengths.
+    """
     if isinstance(value, dict):
         return {name: value[name] if name == "path" else shape(value[name]) for name in value}
     if isinstance(value, list):
-        return [shape(inner) for inner in value]
+        shapes = [shape(inner) for inner in value]
+        return [0] if shapes and all(inner == 0 and inner is not False for inner in shapes) else shapes
     return "" if isinstance(value, str) else value if value is None or isinstance(value, bool) else 0
 
 

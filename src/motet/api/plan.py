@@ -152,7 +152,6 @@ def make_plan(
     _check_alternatives(options, service.config.max_logprobs)
     check_scores(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)
-    seed = service.draw_seed() if sampling.seed is None else sampling.seed
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     if options.logprobs_mode is None:
         options = replace(options, logprobs_mode=service.config.logprobs_mode)
@@ -162,7 +161,7 @@ def make_plan(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
             prompt=tuple(prompt),
-            choices=choice_starts(options.num_choices, seed),
+            choices=choice_starts(options.num_choices, service.draw_seed() if sampling.seed is None else sampling.seed),
             sampling=sampling_of(len(prompt)),
             cache_salt=rights.cache_salt + around.cache_salt,
             keep_s=around.keep_s,

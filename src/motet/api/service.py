@@ -167,7 +167,7 @@ class Service:
     block_events: Callable[[], str | None] = lambda: None
     """Returns the address where the engine's cached blocks are published, if anywhere."""
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
-    """The seed of a request that gave none."""
+    """Draws the seed of each prompt of a request that gave none. Equal prompts in one request have different ones."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:

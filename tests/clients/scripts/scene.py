@@ -6,6 +6,7 @@ or temperature 0 where a client cannot say one, so that a run is like the last o
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 URL = f"{sys.argv[1]}/v1"
@@ -48,3 +49,9 @@ def is_boat(text: str | None) -> bool:
 def is_weather(name: str | None, arguments: str | None) -> bool:
     """Returns True for a call of `get_weather` with one of its cities."""
     return name == "get_weather" and json.loads(arguments or "")["city"] in CITIES
+
+
+def shown(name: str) -> str:
+    """Returns the file that docs/evaluation.md shows under this name, so that what the page says is what was run."""
+    page = Path(__file__).parents[3].joinpath("docs", "evaluation.md").read_text()
+    return page.partition(f"`{name}`:\n\n```")[2].partition("\n")[2].partition("```")[0]
