@@ -9,6 +9,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, cast
 
+import anthropic
 import httpx
 import pytest
 import uvicorn
@@ -241,6 +242,8 @@ class Served:
         await self._stack.aclose()
         if "openai" in vars(self):
             await self.openai.close()
+        if "anthropic" in vars(self):
+            await self.anthropic.close()
         self._listener.close()
         while self._state.tasks:
             await asyncio.wait(self._state.tasks)
@@ -253,6 +256,11 @@ class Served:
     def openai(self) -> AsyncOpenAI:
         http_client = DefaultAsyncHttpxClient(verify=False)
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=http_client)
+
+    @cached_property
+    def anthropic(self) -> anthropic.AsyncAnthropic:
+        http_client = anthropic.DefaultAsyncHttpxClient(verify=False)
+        return anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, http_client=http_client)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -10,6 +10,8 @@ from motet.errors import EngineError
 from motet.ids import ModelName
 from motet.text.tokenizer import Tokenizer
 from tests.api.engine_asking import group, post
+from tests.api.messaging import ask as ask_message
+from tests.api.messaging import refused
 from tests.api.serving import MODEL, NobodyUp, Served, Serving, coded, group_lines, later
 from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, error, every_route, served_as
 
@@ -115,6 +117,14 @@ async def test_a_model_that_takes_texts_has_no_tokens(serve: Serving, models: Tw
     assert error(await ask(served, path, "elsewhere")) == (400, "unsupported_model", "model")
     del models.listed[:2]
     assert error(await ask(served, path, None)) == (400, "unsupported_model", "model")
+
+
+async def test_anthropics_route_has_no_texts_either(serve: Serving, models: TwoModels) -> None:
+    models.listed.append(text_model("elsewhere"))
+    served = await serve.several(models, *models.engines)
+    status, kind, message = refused(await ask_message(served, model="elsewhere"))
+    assert (status, kind) == (400, "invalid_request_error")
+    assert message.startswith("model: The model `elsewhere` runs on a server that takes texts")
 
 
 async def samples(served: Served) -> dict[str, float]:

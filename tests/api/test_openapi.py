@@ -35,6 +35,24 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [[5, 6], [7]], "stop": ["END"], "echo": True, "structured_outputs": {"json": "{}"}}),
     ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}], "text": {"format": {"type": "text"}}}),
     ("/v1/responses/input_tokens", {"input": [{"role": "user", "content": "hi"}]}),
+    (
+        "/v1/messages",
+        {
+            "system": "s",
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto"},
+            "thinking": {"type": "disabled"},
+            "max_tokens": 3,
+            "metadata": {},
+            "service_tier": "auto",
+        },
+    ),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"n": 2, "max_tokens": 3}}),
     ("/tokenize", {"prompt": "hi"}),
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "tool_choice": "none"}),
@@ -93,3 +111,5 @@ async def test_its_errors_have_the_shape_of_errors(served: Served) -> None:
             assert set(operation["responses"]) == {"200", "4XX", "5XX"}
     schema = told["paths"]["/tokenize"]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
     jsonschema.validate((await served.http.post("/tokenize", json={})).json(), schema)
+    schema = told["paths"]["/v1/messages"]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
+    jsonschema.validate((await served.http.post("/v1/messages", json={})).json(), schema)

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save
 
 from motet.testing.engine import fake_info
+from tests.api import messaging
 from tests.api.calling import CallingServing, called
 from tests.api.noted_weights import NotedWeights
 from tests.api.responding import final, streamed, whole
@@ -31,6 +32,7 @@ LONG = 200_000
 MAX_LOGPROBS = 100
 """TRL asks for so many alternatives to the tokens of a prompt."""
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 UPDATE = "/update_weights"
 
 
@@ -74,21 +76,25 @@ class Replaying:
 
 def fitting(path: str, body: dict[str, Any]) -> str:
     """Returns what the model may answer: a call where one is demanded, else an object of the schema."""
-    choice = body.get("tool_choice")
-    if choice == "required" or isinstance(choice, dict):
+    if demands_call(body):
         return called(names_of_tools(body)[0], "{}")
     schema = schema_of(body)
     return "fine" if schema is None else json.dumps(dict.fromkeys(schema.get("properties", {})))
 
 
+def demands_call(body: dict[str, Any]) -> bool:
+    choice = body.get("tool_choice")
+    return choice not in (None, "none", "auto") and choice != {"type": "auto"}
+
+
 def schema_of(body: dict[str, Any]) -> dict[str, Any] | None:
-    form = body.get("response_format") or body.get("text", {}).get("format") or {}
+    form = body.get("response_format") or (body.get("text") or body.get("output_config") or {}).get("format") or {}
     schema: dict[str, Any] | None = form.get("json_schema", form).get("schema")
     return schema
 
 
 def names_of_tools(body: dict[str, Any]) -> list[str]:
-    return [tool.get("function", tool)["name"] for tool in body["tools"] if tool["type"] == "function"]
+    return [tool.get("function", tool)["name"] for tool in body["tools"] if tool.get("type", "function") == "function"]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -105,6 +111,13 @@ async def test_every_request_of_a_client_is_answered(replaying: Replaying, name:
             answer = final(streamed(response)) if body.get("stream") else whole(response)
             assert answer.status == "completed"
             assert answer.output_text or any(item.type == "function_call" for item in answer.output)
+        elif path.partition("?")[0] == MESSAGES:
+            streams = body.get("stream")
+            message = messaging.final(messaging.streamed(response)) if streams else messaging.whole(response)
+            assert message.stop_reason == ("tool_use" if demands_call(body) else "end_turn")
+            assert message.content
+        elif path == f"{MESSAGES}/count_tokens":
+            assert response.json()["input_tokens"] > 0
         else:
             assert path == "/tokenize" and response.json()["count"] > 0
 
@@ -117,8 +130,7 @@ def check_choices(path: str, body: dict[str, Any], response: httpx.Response) -> 
     number = len(prompts) * (body.get("n") or 1)
     reasons = {index: reason for index, reason in ended if reason}
     assert sorted(reasons) == list(range(number))
-    demanded = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), dict)
-    if demanded and path == CHAT:
+    if demands_call(body) and path == CHAT:
         assert set(reasons.values()) == {"tool_calls"}
     if not body.get("stream") or (body.get("stream_options") or {}).get("include_usage"):
         assert parts[-1]["usage"]["completion_tokens"] > 0

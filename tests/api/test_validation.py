@@ -261,6 +261,7 @@ WITH_TEXT: list[tuple[str, dict[str, object]]] = [
     ("/v1/completions", {"prompt": "hi", "structured_outputs": {"json": {"enum": ["a"]}}}),
     ("/v1/completions", {"prompt": "hi", "structured_outputs": {"grammar": 'start: "a"'}}),
     ("/v1/responses", {"input": [{"role": "user", "content": "x"}], "instructions": "i", "metadata": {"k": "v"}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "system": "s", "max_tokens": 1}),
     ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"max_tokens": 1}, "cache_salt": "s"}),
     ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}),
 ]

@@ -46,7 +46,7 @@ async def test_a_body_counts_only_until_its_request_has_been_made(serve: Serving
     assert [(await task).status_code for task in running] == [200] * 3
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/engine/generate", "/nowhere"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/engine/generate", "/nowhere"])
 async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> None:
     served = await serve(api_keys=("right",), worker_key="ours")
     async with serving(served.app) as (_, reader, writer):

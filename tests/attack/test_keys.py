@@ -72,6 +72,18 @@ async def test_responses_share_no_cached_prompts_either(serve: Serving) -> None:
     assert first == third != second
 
 
+async def test_a_key_may_come_in_the_header_of_anthropics_clients(serve: Serving) -> None:
+    served, body = await serve(api_keys=KEYS, admin_key="boss"), {"messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        for headers in (bearer(ONE), {"x-api-key": ONE}, {"x-api-key": ONE, "authorization": "Basic eDp5"}):
+            answer = await served.http.post(path, json=body | {"max_tokens": 5}, headers=headers)
+            assert answer.status_code == 200, answer.text
+    assert len({*salts(served)}) == 1
+    for headers in ({"x-api-key": "x"}, {"x-api-key": ""}, bearer("x") | {"x-api-key": ONE}, {"x-api-key": "boss"}):
+        assert (await served.http.get("/v1/models", headers=headers)).status_code == 401
+    assert (await served.http.get("/workers", headers={"x-api-key": ONE})).status_code == 401
+
+
 async def test_the_choices_of_a_group_have_one_salt(serve: Serving) -> None:
     served = await serve(api_keys=KEYS)
     body = {"prompt": ["x", "x"], "n": 3}

@@ -80,13 +80,16 @@ class Client:
 OPENAI = "openai==3.57.0"
 LITELLM = Client("LiteLLM", "litellm_turns.py", ("litellm==1.110.2",))
 CODEX = Client("Codex CLI", "codex.mjs", ("@openai/codex@0.169.0",))
+CLAUDE_CODE = Client("Claude Code", "claude_code.mjs", ("@anthropic-ai/claude-code@2.1.332",))
 AIDER = Client("aider", "aider.py", ("aider-chat==0.86.2",))
-"""As Codex it is a program that needs no script of ours, and a better model, so that its model is scripted."""
+"""As Codex and Claude Code it is a program that needs no script of ours, and a better model, so that its model is
+scripted."""
 TRL = Client("TRL", "trl_client.py", ("trl==1.16.0", "torch==2.13.0", "requests", "httpx"))
 """The client of its trainers, which needs a server for trainers."""
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", (OPENAI,)),
     Client("openai (JavaScript)", "openai_npm.mjs", ("openai@7.57.0",)),
+    Client("anthropic (Python)", "anthropic_python.py", ("anthropic==2.14.0",)),
     LITELLM,
     Client("instructor", "instructor_objects.py", ("instructor==1.17.0",)),
     Client("LangChain", "langchain_runs.py", ("langchain-openai==1.7.4",)),

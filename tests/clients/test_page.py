@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.installed import AIDER, CLIENTS, CODEX, SCRIPTS, TRL, Client
+from tests.clients.installed import AIDER, CLAUDE_CODE, CLIENTS, CODEX, SCRIPTS, TRL, Client
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "tests" / "api" / "recorded_clients"
-ALL = (*CLIENTS, CODEX, AIDER, TRL)
+ALL = (*CLIENTS, CODEX, CLAUDE_CODE, AIDER, TRL)
 ROWS = [line.split(" | ") for line in (ROOT / "docs" / "clients.md").read_text().splitlines() if line.startswith("| ")]
 
 

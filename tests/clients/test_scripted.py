@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from motet.text.formats import ParserNames
-from tests.clients.installed import AIDER, CODEX, LITELLM, SCRIPTS
+from tests.clients.installed import AIDER, CLAUDE_CODE, CODEX, LITELLM, SCRIPTS
 from tests.clients.recorder import Recorder
 from tests.clients.running import keep, run, saying
 from tests.fake_server import FakeServer
@@ -30,6 +30,13 @@ wire_api = "responses"
 """
 THOUGHT = '<think>Hm.</think><tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 ECHO = '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "echo ahoy"}}\n</tool_call>'
+BASH = '<think>Hm.</think><tool_call>\n{"name": "Bash", "arguments": {"command": "echo ahoy"}}\n</tool_call>'
+CLAUDE_CODE_SETTINGS = {
+    "ANTHROPIC_API_KEY": "none",
+    "ANTHROPIC_MODEL": "tiny",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "ENABLE_TOOL_SEARCH": "false",
+}
 FILE = "boat.py\n```\nprint('ahoy')\n```\n"
 
 
@@ -69,6 +76,22 @@ def test_codex_runs_a_command_that_the_model_calls_and_ends_with_its_answer(
         assert [item["text"] for item in items if item.get("type") == "agent_message"] == ["Done."]
         assert len(recorder.exchanges) == 2
         keep(recorder, CODEX, home=tmp_path, recordings=recordings)
+
+
+def test_claude_code_runs_a_command_that_the_model_calls_and_ends_with_its_answer(
+    clean: dict[str, str], tmp_path: Path, recordings: Path | None
+) -> None:
+    claude = str(CLAUDE_CODE.installed() / "node_modules" / ".bin" / "claude")
+    with scripted(tmp_path, BASH, "Done.") as recorder:
+        environ = {**clean, **CLAUDE_CODE_SETTINGS, "ANTHROPIC_BASE_URL": recorder.url}
+        flags = ["--output-format", "stream-json", "--verbose", "--allowedTools", "Bash(echo:*)"]
+        told = run([claude, "-p", "Say ahoy.", *flags], environ, tmp_path)
+        lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+        assert [line["tool_use_result"]["stdout"] for line in lines if line["type"] == "user"] == ["ahoy"]
+        assert [line["result"] for line in lines if line["type"] == "result"] == ["Done."]
+        _, turn, _ = (turn for turn in recorder.exchanges[-1]["body"]["messages"] if turn["role"] != "system")
+        assert [block["type"] for block in turn["content"]] == ["thinking", "tool_use"]
+        keep(recorder, CLAUDE_CODE, home=tmp_path, recordings=recordings)
 
 
 def test_aider_changes_a_file_as_the_model_writes_it(

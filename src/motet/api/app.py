@@ -1,8 +1,8 @@
 """The HTTP application: routes, what surrounds them, and how errors look.
 
 RequestIds ─► CORS ─► Gate ─► BodyLimit ─► routes
-id, last      browsers  401, 403  413, 503  chat, completions, responses, generate, render, tokens,
-resort 500                                     models, admin, membership, engine
+id, last      browsers  401, 403  413, 503  chat, completions, responses, messages, generate, render,
+resort 500                                     tokens, models, admin, membership, engine
 """
 
 from fastapi import APIRouter, FastAPI
@@ -23,6 +23,7 @@ from motet.api.gate import Gate
 from motet.api.generate import generate_router
 from motet.api.group_routes import group_router
 from motet.api.incoming import takes_tensors
+from motet.api.messages import messages_router
 from motet.api.models import models_router
 from motet.api.openapi import openapi_router
 from motet.api.operators import admin_router, membership_router
@@ -39,6 +40,7 @@ ROUTERS = (
     chat_router,
     completion_router,
     responses_router,
+    messages_router,
     generate_router,
     group_router,
     render_router,

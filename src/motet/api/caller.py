@@ -26,7 +26,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
 from motet.api.body import Body, read_json
-from motet.api.failure import ErrorResponse, error_body, invalid_value, schema_failure, validation_failure
+from motet.api.failure import (
+    ErrorResponse,
+    error_body,
+    invalid_value,
+    route_of,
+    schema_failure,
+    speaks_anthropic,
+    validation_failure,
+)
 from motet.api.schemas.shared import ignored_paths
 from motet.errors import OverloadedError, RequestError
 from motet.ids import new_request_id
@@ -36,6 +44,8 @@ from motet.metrics.prometheus import Metrics
 log = logging.getLogger("motet.api")
 
 HEADER = "x-request-id"
+MESSAGE_HEADER = "request-id"
+"""The header's name in Anthropic's API."""
 SESSION_HEADER = "x-session-id"
 NO_SESSION = -1
 CLIENT_GONE = 499
@@ -234,7 +244,10 @@ class RequestIds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = trace
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = trace
+                if speaks_anthropic(route_of(scope)):
+                    headers[MESSAGE_HEADER] = trace
             await send(message)
 
         try:

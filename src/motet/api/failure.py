@@ -1,14 +1,17 @@
-"""Errors on the wire: `{"error": {"message", "type", "param", "code"}}`, always, with OpenAI's words and status codes.
+"""Errors on the wire: `{"error": {"message", "type", "param", "code"}}`, with OpenAI's words and status codes.
 
     MotetError (raised anywhere)        its own status, type and code
     validation (schemas)                400, the first offending field named
     routing (unknown path, method)      404, 405
     anything else                       500; the reason is in the log, not on the wire
 
-After the first byte of a stream the same object goes out as an event (`AnswerWriter.fail`).
+Below `/v1/messages` the same errors are in Anthropic's shape: `{"type": "error", "error": {"type", "message"},
+"request_id"}`. After the first byte of a stream the same object goes out as an event (`AnswerWriter.fail`).
 """
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -37,6 +40,18 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 INTERNAL = ErrorBody("The server had an error while processing your request.", MotetError.type, code="internal_error")
+
+MESSAGES = "/v1/messages"
+"""The routes below it speak Anthropic's dialect."""
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+"""Anthropic's type of an error, by its status. Another one is an `invalid_request_error` below 500, else an
+`api_error`, or `overloaded_error`."""
 
 MAX_WORDS = 2000
 """A message or a field's name is cut to this many characters: the wrong value in it may be megabytes long."""
@@ -82,6 +97,33 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     return error
 
 
+Names = Sequence[tuple[re.Pattern[str], str]]
+"""The names of fields of one request, from their beginning, and what they are called in the request it was made of."""
+
+
+@contextmanager
+def named_as_asked(names: Callable[[], Names]) -> Iterator[None]:
+    """Makes errors of a chat that was made of another request name the fields of that one. `names`: returns them."""
+    try:
+        yield
+    except ValidationError as error:
+        raise _named_by(schema_failure(error), names()) from error
+    except RequestError as error:
+        raise _named_by(error, names()) from error
+
+
+def _named_by(error: RequestError, names: Names) -> RequestError:
+    for pattern, name in names if error.param is not None else ():
+        found = pattern.match(error.param or "")
+        if found is not None:
+            before = found.string
+            error.param = found.expand(name) + before[found.end() :]
+            begun = re.compile(rf"(?:^|(?<=')){re.escape(before)}\b")
+            error.message = begun.sub(error.param.replace("\\", r"\\"), error.message)
+            break
+    return error
+
+
 class Misfit(ValueError):
     """An error of a schema's check. The check knows its object, or its field, and pydantic where that is in the
     body: `validation_failure` makes the error that names the whole path."""
@@ -117,8 +159,32 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def message_error(error: Exception, request_id: str) -> dict[str, object]:
+    """Returns the object that a client of Anthropic's API sees. Its message names the field, as no member does."""
+    status = error.status if isinstance(error, MotetError) else 500
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    kind = OverloadedError.type if isinstance(error, OverloadedError) else kind
+    body = error_body(error)
+    named = body.param is None or f"'{body.param}'" in body.message or body.message.startswith(body.param)
+    told = {"type": kind, "message": body.message if named else f"{body.param}: {body.message}"}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Returns True if a route speaks Anthropic's dialect."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def route_of(scope: Scope) -> str:
+    """Returns the path as routes see it: without that under which the app is mounted, on Ray its `route_prefix`."""
+    path, mounted = str(scope["path"]), str(scope.get("root_path", ""))
+    within = path.removeprefix(mounted)  # Starlette takes it off only before a slash
+    return within if within.startswith("/") else path
+
+
 class ErrorResponse(Response):
-    """Leaves its error in the state of the request, for the line of the log that `RequestIds` writes."""
+    """Speaks the dialect of the route. Leaves its error in the state of the request, for the line of the log that
+    `RequestIds` writes."""
 
     def __init__(self, error: Exception) -> None:
         headers = {}
@@ -130,6 +196,9 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["error"] = self._error
+        if speaks_anthropic(route_of(scope)):
+            self.body = msgspec.json.encode(message_error(self._error, scope["state"].get("trace", "")))
+            self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 

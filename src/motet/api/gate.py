@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from motet.api.failure import ErrorResponse
+from motet.api.failure import ErrorResponse, route_of
 from motet.config import ServerConfig
 from motet.engines.wire import WORKER_KEY_CODE
 from motet.errors import ForbiddenError, RequestError, UnauthorizedError
@@ -47,6 +47,8 @@ WORKERS = ("/engine",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 """Headers of proxies. Clients may send them too, and are then no local callers."""
+KEY_HEADER = "x-api-key"
+"""Anthropic's clients send their key in it; `Authorization` wins."""
 CLIENT = "key"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 FROM_NO_OTHER_SITE = ("", "none", "same-origin")
@@ -54,7 +56,7 @@ JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 NO_KEY = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
-    "(i.e. Authorization: Bearer YOUR_KEY)."
+    "(i.e. Authorization: Bearer YOUR_KEY), or in the header x-api-key."
 )
 WRONG_KEY = "Incorrect API key provided."
 NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
@@ -92,11 +94,10 @@ class Lock:
             if self.only_local and not is_local(scope, headers):
                 raise ForbiddenError(self.only_local, code=self.code)
             return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not given:
+        if not (given := _key_of(headers)):
             raise UnauthorizedError(self.missing, code=self.code)
         # Compares with all of them, so that the time reveals nothing.
-        matches = [secrets.compare_digest(given.strip().encode("latin-1"), key) for key in self.keys]
+        matches = [secrets.compare_digest(given.encode("latin-1"), key) for key in self.keys]
         if not any(matches):
             raise UnauthorizedError(self.wrong, code=self.code)
         scope["state"]["client"] = f"key-{matches.index(True)}" if self.client == CLIENT else self.client
@@ -134,7 +135,7 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
-            if (lock := self._lock(_route_of(scope))) is not None:
+            if (lock := self._lock(route_of(scope))) is not None:
                 lock.check(scope, headers)
             if scope["method"] not in SAFE_METHODS and of_a_page(headers) and not _is_json(headers):
                 raise RequestError(NOT_JSON, code="invalid_content_type")
@@ -164,11 +165,10 @@ class Gate:
         return self._operators if _is_below(path, OPERATORS) else self._clients
 
 
-def _route_of(scope: Scope) -> str:
-    """Returns the path as routes see it: without that under which the app is mounted, on Ray its `route_prefix`."""
-    path, mounted = str(scope["path"]), str(scope.get("root_path", ""))
-    within = path.removeprefix(mounted)  # Starlette takes it off only before a slash
-    return within if within.startswith("/") else path
+def _key_of(headers: Headers) -> str:
+    """Returns the key that a request brings; empty if it brings none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return (given if scheme.lower() == "bearer" else "").strip() or headers.get(KEY_HEADER, "").strip()
 
 
 def _encoded(keys: Sequence[str]) -> list[bytes]:

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 
 from motet.api.answer import json_response
 from motet.api.caller import PostRoute, new_router
+from motet.api.failure import speaks_anthropic
 from motet.api.service import Service
 
 REF_TEMPLATE = "#/components/schemas/{model}"
@@ -36,6 +37,23 @@ ERROR = {
     },
 }
 REFUSED = {"description": "An error, in OpenAI's shape", "content": {"application/json": {"schema": ERROR}}}
+MESSAGE_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+MESSAGE_REFUSED = {
+    "description": "An error, in Anthropic's shape",
+    "content": {"application/json": {"schema": MESSAGE_ERROR}},
+}
 
 Paths = dict[str, dict[str, dict[str, Any]]]
 
@@ -69,8 +87,9 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, obje
     paths: Paths = plain["paths"]
     for route in posts:
         paths.setdefault(route.path, {})["post"] = _operation(route)
-    for operation in (operation for methods in paths.values() for operation in methods.values()):
-        operation["responses"] = {"200": operation["responses"]["200"], "4XX": REFUSED, "5XX": REFUSED}
+    for path, operation in ((path, operation) for path, methods in paths.items() for operation in methods.values()):
+        refused = MESSAGE_REFUSED if speaks_anthropic(path) else REFUSED
+        operation["responses"] = {"200": operation["responses"]["200"], "4XX": refused, "5XX": refused}
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers
         schemas.pop(unused, None)
     components: dict[str, object] = {"schemas": schemas}

@@ -11,20 +11,18 @@ Errors of the chat name the field as it is called in the request. The text of th
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
 
 from motet.api.answer import GroupsWriter, json_response
 from motet.api.answer_plan import answer_plan
 from motet.api.body import in_turn
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.chat import plan_chat
-from motet.api.failure import error_body, invalid_value, schema_failure
+from motet.api.failure import Names, error_body, invalid_value, named_as_asked
 from motet.api.kv_params import request_context
 from motet.api.plan import Head, chat_prompt, check_reading
 from motet.api.response_output import INCOMPLETE, Members, ResponseEvent, ResponseOutput, Status
@@ -45,7 +43,7 @@ from motet.api.schemas.responses import (
 )
 from motet.api.schemas.shared import GeneratingFields, StructuredFields
 from motet.api.service import Service
-from motet.errors import NotFoundError, RequestError
+from motet.errors import NotFoundError
 from motet.text.group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, Usage
@@ -69,7 +67,7 @@ def responses_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        with in_its_own_words(body):
+        with named_as_asked(partial(names_of, body)):
             chat = await chat_of(body)
             caller = caller_of(request, session=body.session_id)
             if left_out := {tool.type for _, _, tool in body.placed_tools() if isinstance(tool, BuiltInTool)}:
@@ -83,7 +81,7 @@ def responses_router(service: Service) -> APIRouter:
                 return answer_plan(service, plan, writer=writer)
 
     async def input_tokens(body: ResponsesRequest, _: Request) -> Response:
-        with in_its_own_words(body):
+        with named_as_asked(partial(names_of, body)):
             chat = await chat_of(body)
             served = service.served(chat.model)
             check_reading(served, chat)
@@ -115,7 +113,7 @@ PASSED_ON = {*StructuredFields.model_fields, *GeneratingFields.model_fields} | {
 }
 """Members that are the same in a chat."""
 
-NAMES: Sequence[tuple[re.Pattern[str], str]] = [
+NAMES: Names = [
     (re.compile(pattern), name)
     for pattern, name in (
         (r"messages.*", "input"),
@@ -135,7 +133,7 @@ async def chat_of(body: ResponsesRequest) -> ChatRequest:
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """Raises what the chat's schema raises; see `in_its_own_words`."""
+    """Raises what the chat's schema raises; see `named_as_asked`."""
     fields: Members = body.model_dump(include=PASSED_ON, exclude_unset=True, by_alias=True)
     fields["messages"] = messages(body.instructions, body.input)
     fields["max_completion_tokens"] = body.max_output_tokens
@@ -171,15 +169,10 @@ def origins(body: ResponsesRequest) -> Mapping[str, Members]:
     }
 
 
-@contextmanager
-def in_its_own_words(body: ResponsesRequest) -> Iterator[None]:
-    """Makes errors of the chat behind a Response name the fields of the Response."""
-    try:
-        yield
-    except ValidationError as error:
-        raise _renamed(schema_failure(error), body) from error
-    except RequestError as error:
-        raise _renamed(error, body) from error
+def names_of(body: ResponsesRequest) -> Names:
+    """Returns what the fields of the chat behind a Response are called in its request."""
+    places = [placed.param for _, placed in _functions(body)]
+    return [*((re.compile(rf"tools\[{number}\]\.function"), place) for number, place in enumerate(places)), *NAMES]
 
 
 def messages(instructions: str | None, items: Sequence[InputItem]) -> list[Members]:
@@ -221,22 +214,6 @@ def _nested(flat: object, types: Sequence[str] = ("function", "allowed_tools")) 
     if flat["type"] == "allowed_tools" and isinstance(tools := inside.get("tools"), list):
         inside["tools"] = [_nested(tool, ("function",)) for tool in tools]
     return {"type": flat["type"], flat["type"]: inside}
-
-
-def _renamed(error: RequestError, body: ResponsesRequest) -> RequestError:
-    if error.param is None:
-        return error
-    places = [placed.param for _, placed in _functions(body)]
-    of_tools = [(re.compile(rf"tools\[{number}\]\.function"), place) for number, place in enumerate(places)]
-    for pattern, name in (*of_tools, *NAMES):
-        found = pattern.match(error.param)
-        if found is not None:
-            param = found.expand(name) + error.param[found.end() :]
-            begun = re.compile(rf"(?:^|(?<=')){re.escape(error.param)}\b")
-            error.message = begun.sub(param.replace("\\", r"\\"), error.message)
-            error.param = param
-            break
-    return error
 
 
 class ResponseBody(GroupsWriter):

@@ -4,4 +4,5 @@ shared        what all have in common: strict types, fields that ask for nothing
 chat          /v1/chat/completions: messages, tools
 completions   /v1/completions, /inference/v1/generate, /tokenize and /detokenize
 responses     /v1/responses: items in place of messages
+messages      /v1/messages: blocks in place of parts, as Anthropic has them
 """

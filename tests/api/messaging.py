@@ -1,0 +1,115 @@
+"""Checks messages against the types of Anthropic's client: no field is missing, of another type, or unknown to it."""
+
+import json
+from typing import Any
+
+import httpx
+import jiter
+import msgspec
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from tests.api.serving import Served
+
+EVENTS: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+MESSAGES = "/v1/messages"
+MAX_TOKENS = 200
+
+
+async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
+    """Sends a raw request; `fields` go into the body as they are. A string is what the user says."""
+    said = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    body = {"messages": said, "max_tokens": MAX_TOKENS} | fields
+    return await served.http.post(MESSAGES, content=json.dumps(body))
+
+
+def whole(response: httpx.Response) -> Message:
+    assert response.status_code == 200, response.text
+    return checked(response.content)
+
+
+def checked(json: bytes) -> Message:
+    parsed = Message.model_validate_json(json, strict=True)
+    assert_nothing_more(parsed)
+    return parsed
+
+
+def streamed(response: httpx.Response) -> list[RawMessageStreamEvent]:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return read_events(response.content)
+
+
+def read_events(data: bytes) -> list[RawMessageStreamEvent]:
+    """Returns the events of a stream, less its ping. Each comes under its own name; blocks are numbered in order."""
+    *parts, rest = data.split(b"\n\n")
+    assert rest == b""
+    names, events = [], []
+    for part in parts:
+        name, told = part.split(b"\n")
+        names.append(name.removeprefix(b"event: ").decode())
+        assert json.loads(told.removeprefix(b"data: "))["type"] == names[-1]
+        if names[-1] != "ping":
+            events.append(EVENTS.validate_json(told.removeprefix(b"data: "), strict=True))
+            assert_nothing_more(events[-1])
+    assert names[:2] == ["message_start", "ping"]
+    assert [event.index for event in events if event.type == "content_block_start"] == [
+        *range(names.count("content_block_stop"))
+    ]
+    return events
+
+
+def final(events: list[RawMessageStreamEvent]) -> Message:
+    """Returns the message that the events make, as the official client joins them."""
+    first, *rest, last = events
+    assert first.type == "message_start"
+    assert last.type == "message_stop"
+    told, arguments = first.message.to_dict(), dict[int, str]()
+    blocks: Any = told["content"]
+    for event in rest:
+        match event.type:
+            case "content_block_start":
+                blocks.append(event.content_block.to_dict())
+            case "content_block_delta":
+                ((kind, piece),) = event.delta.model_dump(exclude={"type"}).items()
+                if kind == "partial_json":
+                    arguments[event.index] = arguments.get(event.index, "") + piece
+                    blocks[event.index]["input"] = jiter.from_json(arguments[event.index].encode(), partial_mode=True)
+                else:
+                    blocks[event.index][kind] += piece
+            case "message_delta":
+                assert event is rest[-1]
+                told |= event.delta.to_dict() | {"usage": event.usage.to_dict()}
+    return checked(msgspec.json.encode(told))
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Returns the message without ids, in which no two agree."""
+    told: dict[str, Any] = message.model_dump(exclude={"id"})
+    for number, block in enumerate(told["content"]):
+        if block["type"] == "tool_use":
+            block["id"] = number
+    return told
+
+
+def texts(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def refused(response: httpx.Response) -> tuple[int, str, str]:
+    """Returns the status of an error, its type and its message. It must be in Anthropic's shape."""
+    told = response.json()
+    assert told.keys() == {"type", "error", "request_id"}
+    assert told["type"] == "error"
+    assert told["error"].keys() == {"type", "message"}
+    assert told["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+    return response.status_code, told["error"]["type"], told["error"]["message"]
+
+
+def assert_nothing_more(model: BaseModel) -> None:
+    assert not model.model_extra, model
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, BaseModel):
+                assert_nothing_more(inner)

@@ -1,0 +1,146 @@
+"""docs/api.md lists what `/v1/messages` reads, ignores and refuses, and each refusal names its field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet.api.message_output import SIGNATURE, STOP_REASONS
+from motet.api.schemas.messages import (
+    BLOCKS,
+    MessagePrompt,
+    MessagesRequest,
+    MessageTool,
+    MessageToolChoice,
+    OutputConfig,
+    ThinkingField,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from motet.api.schemas.shared import Schema
+from tests.api.messaging import refused
+from tests.api.serving import Served, Serving, WatchedEngine
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+SECTION = PAGE.partition("\n## Messages\n")[2].partition("\n## ")[0]
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+USE = {"type": "tool_use", "id": "1", "name": "a", "input": {}}
+A = {"name": "a", "input_schema": {"type": "object"}}
+B = {"name": "b", "input_schema": {"type": "array"}}
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [MessagesRequest, MessageTool, MessageToolChoice, ThinkingField, OutputConfig, ToolUseBlock, ToolResultBlock],
+)
+def test_every_field_that_is_read_is_described(schema: type[Schema]) -> None:
+    fields = schema.model_fields
+    assert [name for name in fields if f"`{name}" not in PAGE and f".{name}" not in PAGE and name != "type"] == []
+
+
+@pytest.mark.parametrize("name", [*BLOCKS, *STOP_REASONS.values(), "stop_sequence", SIGNATURE])
+def test_every_block_and_every_end_is_described(name: str) -> None:
+    assert f"`{name}`" in SECTION
+
+
+def test_every_field_without_an_effect_and_every_refused_one_is_listed() -> None:
+    names = [*MessagePrompt.ignored, *MessagePrompt.refused, *MessagePrompt.neutral, *MessageTool.refused]
+    assert [name for name in [*names, *MessageTool.neutral] if f"`{name}" not in SECTION] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10_000}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [USE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": [USE]}, {"role": "assistant", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+        ({"system": [IMAGE]}, "system[0].type"),
+        ({"n": 2}, "n"),
+        ({"group": {"start": 1}}, "group"),
+        ({"container": "c"}, "container"),
+        ({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]}, "mcp_servers"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"speed": "fast"}, "speed"),
+        ({"inference_geo": "us"}, "inference_geo"),
+        ({"stop": ["x"]}, "stop"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"unheard_of": 1}, "unheard_of"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
+        ({"temperature": 3}, "temperature"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [A, {"type": "bash_20250124", "name": "bash"}]}, "tools[1].type"),
+        ({"tools": [A, B]}, "tools[1].input_schema"),
+        ({"tools": [A, A]}, "tools[1].name"),
+        ({"tools": [A], "tool_choice": {"type": "tool", "name": "c"}}, "tool_choice.name"),
+        ({"tools": [A], "tool_choice": {"type": "auto", "name": "a"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+        ({"output_config": {"effort": "enormous"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
+            "output_config.format",
+        ),
+    ],
+)
+async def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, Any], param: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50} | fields
+    status, kind, message = refused(await refusing.http.post("/v1/messages", content=json.dumps(body)))
+    assert (status, kind) == (400, "invalid_request_error")
+    assert f"'{param}" in message or message.startswith(param), message
+    assert "function" not in message.partition("schema for function")[0]
+
+
+async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> None:
+    served = await serve(api_keys=("right",), max_body_bytes=1000)
+    key, body = {"x-api-key": "right"}, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    post = served.http.post
+    told = {
+        "no key": await post("/v1/messages", json=body),
+        "a wrong key": await post("/v1/messages", json=body, headers={"x-api-key": "wrong"}),
+        "no model": await post("/v1/messages", json=body | {"model": "claude"}, headers=key),
+        "no route": await post("/v1/messages/batches", json=body, headers=key),
+        "no method": await served.http.get("/v1/messages", headers=key),
+        "too large": await post("/v1/messages", json=body | {"system": "x" * 2000}, headers=key),
+        "no JSON": await post("/v1/messages/count_tokens", content=b"{", headers=key),
+    }
+    assert {what: refused(response)[:2] for what, response in told.items()} == {
+        "no key": (401, "authentication_error"),
+        "a wrong key": (401, "authentication_error"),
+        "no model": (404, "not_found_error"),
+        "no route": (404, "not_found_error"),
+        "no method": (405, "invalid_request_error"),
+        "too large": (413, "request_too_large"),
+        "no JSON": (400, "invalid_request_error"),
+    }
+    served.service.start_drain()
+    assert refused(await post("/v1/messages", json=body, headers=key))[:2] == (503, "overloaded_error")
+
+
+async def test_a_bug_is_told_in_anthropics_shape_too(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={0: ValueError("secret")}))  # type: ignore[dict-item]
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    status, kind, message = refused(await served.http.post("/v1/messages", json=body))
+    assert (status, kind) == (500, "api_error")
+    assert "secret" not in message

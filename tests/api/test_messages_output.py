@@ -1,0 +1,193 @@
+"""The blocks and events of a message, made from scripted parts of a choice."""
+
+import json
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+
+from motet.api.message_output import MessageBody, MessageEvents, input_of
+from motet.api.plan import Head
+from motet.errors import EngineDiedError
+from motet.text.choice import ChoiceEvent
+from motet.text.group import GroupStep
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.types import FinishReason, Usage
+from tests.api.messaging import checked, final, plain, read_events, texts
+
+USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
+AT_FIRST = Usage(prompt_tokens=7, completion_tokens=1, cached_tokens=4)
+
+THOUGHT_AND_SAID: list[Part] = [Reasoning("let "), Reasoning("me see"), Content("It is "), Content("42.")]
+TWO_CALLS: list[Part] = [
+    Content("I look."),
+    ToolCallBegin(0, "call_a", "weather"),
+    ToolCallArguments(0, '{"city": '),
+    ToolCallArguments(0, '"Paris"}'),
+    ToolCallBegin(1, "call_b", "time"),
+    ToolCallArguments(1, "{}"),
+]
+
+W = TypeVar("W", bound=MessageBody)
+
+
+def writer(kind: type[W], *, shown: bool = True) -> W:
+    head = Head(id="msg_5c0a", created=1, model="tiny", fingerprint="f")
+    return kind(head, request_id="req-1", thoughts_shown=shown)
+
+
+def steps(parts: Sequence[Part], finish: FinishReason, stop_reason: str | int | None = None) -> list[GroupStep]:
+    """Returns one step for each part, and one for the end."""
+    events = [ChoiceEvent(0, "", (), parts=(part,)) for part in parts]
+    events.append(ChoiceEvent(0, "", (0,), parts=(), finish=finish, stop_reason=stop_reason))
+    return [GroupStep((event,)) for event in events]
+
+
+def both_ways(
+    parts: Sequence[Part],
+    finish: FinishReason = FinishReason.STOP,
+    *,
+    stop_reason: str | int | None = None,
+    shown: bool = True,
+) -> tuple[Message, list[RawMessageStreamEvent]]:
+    body, events, streamed = writer(MessageBody, shown=shown), writer(MessageEvents, shown=shown), b""
+    for step in steps(parts, finish, stop_reason):
+        assert body.feed([step], lambda: USAGE) == b""
+        streamed += events.feed([step], lambda: AT_FIRST)
+    return checked(b"".join(body.close(USAGE))), read_events(streamed + b"".join(events.close(USAGE)))
+
+
+@pytest.mark.parametrize("parts", [[], [Content("hi")], THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
+@pytest.mark.parametrize("finish", list(FinishReason))
+def test_streamed_message_ends_as_the_whole_one(parts: list[Part], finish: FinishReason) -> None:
+    message, events = both_ways(parts, finish)
+    assert plain(final(events)) == plain(message)
+
+
+@pytest.mark.parametrize("cut", range(len(TWO_CALLS) + 1))
+def test_message_that_is_cut_anywhere_is_the_same_both_ways(cut: int) -> None:
+    message, events = both_ways(TWO_CALLS[:cut], FinishReason.LENGTH)
+    assert plain(final(events)) == plain(message)
+    assert message.stop_reason == "max_tokens"
+
+
+def test_thoughts_are_a_block_before_the_text() -> None:
+    message, _ = both_ways(THOUGHT_AND_SAID)
+    thought, text = message.content
+    assert thought.type == "thinking"
+    assert thought.thinking == "let me see"
+    assert thought.signature
+    assert text.type == "text"
+    assert text.text == "It is 42."
+
+
+def test_thoughts_may_be_left_out() -> None:
+    message, events = both_ways(THOUGHT_AND_SAID, shown=False)
+    assert [block.type for block in message.content] == ["text"]
+    assert plain(final(events)) == plain(message)
+    assert message.usage.output_tokens_details is not None
+    assert message.usage.output_tokens_details.thinking_tokens == 2
+
+
+def test_each_call_is_a_block_with_its_arguments_as_an_object() -> None:
+    message, _ = both_ways(TWO_CALLS, FinishReason.TOOL_CALLS)
+    _, *calls = message.content
+    told = [(block.id, block.name, block.input) for block in calls if block.type == "tool_use"]
+    assert told == [("call_a", "weather", {"city": "Paris"}), ("call_b", "time", {})]
+    assert message.stop_reason == "tool_use"
+
+
+def test_text_behind_a_call_is_a_block_of_its_own() -> None:
+    message, _ = both_ways([*TWO_CALLS, Content("So.")])
+    assert [block.type for block in message.content] == ["text", "tool_use", "tool_use", "text"]
+
+
+def test_events_of_an_answer_come_in_the_order_of_anthropic() -> None:
+    _, events = both_ways([Reasoning("hm"), Content("yes"), *TWO_CALLS[1:4]])
+    assert [event.delta.type if event.type == "content_block_delta" else event.type for event in events] == [
+        "message_start",
+        *("content_block_start", "thinking_delta", "signature_delta", "content_block_stop"),
+        *("content_block_start", "text_delta", "content_block_stop"),
+        *("content_block_start", "input_json_delta", "input_json_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("finish", "stopped_by", "reason", "sequence"),
+    [
+        (FinishReason.STOP, None, "end_turn", None),
+        (FinishReason.STOP, 7, "end_turn", None),
+        (FinishReason.STOP, "END", "stop_sequence", "END"),
+        (FinishReason.TOOL_CALLS, "END", "tool_use", None),
+        (FinishReason.LENGTH, None, "max_tokens", None),
+        (FinishReason.CONTENT_FILTER, None, "refusal", None),
+        (FinishReason.ABORT, None, "pause_turn", None),
+    ],
+)
+def test_the_end_has_a_reason_of_anthropics(
+    finish: FinishReason, stopped_by: str | int | None, reason: str, sequence: str | None
+) -> None:
+    message, events = both_ways([Content("x")], finish, stop_reason=stopped_by)
+    for told in (message, final(events)):
+        assert (told.stop_reason, told.stop_sequence) == (reason, sequence)
+
+
+def test_usage_has_cached_tokens_apart_and_thoughts_inside() -> None:
+    message, events = both_ways(THOUGHT_AND_SAID)
+    usage, first = message.usage, events[0]
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 4, 0)
+    assert usage.output_tokens == 5
+    assert first.type == "message_start"
+    assert (first.message.usage.input_tokens, first.message.usage.output_tokens) == (3, 1)
+    assert (first.message.content, first.message.stop_reason) == ([], None)
+
+
+def test_text_that_is_not_read_as_parts_is_a_block() -> None:
+    body = writer(MessageBody)
+    body.feed([GroupStep((ChoiceEvent(0, "as it is", (5,), finish=FinishReason.STOP),))], lambda: USAGE)
+    assert texts(checked(b"".join(body.close(USAGE)))) == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("", {}),
+        ('{"a": 1', {"a": 1}),
+        ('{"a": "x', {}),
+        ('{"a": {"b": [1, 2', {"a": {"b": [1, 2]}}),
+        ('{"a": NaN', {"a": None}),
+        ("[1", {}),
+        ("no JSON", {}),
+        ('{"a": 123456789012345678901234567890}', {"a": 123456789012345678901234567890}),
+        ('{"a": 123456789012345678901234567890', {"a": 123456789012345678901234567890}),
+    ],
+)
+def test_input_has_what_came_of_the_arguments(arguments: str, told: object) -> None:
+    body = writer(MessageBody)
+    parts: list[Part] = [ToolCallBegin(0, "call_a", "f"), ToolCallArguments(0, arguments)]
+    for step in steps(parts, FinishReason.LENGTH):
+        body.feed([step], lambda: USAGE)
+    (block,) = json.loads(b"".join(body.close(USAGE)))["content"]
+    assert block["input"] == told
+
+
+def test_a_broken_stream_ends_with_the_error() -> None:
+    events = writer(MessageEvents)
+    events.feed(steps([Content("half a")], FinishReason.STOP)[:1], lambda: USAGE)
+    name, data = events.fail(EngineDiedError("the engine is gone")).rstrip().split(b"\n")
+    assert name == b"event: error"
+    assert json.loads(data.removeprefix(b"data: ")) == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "the engine is gone"},
+        "request_id": "req-1",
+    }
+
+
+def test_internal_errors_are_sent_without_details() -> None:
+    assert b"secret" not in writer(MessageEvents).fail(ValueError("secret"))
+
+
+def test_whole_arguments_keep_every_digit() -> None:
+    assert bytes(input_of('{"a": 1.10000000000000000001}')) == b'{"a": 1.10000000000000000001}'  # type: ignore[call-overload]

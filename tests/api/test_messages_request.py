@@ -1,0 +1,165 @@
+"""A request for a message is a request for a chat: the same turns, tools and forms under other names."""
+
+from typing import Any
+
+import pytest
+
+from motet.api.messages import chat_request, turns
+from motet.api.schemas.chat import ChatRequest
+from motet.api.schemas.messages import MessagePrompt, MessagesRequest
+
+TEXT = {"type": "text", "text": "so"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "sig"}
+USE = {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": "3"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TOLD_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
+ADD = {"name": "add", "description": "adds", "input_schema": {"type": "object", "properties": {"a": {}}}}
+
+
+def user(*content: object) -> dict[str, object]:
+    return {"role": "user", "content": list(content)}
+
+
+def own(*content: object) -> dict[str, object]:
+    return {"role": "assistant", "content": list(content)}
+
+
+def request(*said: object, **fields: object) -> MessagesRequest:
+    body = {"messages": list(said) or [user(TEXT)], "max_tokens": 2000, **fields}
+    return MessagesRequest.model_validate(body)
+
+
+def chat(*said: object, **fields: object) -> ChatRequest:
+    return chat_request(request(*said, **fields))
+
+
+def told(*said: object, **fields: object) -> list[dict[str, object]]:
+    body = request(*said, **fields)
+    return turns(body.system, body.messages)
+
+
+def test_system_comes_first_and_may_be_blocks() -> None:
+    expected = [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "hi"}]
+    said = {"role": "user", "content": "hi"}
+    assert told(said, system="a\nb") == expected
+    assert told(said, system=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == expected
+
+
+def test_a_turn_of_the_system_may_stand_between_others() -> None:
+    assert told(user(TEXT), {"role": "system", "content": "now"}) == [
+        {"role": "user", "content": "so"},
+        {"role": "system", "content": "now"},
+    ]
+
+
+def test_all_blocks_of_one_answer_become_one_turn() -> None:
+    second = USE | {"id": "call_2"}
+    assert told(user(TEXT), own(THOUGHT, TEXT, USE, second), user(RESULT)) == [
+        {"role": "user", "content": "so"},
+        {
+            "role": "assistant",
+            "reasoning_content": "hm",
+            "content": "so",
+            "tool_calls": [CALL, CALL | {"id": "call_2"}],
+        },
+        TOLD_RESULT,
+    ]
+
+
+def test_turns_of_one_side_in_a_row_are_one_turn() -> None:
+    assert told(user(TEXT), user(TEXT), own(TEXT), own(TEXT, THOUGHT), user(TEXT)) == [
+        {"role": "user", "content": "so\nso"},
+        {"role": "assistant", "content": "so\nso", "reasoning_content": "hm"},
+        {"role": "user", "content": "so"},
+    ]
+
+
+def test_results_are_turns_of_their_own_and_text_follows_them() -> None:
+    second = {"type": "tool_result", "tool_use_id": "call_2", "content": [TEXT, TEXT], "is_error": True}
+    third = {"type": "tool_result", "tool_use_id": "call_3"}
+    assert told(user(RESULT, second, third, TEXT)) == [
+        TOLD_RESULT,
+        {"role": "tool", "tool_call_id": "call_2", "content": "so\nso"},
+        {"role": "tool", "tool_call_id": "call_3", "content": ""},
+        {"role": "user", "content": "so"},
+    ]
+
+
+def test_an_answer_of_nothing_is_a_turn() -> None:
+    assert told(user(TEXT), own(), user(TEXT))[1] == {"role": "assistant"}
+
+
+def test_tools_have_the_names_of_a_chat() -> None:
+    body = chat(
+        tools=[ADD | {"cache_control": {"type": "ephemeral"}}, {"name": "x", "input_schema": {}, "strict": True}]
+    )
+    first, second = body.tools
+    assert first.function.model_dump() == {
+        "name": "add",
+        "description": "adds",
+        "parameters": ADD["input_schema"],
+        "strict": False,
+    }
+    assert second.function.strict
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "parallel"),
+    [
+        (None, "auto", True),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
+        ({"type": "any"}, "required", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "tool", "name": "add"}, "required", False),
+        ({"type": "none"}, None, True),
+    ],
+)
+def test_the_choice_of_tools_is_that_of_a_chat(choice: object, mode: str | None, parallel: bool) -> None:
+    rules = chat(tools=[ADD, ADD | {"name": "sub"}], tool_choice=choice).tool_rules
+    assert (None if rules is None else rules.mode) == mode
+    if rules is not None:
+        assert rules.parallel == parallel
+        named = isinstance(choice, dict) and choice["type"] == "tool"
+        assert [tool.name for tool in rules.callable] == (["add"] if named else ["add", "sub"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort", "shown", "kwargs"),
+    [
+        ({}, None, True, {}),
+        ({"thinking": {"type": "adaptive"}}, None, True, {}),
+        ({"thinking": {"type": "adaptive", "display": "updates"}}, None, True, {}),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, None, False, {}),
+        ({"thinking": {"type": "disabled"}}, "none", False, {}),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none", False, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, None, True, {"enable_thinking": True}),
+        ({"output_config": {"effort": "low"}}, "low", True, {}),
+        ({"output_config": {"effort": "max"}}, "xhigh", True, {}),
+        ({"chat_template_kwargs": {"a": 1}}, None, True, {"a": 1}),
+    ],
+)
+def test_thinking_is_said_in_the_words_of_a_chat(
+    fields: dict[str, Any], effort: str | None, shown: bool, kwargs: dict[str, object]
+) -> None:
+    body = chat(**fields)
+    assert (body.reasoning_effort, body.include_reasoning, body.chat_template_kwargs) == (effort, shown, kwargs)
+
+
+def test_a_turn_of_the_assistant_at_the_end_is_to_be_continued() -> None:
+    body = chat(user(TEXT), own(TEXT))
+    assert (body.continue_final_message, body.add_generation_prompt) == (True, False)
+    assert not chat(user(TEXT)).continue_final_message
+
+
+def test_fields_of_sampling_have_the_same_names_but_for_the_stop_strings() -> None:
+    body = chat(temperature=0.5, top_p=0.5, top_k=5, stop_sequences=["a"], seed=3, cache_salt="s", keep_s=2.0)
+    assert (body.temperature, body.top_p, body.top_k, body.stop) == (0.5, 0.5, 5, ["a"])
+    assert (body.seed, body.cache_salt, body.keep_s, body.max_tokens_asked, body.n) == (3, "s", 2.0, 2000, 1)
+
+
+def test_to_count_tokens_needs_no_most() -> None:
+    said = {"messages": [user(TEXT)], "tools": [ADD], "thinking": {"type": "disabled"}, "model": "tiny"}
+    body = chat_request(MessagePrompt.model_validate(said))
+    assert (body.max_tokens, body.model, body.reasoning_effort, len(body.tools)) == (None, "tiny", "none", 1)
