@@ -12,6 +12,7 @@ shape. The text of the choice becomes blocks (`message_output`).
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -27,7 +28,6 @@ from motet.api.message_output import MessageBody, MessageEvents
 from motet.api.plan import chat_prompt, check_reading
 from motet.api.schemas.chat import ChatRequest
 from motet.api.schemas.messages import (
-    Block,
     MessagePrompt,
     MessagesRequest,
     MessageTool,
@@ -144,40 +144,53 @@ def _thinking(body: MessagePrompt) -> dict[str, object]:
 def turns(system: Sequence[TextBlock], said: Sequence[TurnInput]) -> list[dict[str, object]]:
     """Returns the turns of a chat. As with Anthropic, what one side says in a row is one turn; a result is one of its
     own."""
-    told: list[dict[str, object]] = [{"role": "system", "content": joined(system)}] if system else []
+    told: list[Turn] = []
+    if system:
+        told.append(Turn("system", texts=[block.text for block in system]))
     for turn in said:
         if not turn.content:
             _turn(told, turn.role)
         for block in turn.content:
-            _say(told, turn.role, block=block)
-    return told
+            match block:
+                case TextBlock():
+                    _turn(told, turn.role).texts.append(block.text)
+                case ThinkingBlock():
+                    _turn(told, turn.role).thoughts.append(block.thinking)
+                case ToolUseBlock():
+                    _turn(told, turn.role).calls.append(block)
+                case ToolResultBlock():
+                    texts = [part.text for part in block.content] or [""]
+                    told.append(Turn("tool", texts=texts, call_id=block.tool_use_id))
+    return [turn.for_chat() for turn in told]
 
 
-def _say(told: list[dict[str, object]], role: str, *, block: Block) -> None:
-    match block:
-        case TextBlock():
-            _add(_turn(told, role), "content", text=block.text)
-        case ThinkingBlock():
-            _add(_turn(told, role), "reasoning_content", text=block.thinking)
-        case ToolUseBlock():
-            calls = _turn(told, role).setdefault("tool_calls", [])
-            assert isinstance(calls, list)  # as it was set here
-            function = {"name": block.name, "arguments": block.input}
-            calls.append({"id": block.id, "type": "function", "function": function})
-        case ToolResultBlock():
-            told.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content)})
+@dataclass
+class Turn:
+    """A turn of a chat while it is gathered."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolUseBlock] = field(default_factory=list)
+    call_id: str | None = None
+    """The call whose result it is."""
+
+    def for_chat(self) -> dict[str, object]:
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            for call in self.calls
+        ]
+        return {
+            "role": self.role,
+            **({"content": "\n".join(self.texts)} if self.texts else {}),
+            **({"reasoning_content": "\n".join(self.thoughts)} if self.thoughts else {}),
+            **({"tool_calls": calls} if calls else {}),
+            **({} if self.call_id is None else {"tool_call_id": self.call_id}),
+        }
 
 
-def joined(blocks: Sequence[TextBlock]) -> str:
-    return "\n".join(block.text for block in blocks)
-
-
-def _turn(told: list[dict[str, object]], role: str) -> dict[str, object]:
+def _turn(told: list[Turn], role: str) -> Turn:
     """Returns the last turn if it is of this role, else a new one."""
-    if not told or told[-1]["role"] != role:
-        told.append({"role": role})
+    if not told or told[-1].role != role:
+        told.append(Turn(role))
     return told[-1]
-
-
-def _add(turn: dict[str, object], name: str, *, text: str) -> None:
-    turn[name] = f"{turn[name]}\n{text}" if name in turn else text
