@@ -22,7 +22,7 @@ from filelock import FileLock
 from motet.config import cache_folder, environment
 
 BASE, SUITE = "debian:bookworm-slim", "bookworm"
-TIMEOUT_S = 900
+TIMEOUT_S = 1500
 HOST = "/host"
 PLACE = re.compile(r"(?<![\w/:])/[\w./-]+|(?<=file://)/[\w./-]+")
 """A path in a setting of pip."""
