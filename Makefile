@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/
 # come first.
 RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check check-text check-tests test test-long clients triton bench clean
+.PHONY: setup model demo serve check check-text check-tests test test-long clients wheel triton bench clean
 
 setup: $(READY)
 
@@ -68,6 +68,11 @@ test-long: $(READY) model
 clients: $(READY) model
 	$(BIN)/pytest -q -m clients tests/clients $(ARGS)
 
+# What users install: the source archive and the wheel in dist, tried in an environment without a compiler.
+wheel: $(READY)
+	$(BIN)/python tools/wheel.py
+	$(PYTEST) -n 0 tests/packages/test_wheel.py --wheel "$$(ls -t dist/motet-*.whl | head -n 1)" $(ARGS)
+
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. Not in `test`: it fetches 290 MB.
 triton: $(READY)
 	$(BIN)/python -m pip install --quiet --editable ".[triton]"
@@ -78,4 +83,4 @@ bench: $(READY) model
 	$(BIN)/python -m bench.fork $(ARGS)
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out build dist

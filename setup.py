@@ -1,7 +1,8 @@
 """Builds the C++ kernels. Everything else is in pyproject.toml.
 
 The kernels are optional: without a compiler, or on another kind of processor, torch's operators do their work, more
-slowly. The engine checks at start if the processor has the instructions, because a wheel may be built elsewhere.
+slowly. A wheel has both kinds, whatever processor it was built on; the engine takes the one that the processor at hand
+can run. They are called through ctypes and use nothing of Python, so one wheel serves every Python from 3.11 on.
 """
 
 import platform
@@ -36,8 +37,13 @@ def kernels_for(kind: str) -> Extension:
         ],
         extra_link_args=["-pthread"],
         optional=True,
+        py_limited_api=True,
     )
 
 
 built_here = platform.system() == "Linux" and platform.machine() == "x86_64"
-setup(ext_modules=[kernels_for(kind) for kind in KINDS] if built_here else [])
+# One kind after the other, never `build_ext --parallel`: the object files of both have the same names.
+setup(
+    ext_modules=[kernels_for(kind) for kind in KINDS] if built_here else [],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if built_here else {},
+)

@@ -43,6 +43,16 @@ def test_the_version_is_the_package_s() -> None:
     assert motet("version").output.strip() == __version__
 
 
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("ser", ["serve"]), ("serve --max-num", ["--max-num-seqs", "--max-num-batched-tokens"]), ("models l", ["list"])],
+)
+def test_a_shell_completes_commands_and_flags(typed: str, found: list[str]) -> None:
+    words = f"motet {typed}"
+    environ = {"_MOTET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert CliRunner().invoke(app, env=environ, prog_name="motet").output.split() == found
+
+
 def test_invalid_settings_are_refused() -> None:
     fails(motet("serve", "--port", "70000"), 2, "--port 70000", "65535")
     fails(motet("serve", "--max-n", "300"), 2, "--max-n 300", "max_num_seqs 256")

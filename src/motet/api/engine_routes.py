@@ -14,7 +14,6 @@ and nothing else, so that no body can bring an engine to do what no request of a
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
 from typing import Annotated, TypeVar
 
 import anyio
@@ -23,6 +22,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from motet import __version__
 from motet.api.admission import Place
 from motet.api.answer import AnswerWriter, GeneratedResponse
 from motet.api.caller import body_of, caller_of, drop_body, is_id, new_router
@@ -55,7 +55,6 @@ from motet.types import SAMPLING_FIELDS, ChoiceStart, GenerateRequest, GroupDelt
 
 T = TypeVar("T")
 
-VERSION = version("motet")
 PATIENCE_S = 0.5
 """Seconds for which a report waits for the engine's figures; after that it goes without them."""
 MAX_INDEX = 2**31
@@ -126,7 +125,7 @@ async def engine_report(service: Service, start_id: str) -> EngineReport:
     (seen,) = await look([here], patience_s=PATIENCE_S, draining=draining)
     info = engine.info
     return EngineReport(
-        version=VERSION,
+        version=__version__,
         engine_id=info.transfer.engine_id if info.transfer else start_id,
         state=seen.state,
         info=info,

@@ -5,7 +5,6 @@ not used, and those that have only one value; what else a request must be is in 
 """
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
+from motet import __version__
 from motet.api.answer import json_response
 from motet.api.caller import PostRoute, new_router
 from motet.api.failure import speaks_anthropic
@@ -77,7 +77,7 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, obje
     """`keys`: requests need an API key."""
     plain = get_openapi(
         title="Motet",
-        version=version("motet"),
+        version=__version__,
         description="An OpenAI-compatible server for large language models, for many samples of one prompt.",
         routes=[route for route in routes if isinstance(route, APIRoute)],
     )

@@ -7,13 +7,13 @@ to the address that it is given.
 import asyncio
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 
+from motet import __version__
 from motet.api.answer import json_response
 from motet.api.caller import new_router
 from motet.api.failure import invalid_value
@@ -41,7 +41,6 @@ DrainTimeout = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]
 
 def admin_router(service: Service) -> APIRouter:
     router = new_router()
-    motet_version = version("motet")
 
     @router.get("/health")
     @router.get("/liveness")  # as prime-rl asks
@@ -64,7 +63,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/version")
     async def get_version() -> Response:
-        return json_response({"version": motet_version})
+        return json_response({"version": __version__})
 
     @router.get("/status")
     async def status() -> Response:
@@ -74,7 +73,7 @@ def admin_router(service: Service) -> APIRouter:
         answer = {
             "model": models[0] if models else None,
             "models": models,
-            "version": motet_version,
+            "version": __version__,
             "workers": [worker_status(seen) for seen in workers],
             "totals": _totals([seen.stats for seen in workers if seen.stats], service.figures()),
         }

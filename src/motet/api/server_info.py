@@ -1,12 +1,12 @@
 """What a trainer asks about the server before it begins, in vLLM's words (`--rl`): its configuration, as far as
 trainers read it, and how many receivers of weights it is."""
 
-from importlib.metadata import version
 from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Response
 
+from motet import __version__
 from motet.api.answer import json_response
 from motet.api.caller import new_router
 from motet.api.service import Service
@@ -79,7 +79,7 @@ def server_info_router(service: Service) -> APIRouter:
             {
                 "vllm_config": msgspec.to_builtins(config) if config_format == "json" else _text(config),
                 "vllm_env": {},
-                "system_env": {"motet_version": version("motet")},
+                "system_env": {"motet_version": __version__},
             }
         )
 

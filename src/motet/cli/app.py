@@ -39,7 +39,6 @@ app = typer.Typer(
     cls=Motet,
     help="An OpenAI-compatible LLM server for many samples of one prompt.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (serve, gateway, ray):

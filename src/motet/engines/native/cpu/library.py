@@ -4,7 +4,6 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_uint64, c_void_p
 from functools import cache
 from hashlib import blake2b
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 
@@ -77,6 +76,11 @@ def digest() -> str:
     return "" if path is None else blake2b(path.read_bytes(), digest_size=4).hexdigest()
 
 
+def file_name(kind: str) -> str:
+    """Names the library of a kind; it is the same file for every Python, as `setup.py` says."""
+    return f"compiled_{kind}.abi3.so"
+
+
 @cache
 def of_kind(kind: str) -> ctypes.CDLL | None:
     """Returns the kernels for one of `KINDS`; None if they were not built or cannot run here."""
@@ -87,8 +91,8 @@ def of_kind(kind: str) -> ctypes.CDLL | None:
 
 
 def _path(kind: str) -> Path | None:
-    paths = (Path(__file__).with_name(f"compiled_{kind}{suffix}") for suffix in EXTENSION_SUFFIXES)
-    return next((path for path in paths if path.is_file()), None)
+    path = Path(__file__).with_name(file_name(kind))
+    return path if path.is_file() else None
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:

@@ -1,0 +1,65 @@
+"""A wheel, and an environment in which it is installed as users have it."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from motet.config import environment
+from motet.engines.native.cpu.library import KINDS, file_name
+from tools.wheel import KERNELS, tagged
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "csrc", "src")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wheel", metavar="FILE", help="a wheel to try; without it, one is made of this tree")
+
+
+@pytest.fixture(scope="session")
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the run names, or one of this tree with the kernels that are compiled already."""
+    if named := request.config.getoption("--wheel", None):
+        return Path(str(named)).resolve()
+    tree = tmp_path_factory.mktemp("tree")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, tree / name, ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
+            )
+        else:
+            shutil.copy(ROOT / name, tree)
+    # Setuptools compiles nothing that lies in its folder and is newer than the sources.
+    built = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / KERNELS
+    built.mkdir(parents=True)
+    for kind in KINDS:
+        shutil.copyfile(ROOT / "src" / KERNELS / file_name(kind), built / file_name(kind))
+    make = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tree / "dist"), str(tree)]
+    without_compiler = {**environment(), "CXX": "no-compiler", "CC": "no-compiler"}
+    subprocess.run(make, check=True, capture_output=True, text=True, env=without_compiler)
+    (made,) = (tree / "dist").glob("*.whl")
+    return tagged(made, tree / "tagged")
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has the wheel, and sees the packages that it needs where they are."""
+    home = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    packages = Path(sysconfig.get_path("purelib"))
+    into = home / packages.relative_to(sys.prefix)
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--no-index", "--no-deps"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True, env=bare(home))
+    (into / "others.pth").write_text(f"{packages}\n")
+    return home / "bin"
+
+
+def bare(home: Path) -> dict[str, str]:
+    """Returns the environment of somebody who has no compiler, no checkout and no settings of ours."""
+    hidden = ("PYTHON", "MOTET_", "PIP_", "COVERAGE")
+    kept = {name: value for name, value in environment().items() if not name.startswith(hidden)}
+    return {**kept, "PATH": str(home / "bin"), "HOME": str(home)}
