@@ -38,6 +38,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 INTERNAL = ErrorBody("The server had an error while processing your request.", MotetError.type, code="internal_error")
 
+CLIENT_GONE = 499
+"""nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
 MAX_WORDS = 2000
 """A message or a field's name is cut to this many characters: the wrong value in it may be megabytes long."""
 
