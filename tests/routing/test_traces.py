@@ -7,7 +7,7 @@ from motet.config import CellConfig
 from motet.errors import EngineDiedError
 from motet.tracing.context import TraceContext
 from motet.types import GenerateRequest
-from tests.routing.scene import APART, LEAVING, Heard, Hold, Scene, group, settle, undisturbed
+from tests.routing.scene import APART, Heard, Hold, Scene, group, settle, undisturbed
 from tests.tracing.recorded import Recorded
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ async def test_a_move_that_fails_says_why(tracer: Recorded) -> None:
     with pytest.raises(EngineDiedError):
         await Heard().read(stream, request)
     assert names(tracer) == ["queue", "decode"]
-    assert tracer.one("decode").error
+    assert tracer.one("decode").error == "EngineDiedError"
 
 
 async def test_a_worker_that_leaves_is_a_cause(tracer: Recorded) -> None:
@@ -71,7 +71,6 @@ async def test_a_worker_that_leaves_is_a_cause(tracer: Recorded) -> None:
     await scene.leave(scene.writers()[0])
     await Heard().read(stream, request)
     assert tracer.one("move").attributes["motet.move.cause"] == "leaving"
-    assert tracer.one("move").attributes["motet.move.reason"] == LEAVING.message
 
 
 async def test_a_group_that_waits_for_room_shows_how_long(tracer: Recorded) -> None:

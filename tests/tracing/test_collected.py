@@ -155,6 +155,25 @@ def test_a_gateway_and_its_workers_make_one_trace(folder: Path, forking: Forking
         assert len({one.trace_id for one in spans}) == 2
 
 
+def test_a_refused_request_and_one_whose_client_leaves_end_their_spans(
+    folder: Path, forking: ForkingProcess, collector: Collector
+) -> None:
+    with traced(forking, folder, collector.url) as server:
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT | {"top_p": 2}, headers=SENT)
+        assert refused.status_code == 400
+        body = CHAT | {"max_tokens": LONG}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as response:
+            next(line for line in response.iter_lines() if '"content"' in line)
+        spans = collector.until(whole(2))
+    mistake, left = sorted(named(spans, "POST /v1/chat/completions"), key=lambda one: one.start_ns)
+    assert (mistake.trace_id, of_group(spans, mistake), mistake.error) == (TRACE, [], "")
+    assert mistake.attributes["http.response.status_code"] == 400 and mistake.attributes["error.type"]
+    (group,) = named(spans, "chat tiny")
+    assert (group.parent_id, group.attributes["motet.status"], group.error) == (left.span_id, 499, "")
+    choices = named(spans, "choice")
+    assert len(choices) == 8 and not any("gen_ai.response.finish_reasons" in one.attributes for one in choices)
+
+
 @pytest.mark.parametrize("silent", [False, True], ids=["refusing", "silent"])
 def test_a_server_goes_on_and_ends_without_its_collector(folder: Path, forking: ForkingProcess, silent: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

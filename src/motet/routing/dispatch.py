@@ -59,7 +59,7 @@ class Stay:
         try:
             self.stream: GroupStream = worker.engine.generate(request)
         except MotetError as error:
-            self._span.end(error=error.message)
+            self._span.fail(error)
             raise
         self._unfinished = unfinished
         self._choices = unfinished.choices
@@ -132,7 +132,7 @@ class Stay:
         if not self._open:
             return
         self._open = False
-        self._span.end(error=error.message if error is not None else "")
+        self._span.fail(error)
         books = self._books
         books.open_choices -= len(self._unfinished)
         books.tail_blocks -= sum(choice.tail_blocks for choice in self._choices.values())
@@ -398,7 +398,7 @@ class Dispatcher:
             ticket = await engine.prefill(span.placed(request), readers=min(readers, engine.info.ticket_readers))
         except BaseException as error:
             books.drop(reading)
-            span.end(error=error.message if isinstance(error, MotetError) else type(error).__name__)
+            span.fail(error)
             raise
         finally:
             self.fleet.let_go(member, trunk, books=books)

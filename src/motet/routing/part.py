@@ -193,7 +193,7 @@ class Part(AsyncIterator[GroupDelta]):
         if not stay.begun:
             worker = stay.member.id
             self._moves.resumed(self.unfinished)
-            self._end_move("")
+            self._end_move(None)
             self._settle(read=True)
             self.unfinished.model_digest = self.unfinished.model_digest or stay.worker.engine.info.model_digest
             if prompt is not None:
@@ -220,8 +220,8 @@ class Part(AsyncIterator[GroupDelta]):
         else:
             self._go(GroupState.MOVING)
             if self._move_span is NO_SPAN:
-                told = {"motet.move.cause": cause.value, "motet.move.reason": error.message}
-                self._move_span = self._dispatcher.tracer.of(self.request.traceparent).child("move", told)
+                group = self._dispatcher.tracer.of(self.request.traceparent)
+                self._move_span = group.child("move", {"motet.move.cause": cause.value})
             self._moving = asyncio.create_task(self._move(cause, error))
 
     def _begin(self, error: MotetError) -> Cause:
@@ -311,10 +311,10 @@ class Part(AsyncIterator[GroupDelta]):
         told = ("choices", "output_tokens", "fingerprint", "from", "to")
         self._move_span.note({f"motet.move.{name}": fields[name] for name in told if name in fields})
 
-    def _end_move(self, error: str) -> None:
+    def _end_move(self, error: MotetError | None) -> None:
         """Ends the span of the present move, if there is one."""
         span, self._move_span = self._move_span, NO_SPAN
-        span.end(error=error)
+        span.fail(error)
 
     def _interrupt(self, error: MotetError | None) -> None:
         """Ends the part in any state."""
@@ -336,7 +336,7 @@ class Part(AsyncIterator[GroupDelta]):
         self._go(GroupState.OVER)
         self._settle(read=False)
         self._moves.end(MoveOutcome.CLOSED)
-        self._end_move("" if error is None else error.message)
+        self._end_move(error)
         if self._stay is not None:
             self._stay.close_books()
 

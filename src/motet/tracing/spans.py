@@ -102,6 +102,10 @@ class Span:
     def end(self, *, error: str = "") -> None:
         """Ends it; a second call changes nothing. `error`: why it failed."""
 
+    def fail(self, error: BaseException | None) -> None:
+        """Ends it, with an error if there is one. Only its class is told: a message may quote what a client sent."""
+        self.end(error="" if error is None else type(error).__name__)
+
     def placed(self, request: R) -> R:
         """Returns the request with this span as its place in the trace: what is done for it are children of this."""
         return request if self.context is None else msgspec.structs.replace(request, traceparent=self.context)
