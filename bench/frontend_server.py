@@ -123,7 +123,7 @@ class Limits:
 STANDARD = Limits()
 
 
-def plan_of(limits: Limits) -> ServerPlan:
+def plan_of(limits: Limits, *, otlp_endpoint: str | None = None) -> ServerPlan:
     folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda _: None)
     return ServerPlan(
         EngineConfig(model_path=str(folder), model_name=MODEL),
@@ -132,6 +132,7 @@ def plan_of(limits: Limits) -> ServerPlan:
             served_model_name=MODEL,
             max_choices=limits.max_choices,
             max_waiting_groups=limits.max_waiting_groups,
+            otlp_endpoint=otlp_endpoint,
         ),
         tokenizer_path=folder,
         chat_template=None,
@@ -139,8 +140,15 @@ def plan_of(limits: Limits) -> ServerPlan:
     )
 
 
-async def serve(kind: str, *, burst: int = 0, rest_s: float = 0.0, limits: Limits = STANDARD) -> None:
-    plan = plan_of(limits)
+async def serve(
+    kind: str,
+    *,
+    burst: int = 0,
+    rest_s: float = 0.0,
+    limits: Limits = STANDARD,
+    otlp_endpoint: str | None = None,
+) -> None:
+    plan = plan_of(limits, otlp_endpoint=otlp_endpoint)
     tokens = Tokenizer.load(plan.tokenizer_path).encode(TEXT)
     engine = PulsedEngine(tokens, Pulse(burst=burst, rest_s=rest_s), max_num_seqs=limits.max_num_seqs)
     if kind == "bare":
@@ -163,9 +171,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("kind", choices=("motet", "bare"), help="the server to run")
     parser.add_argument("--burst", type=int, default=0, help="steps taken at once before a rest; 0: no rest")
     parser.add_argument("--rest-s", type=float, default=0.0, help="seconds of a rest")
+    parser.add_argument("--otlp-endpoint", help="a collector that gets the server's traces")
     arguments = parser.parse_args(argv)
     setup_logging()
-    uvloop.run(serve(arguments.kind, burst=arguments.burst, rest_s=arguments.rest_s))
+    endpoint = arguments.otlp_endpoint
+    uvloop.run(serve(arguments.kind, burst=arguments.burst, rest_s=arguments.rest_s, otlp_endpoint=endpoint))
 
 
 if __name__ == "__main__":

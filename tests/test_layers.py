@@ -11,7 +11,7 @@ import pytest
 
 from tools.layers import SOURCE, Import, find_wrong, imports_of, layer_of, wrong
 
-HEAVY = ("torch", "transformers", "nixl", "ray")
+HEAVY = ("torch", "transformers", "nixl", "ray", "opentelemetry.sdk")
 LIGHT = (
     *("motet", "motet.api.app", "motet.text", "motet.metrics.prometheus", "motet.transfer.figures"),
     *("motet.models.source", "motet.cli", "motet.deploy.ray.worker", "motet.deploy.ray.options"),

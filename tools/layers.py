@@ -19,8 +19,10 @@ SOURCE = ROOT / "src"
 EVERYBODY_SEES = ("types", "stats", "ids", "errors", "config", "settings", "log", "block_names")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "types": ("transfer.ticket",),
+    "types": ("transfer.ticket", "tracing.context"),
     "stats": ("transfer.figures", "metrics.declare"),
+    "tracing": (),
+    "tracing.context": (),
     "ids": (),
     "errors": (),
     "config": ("metrics.declare",),
@@ -44,6 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines.openai": ("engines.http", "engines.wire"),
     "engines.far": ("engines.wire",),
     "engines.remote": (
+        "tracing.context",
         "engines.base",
         "engines.far",
         "engines.http",
@@ -52,8 +55,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.checkpoint",
         "transfer.ticket",
     ),
-    "engines.upstream": ("engines.base", "engines.http", "engines.openai", "engines.wire"),
-    "engines.upstream.base": ("engines.wire",),
+    "engines.upstream": ("engines.base", "engines.http", "engines.openai", "engines.wire", "tracing.context"),
+    "engines.upstream.base": ("engines.wire", "tracing.context"),
     "engines.vllm": (
         "engines.base",
         "engines.far",
@@ -61,6 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "engines.openai",
         "engines.wire",
         "metrics.routing",
+        "tracing.context",
         "transfer.ticket",
     ),
     "engines.native": (
@@ -77,7 +81,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "policies": (),
     "text": ("policies", "engines.base", "transfer.ticket"),
     "grammar": ("text.tokenizer",),
-    "routing": ("engines.base", "engines.upstream.base", "transfer.ticket", "metrics.declare", "metrics.routing"),
+    "routing": (
+        "engines.base",
+        "engines.upstream.base",
+        "transfer.ticket",
+        "metrics.declare",
+        "metrics.routing",
+        "tracing",
+    ),
     "api": (
         "policies",
         "text",
@@ -89,12 +100,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "metrics",
         "models.checkpoint",
         "models.folder",
+        "tracing",
     ),
-    "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models", "kv_events"),
+    "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models", "kv_events", "tracing"),
     "__main__": ("cli",),
     "weights": ("models.checkpoint",),
     "testing": ("engines.base", "transfer", "kv_events"),
-    "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models"),
+    "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models", "tracing"),
 }
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
@@ -107,6 +119,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "llguidance": ("grammar",),
     "re2": ("policies",),
     "openai_harmony": ("text.harmony",),
+    "opentelemetry": ("tracing.export",),
     "ray": tuple(f"deploy.ray.{module}" for module in ("app", "deployments", "foreground", "request_router")),
     "fastapi": ("api", "deploy"),
     "starlette": ("api",),

@@ -425,6 +425,14 @@ class ServerConfig:
     log_format: LogFormat = setting(
         LogFormat.TEXT, "Form of log lines: text for people, json for machines.", panel=Panel.PROCESS
     )
+    otlp_endpoint: str | None = setting(
+        None,
+        "URL of an OpenTelemetry collector that gets a trace of each request, as OTLP over HTTP: http://HOST:4318.",
+        unset="no traces",
+        panel=Panel.PROCESS,
+        pattern=r"https?://[^\s/@]+(/\S*)?",
+        must="a URL such as http://127.0.0.1:4318",
+    )
 
 
 RECORDS: Final[Mapping[type, Mapping[str, Declaration]]] = {

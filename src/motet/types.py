@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from motet.ids import ModelName, RequestId
+from motet.tracing.context import TraceContext
 from motet.transfer.ticket import Ticket, TransferAddress
 
 
@@ -243,6 +244,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """With it the prompt's KV can be fetched; without it, or if that fails, the KV is computed."""
     trace: str = ""
     """The client's `x-request-id`, for log lines and for the next hop."""
+    traceparent: TraceContext | None = None
+    """The span that this work is a part of, for spans of it and for the next hop; None if there is none."""
     session_id: str = ""
     """The client's `x-session-id`, for the next hop."""
     model: ModelName = ModelName("")
@@ -291,6 +294,17 @@ class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish: Finish | None = None
 
 
+class PullReport(msgspec.Struct, frozen=True, array_like=True):
+    """How the KV of a prompt came from another worker, or did not."""
+
+    start_ns: int
+    """Unix time, by the clock of the worker that fetched it."""
+    end_ns: int
+    num_bytes: int
+    failure: str = ""
+    """Why it did not come, so that the worker computed the prompt; empty if it did."""
+
+
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """An engine's report after it has read the prompt."""
 
@@ -298,6 +312,8 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose KV was found in the prefix cache."""
     logprobs: tuple[TokenLogprob | None, ...] | None = None
     """If `prompt_logprobs` was requested, one for each prompt token, None for the first."""
+    pull: PullReport | None = None
+    """Set if the KV was fetched, for traces; engines need not tell it."""
 
 
 class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

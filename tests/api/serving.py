@@ -28,6 +28,7 @@ from motet.metrics.routing import RoutingFigures
 from motet.testing.engine import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.text.formats import ModelFormats
 from motet.text.tokenizer import Tokenizer
+from motet.tracing.spans import NO_TRACES, Tracer
 from motet.types import ChoiceStart, EngineInfo, GenerateRequest, Role
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
@@ -342,6 +343,7 @@ class Serving:
         membership: Membership | None = None,
         takes_tickets: bool = True,
         draw_seed: Callable[[], int] = lambda: SEED,
+        tracer: Tracer = NO_TRACES,
         **settings: Any,
     ) -> Served:
         """`settings` are fields of the config, if no `config` is given."""
@@ -360,10 +362,17 @@ class Serving:
             membership=membership,
             takes_tickets=takes_tickets,
             draw_seed=draw_seed,
+            tracer=tracer,
         )
         return await self.stack.enter_async_context(Served(service, engine))
 
-    async def several(self, models: Models, *engines: WatchedEngine, config: ServerConfig | None = None) -> Served:
+    async def several(
+        self,
+        models: Models,
+        *engines: WatchedEngine,
+        config: ServerConfig | None = None,
+        tracer: Tracer = NO_TRACES,
+    ) -> Served:
         """Starts a server of `models`, which shows no workers. The test's end checks their engines."""
         service = Service(
             models,
@@ -371,5 +380,6 @@ class Serving:
             ListedWorkers([]),
             takes_tickets=True,
             draw_seed=lambda: SEED,
+            tracer=tracer,
         )
         return await self.stack.enter_async_context(Served(service, *engines))

@@ -13,6 +13,7 @@ from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.upstream import TextUpstream
 from motet.routing.fleet import Fleet
 from motet.routing.text_routed import TextRouted
+from motet.tracing.spans import NO_TRACES, Tracer
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.api.two_models import ListedModels, served_as
 from tests.peers.fake_openai import FakeOpenAI
@@ -54,6 +55,7 @@ class TextServing:
         config: ServerConfig | None = None,
         learn: bool = True,
         ours_too: bool = True,
+        tracer: Tracer = NO_TRACES,
     ) -> Before:
         """Starts one text upstream for each of `manners`."""
         client = await self.stack.enter_async_context(server_client())
@@ -80,7 +82,7 @@ class TextServing:
         ours = served_as(MODEL, engine, self.serve.tokenizer, root=MODEL)
         text_model = TextModel(name=TEXTS, root=TEXTS, created=1, max_model_len=99, source=texts)
         models = ListedModels(*([ours] if ours_too else []), text_model)
-        served = await self.serve.several(models, engine, config=config)
+        served = await self.serve.several(models, engine, config=config, tracer=tracer)
         return Before(served, peers, fleet)
 
 

@@ -60,6 +60,18 @@ async def pair_of(folder: Path, **gateway: Any) -> AsyncIterator[tuple[Network, 
         yield network, prefill, decode, running
 
 
+async def test_servers_get_the_trace_of_the_client_with_each_request(folder: Path) -> None:
+    trace, sent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    async with pair_of(folder) as (network, prefill, decode, gateway):
+        await until_met(network, decode)
+        before = [len(server.named) for server in (prefill, decode)]
+        headers = {"traceparent": f"00-{trace}-{sent}-01"}
+        response = await gateway.http.post("/inference/v1/generate", json=body(2, seed=1), headers=headers)
+        assert response.status_code == 200, response.text
+        for server, known in zip((prefill, decode), before, strict=True):
+            assert {one.traceparent for one in server.named[known:]} == {headers["traceparent"]}
+
+
 async def until_met(network: Network, decode: FakeVLLM) -> None:
     """They meet by one transfer, which ends after the start of a gateway whose first question got no answer in time."""
     await decode.until(lambda: network.transfers == 1 and decode.open == 0)

@@ -40,6 +40,7 @@ class Named(NamedTuple):
 
     request_id: str | None
     session_id: str | None
+    traceparent: str | None = None
 
 
 @dataclass
@@ -174,7 +175,8 @@ class FakeVLLM(PlayedEngine):
         return web.json_response({"object": "list", "data": [common | card for card in cards]})
 
     def _note_names(self, request: web.Request) -> None:
-        self.named.append(Named(request.headers.get("x-request-id"), request.headers.get("x-session-id")))
+        names = map(request.headers.get, ("x-request-id", "x-session-id", "traceparent"))
+        self.named.append(Named(*names))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         self._note_names(request)

@@ -24,6 +24,7 @@ from motet.routing.member import Load
 from motet.routing.router import Router
 from motet.stats import EngineStats
 from motet.testing.engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
+from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import (
     ChoiceStart,
@@ -269,6 +270,7 @@ class Scene:
         blocks: int = 1024,
         role: Role = Role.BOTH,
         now_s: float = 100.0,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         self.places = places
         self.blocks = blocks
@@ -288,7 +290,7 @@ class Scene:
             spread_choices=spread_choices,
             queue_timeout_s=queue_timeout_s,
         )
-        self.router = Router(self.fleet, routing, cell=cell, role=role, clock=self.clock)
+        self.router = Router(self.fleet, routing, cell=cell, role=role, clock=self.clock, tracer=tracer)
         self.others: list[asyncio.Future[None]] = []
         """Other things that a test has going on. The test ends them itself."""
         self.tasks = Tasks()

@@ -25,8 +25,8 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.admission import ANOTHER_SERVER, Place
 from motet.api.body import in_turn
-from motet.api.caller import CLIENT_GONE, body_send, body_write, while_client_stays
-from motet.api.failure import error_json
+from motet.api.caller import body_send, body_write, while_client_stays
+from motet.api.failure import CLIENT_GONE, error_json
 from motet.api.groups import (
     FEW_GROUPS,
     SENT,

@@ -62,6 +62,7 @@ class MoreAnswers:
             self.plan,
             groups=(added,),
             policy=None,
+            span=asked.span._replace(operation=self.plan.span.operation),
             include_usage=asked.include_usage,
             continuous_usage=asked.continuous_usage,
         )

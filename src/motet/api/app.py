@@ -100,7 +100,7 @@ def create_router(service: Service) -> APIRouter:
 def _middleware(service: Service) -> list[Middleware]:
     """Returns the layers around the routes, the outermost first."""
     config = service.config
-    layers = [Middleware(RequestIds, metrics=service.metrics)]
+    layers = [Middleware(RequestIds, metrics=service.metrics, tracer=service.tracer)]
     if config.cors_origins:
         layers.append(
             Middleware(

@@ -2,7 +2,7 @@
 
 RequestIds   every request has an id, in its answer and in its log lines; a bug is answered as any error. A client's
              own `x-request-id` is kept if it is short and printable. HTTP figures are counted here, where the
-             status of every response passes by
+             status of every response passes by, and the span of the request begins and ends here
 RefusalLog   a refused request has a line in the log; a flood of them has a few, and one with their number
 new_router   what the routes of this server are hung on; those that generate are a PostRoute with_body
 caller_of    the ids that go along with a group to its engine, to other servers and into the log
@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from motet.api.admission import ANONYMOUS
 from motet.api.body import Body, read_json
 from motet.api.failure import (
+    CLIENT_GONE,
     ErrorResponse,
     error_body,
     invalid_value,
@@ -36,10 +37,12 @@ from motet.api.failure import (
     validation_failure,
 )
 from motet.api.schemas.shared import ignored_paths
+from motet.api.spans import NO_REQUEST_SPAN, WORKER_ROUTES, RequestSpan, end_request_span, request_span_of, sent_context
 from motet.errors import OverloadedError, RequestError
 from motet.ids import new_request_id
 from motet.log import cut
 from motet.metrics.prometheus import Metrics
+from motet.tracing.spans import Tracer
 
 log = logging.getLogger("motet.api")
 
@@ -48,8 +51,6 @@ MESSAGE_HEADER = "request-id"
 """The header's name in Anthropic's API."""
 SESSION_HEADER = "x-session-id"
 NO_SESSION = -1
-CLIENT_GONE = 499
-"""nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
 
 MAX_NAMES = 20
 MAX_NAME_CHARS = 100
@@ -74,6 +75,7 @@ class Caller:
     """The client whose limits count, named by its key's number in the server's list: the key itself goes no further."""
     body_bytes: int = 0
     """Size of the request."""
+    span: RequestSpan = NO_REQUEST_SPAN
 
 
 def new_router(prefix: str = "", *, told: bool = True) -> APIRouter:
@@ -92,8 +94,9 @@ def caller_of(request: Request, *, named: str | None = None, session: str | int 
     if told and not is_id(told):
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
     session_id = session_id_of(request.headers.items()) or told
-    size = len(request.scope["state"].get("body", b""))
-    return Caller(trace, session_id, getattr(request.state, "client", ANONYMOUS), size)
+    state = request.scope["state"]
+    size, client = len(state.get("body", b"")), state.get("client", ANONYMOUS)
+    return Caller(trace, session_id, client, size, request_span_of(request.scope))
 
 
 def session_id_of(headers: Iterable[tuple[str, str]]) -> str:
@@ -229,15 +232,18 @@ class RefusalLog:
 class RequestIds:
     """ASGI middleware, the outermost one."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, tracer: Tracer) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
         self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get(HEADER, "")
+        headers = Headers(scope=scope)
+        given = headers.get(HEADER, "")
         trace = given if is_id(given) else new_request_id("req")
         scope["state"]["trace"] = trace
+        scope["state"]["span"] = self._tracer.request(sent_context(headers))
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -259,7 +265,10 @@ class RequestIds:
         finally:
             route = scope.get("route")
             handler = route.path if isinstance(route, Route) else "none"
-            self._metrics.http_request(handler=handler, method=scope["method"], status=status or CLIENT_GONE)
+            status = status or CLIENT_GONE
+            self._metrics.http_request(handler=handler, method=scope["method"], status=status)
+            if isinstance(route, PostRoute) or handler in WORKER_ROUTES:
+                end_request_span(scope, handler, status=status)
             if isinstance(refusal := scope["state"].get("error"), RequestError | OverloadedError):
                 self._log_refusal(refusal, scope)
 

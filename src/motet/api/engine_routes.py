@@ -34,6 +34,7 @@ from motet.api.plan import Head, Plan, check_scores
 from motet.api.schemas.shared import MAX_KEEP_S
 from motet.api.served import ServedModel
 from motet.api.service import Service, look
+from motet.api.spans import RequestSpan, group_span_of
 from motet.engines.base import GroupStream, Worker, WorkerReport, WorkerState
 from motet.engines.wire import (
     FRAMES,
@@ -50,6 +51,7 @@ from motet.errors import EngineError, MotetError, NotFoundError, OverloadedError
 from motet.ids import RequestId, new_engine_id, new_request_id
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
+from motet.tracing.spans import NO_SPAN
 from motet.transfer.ticket import Ticket, TransferAddress, is_address, params_of, ticket_of
 from motet.types import SAMPLING_FIELDS, ChoiceStart, GenerateRequest, GroupDelta, Role, SamplingParams, Usage
 
@@ -84,16 +86,16 @@ def engine_router(service: Service) -> APIRouter:
     @router.post("/generate")
     async def generate(request: Request) -> Response:
         """No client's limits apply here: the gateway has counted the choices."""
-        body = await read_body(request, GenerateRequest)
+        body = await _read_group(request)
         if body.ticket is not None:
             checked_ticket(body.ticket)  # it is given back if the group is refused
-        group = EngineGroup(service, body, open_ids=open_ids)
+        group = EngineGroup(service, body, open_ids=open_ids, span=caller_of(request).span)
         return GeneratedResponse(service, [group], writer=FrameWriter(body), client=None, num_choices=len(body.choices))
 
     @router.post("/prefill")
     async def prefill(request: Request, readers: Readers = 1) -> Response:
-        body = await read_body(request, GenerateRequest)
-        return PrefillAnswer(service, body, readers=readers, running=prefills)
+        body = await _read_group(request)
+        return PrefillAnswer(service, body, readers=readers, running=prefills, span=caller_of(request).span)
 
     @router.post("/release")
     async def release(request: Request) -> Response:
@@ -171,8 +173,12 @@ def msgpack_response(body: object) -> Response:
 class EngineGroup(AnswerGroup[GroupDelta, Usage]):
     """A group that a gateway has placed here, as the engine's own deltas."""
 
-    def __init__(self, service: Service, request: GenerateRequest, *, open_ids: set[RequestId]) -> None:
+    def __init__(
+        self, service: Service, request: GenerateRequest, *, open_ids: set[RequestId], span: RequestSpan
+    ) -> None:
+        """`span`: that of the request."""
         self._service, self._served = service, service.only_model()
+        self._parent, self._span = span, NO_SPAN
         self._request = request
         self._open_ids = open_ids
         self._stream: GroupStream | None = None
@@ -194,13 +200,15 @@ class EngineGroup(AnswerGroup[GroupDelta, Usage]):
         return self._service.only_worker
 
     def open(self, place: Place) -> None:
-        served, request = self._served, self._request
-        check_group(served, request)
+        served = self._served
+        check_group(served, self._request)
+        self._span = span = group_span_of(self._parent, served, request=self._request)
+        request = self._request = span.placed(self._request)
         if request.request_id in self._open_ids:
             raise OverloadedError(f"The group {request.request_id} is still open here. Try again, or another worker.")
         self._stream = (served.placed or served.engine).generate(request)
         self._open_ids.add(request.request_id)
-        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place)
+        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place, span=span)
 
     async def run(self, take: Take[GroupDelta]) -> None:
         assert self._stream is not None and self._account is not None  # it has been opened
@@ -217,6 +225,7 @@ class EngineGroup(AnswerGroup[GroupDelta, Usage]):
 
     async def close(self, *, status: int) -> None:
         if self._stream is None:
+            self._span.end(error=str(status))
             if self._request.ticket is not None:
                 await self._served.engine.release(self._request.ticket, trace=self._request.trace)
             return
@@ -257,9 +266,16 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
     sender leaves or takes its request back. Until then it is in `running`, under the sender's id of the request."""
 
     def __init__(
-        self, service: Service, request: GenerateRequest, *, readers: int, running: dict[RequestId, "PrefillAnswer"]
+        self,
+        service: Service,
+        request: GenerateRequest,
+        *,
+        readers: int,
+        running: dict[RequestId, "PrefillAnswer"],
+        span: RequestSpan,
     ) -> None:
-        """Raises RequestError. One choice stands for all: whoever reads the ticket writes the tokens of each."""
+        """`span`: that of the request. Raises RequestError. One choice stands for all: whoever reads the ticket writes
+        the tokens of each."""
         served = service.only_model()
         if served.info.role is not Role.PREFILL:
             raise RequestError(
@@ -276,6 +292,7 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
             served=served,
             groups=(group,),
             order=PrefillOrder(do_remote_decode=True, readers=readers),
+            span=span,
         )
         groups = [TokenGroup(service, plan, number=0, known=None)]
         super().__init__(service, groups, writer=TicketWriter(plan), client=None, num_choices=1)
@@ -321,6 +338,12 @@ async def read_body(request: Request, kind: type[T]) -> T:
         return msgspec.msgpack.decode(body, type=kind)
     except UNREADABLE as error:
         raise RequestError(f"The body is no {kind.__name__} in msgpack: {error}", code="invalid_body") from error
+
+
+async def _read_group(request: Request) -> GenerateRequest:
+    """Returns the group that was sent. Its place in a trace comes in headers, as from anybody, and is checked there."""
+    body = await read_body(request, GenerateRequest)
+    return body if body.traceparent is None else msgspec.structs.replace(body, traceparent=None)
 
 
 def checked_ticket(ticket: Ticket) -> Ticket:

@@ -53,6 +53,8 @@ ANTHROPIC_TYPES = {
 """Anthropic's type of an error, by its status. Another one is an `invalid_request_error` below 500, else an
 `api_error`, or `overloaded_error`."""
 
+CLIENT_GONE = 499
+"""nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
 MAX_WORDS = 2000
 """A message or a field's name is cut to this many characters: the wrong value in it may be megabytes long."""
 

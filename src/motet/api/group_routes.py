@@ -59,9 +59,8 @@ def group_router(service: Service) -> APIRouter:
                 "is for groups that can have more choices: this one cannot, since its request has several prompts, "
                 "best_of or a scored prompt, or its model is on a server that takes texts",
             )
-        return group.more(
-            group, MoreAsked(body.n, body.stream, body.include_usage, continuous_usage=body.continuous_usage)
-        )
+        span = caller_of(request).span
+        return group.more(group, MoreAsked(body.n, body.stream, body.include_usage, body.continuous_usage, span=span))
 
     @router.delete("/v1/groups/{id}/choices/{index}")
     async def end_choice(index: str, request: Request) -> Response:

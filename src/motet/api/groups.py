@@ -19,9 +19,11 @@ from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup
 from motet.api.plan import Plan
 from motet.api.served import ServedModel, TextModel
 from motet.api.service import Service
+from motet.api.spans import end_group_span, group_span_of
 from motet.metrics.groups import Shown
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep, TextGroup
+from motet.tracing.spans import NO_SPAN, Span
 from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, GenerateRequest, PromptReport, Usage
 
@@ -149,12 +151,14 @@ class GroupAccount:
         request_id: str,
         group: str,
         num_choices: int,
+        span: Span,
         prompt_tokens: int | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        """`request_id`: the client's name for the request; `group`: ours for the group. `prompt_tokens`, `max_tokens`:
-        None if only another server knows them."""
+        """`request_id`: the client's name for the request; `group`: ours for the group; `span`: ends with the account.
+        `prompt_tokens`, `max_tokens`: None if only another server knows them."""
         self._place = place
+        self._span = span
         self._metrics = service.metrics.of(served.name)
         self._record = self._metrics.group_opened(
             num_choices, clock=service.clock, prompt_tokens=prompt_tokens, max_tokens=max_tokens, on_first=place.started
@@ -167,13 +171,18 @@ class GroupAccount:
             "model": served.parent or served.name,
             "adapter": served.name if served.parent else None,
         }
+        if span.context is not None:
+            self._names["trace_id"] = span.context.trace_id
 
     @classmethod
-    def of_tokens(cls, service: Service, served: ServedModel, *, request: GenerateRequest, place: Place) -> Self:
+    def of_tokens(
+        cls, service: Service, served: ServedModel, *, request: GenerateRequest, place: Place, span: Span
+    ) -> Self:
         return cls(
             service,
             served,
             place=place,
+            span=span,
             request_id=request.trace,
             group=request.request_id,
             num_choices=len(request.choices),
@@ -192,6 +201,7 @@ class GroupAccount:
         self._place.leave()
         record = self._record
         self._metrics.group_ended(record, status=status, tokens=tokens or {})
+        end_group_span(self._span, record, status=status, worker=worker, usage=usage, tokens=tokens or {})
         fields = {
             **self._names,
             "worker": worker,
@@ -227,9 +237,12 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         self._ticket: Ticket | None = None
         """The ticket of a prefill."""
         self._account: GroupAccount | None = None
+        self._span: Span = NO_SPAN
 
     def open(self, place: Place) -> None:
-        plan, request, served, number = self._plan, self._request, self._plan.served, self._number
+        plan, served, number = self._plan, self._plan.served, self._number
+        self._span = span = group_span_of(plan.span, served, request=self._request)
+        request = self._request = span.placed(self._request)
         if plan.order is None:
             self._text = TextGroup(
                 served.engine,
@@ -239,7 +252,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                 policy=plan.policy,
                 number=number,
             )
-        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place)
+        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place, span=span)
         if self._text is not None:
             self._text.on_step = self._account.step
             if self._known is not None:
@@ -304,6 +317,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                 if self._known is not None and self._text is not None:
                     self._service.groups.closed(self._known, self)
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
+            else:
+                self._span.end(error=str(status))
         finally:  # each step comes, whatever happens in the one before
             try:
                 if self._text is not None:

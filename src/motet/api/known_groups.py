@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from motet.api.failure import invalid_value
+from motet.api.spans import NO_REQUEST_SPAN, RequestSpan
 from motet.errors import NotFoundError
 from motet.types import ChoiceStart, FinishReason
 
@@ -67,6 +68,7 @@ class MoreAsked:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    span: RequestSpan = NO_REQUEST_SPAN
 
 
 @dataclass(eq=False, kw_only=True)

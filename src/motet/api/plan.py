@@ -27,6 +27,7 @@ from motet.api.schemas.group import GroupFields
 from motet.api.schemas.shared import Form, GeneratingFields, SamplingFields, schema_text
 from motet.api.served import ServedModel
 from motet.api.service import Service
+from motet.api.spans import NO_REQUEST_SPAN, RequestSpan
 from motet.errors import GrammarError, RequestError
 from motet.grammar.closed import closed_schema, closed_source
 from motet.ids import RequestId, new_request_id
@@ -86,6 +87,7 @@ class Plan:
     """The client whose limits count; None if another server of ours sent the request."""
     body_bytes: int = 0
     """Size of the request."""
+    span: RequestSpan = NO_REQUEST_SPAN
     rules: TextRules = field(default_factory=TextRules)
     policy: GroupPolicy | None = None
     """How each group is steered; None: all its choices are written to their ends."""
@@ -147,8 +149,7 @@ def make_plan(
     context, served = options.context, options.context.served
     context.check(prompts)
     rights = service.rights(context.caller.client)
-    if rights.least_priority is not None and around.priority < rights.least_priority:
-        raise invalid_value("priority", f"{around.priority}; your API key may ask for {rights.least_priority} or more")
+    _check_priority(around.priority, rights.least_priority)
     _check_alternatives(options, service.config.max_logprobs)
     check_scores(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)
@@ -181,6 +182,7 @@ def make_plan(
         order=context.order,
         client=context.caller.client,
         body_bytes=context.caller.body_bytes,
+        span=context.caller.span,
         rules=TextRules(
             stops=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
@@ -194,6 +196,11 @@ def make_plan(
         include_usage=around.include_usage,
         continuous_usage=around.continuous_usage,
     )
+
+
+def _check_priority(priority: int, least: int | None) -> None:
+    if least is not None and priority < least:
+        raise invalid_value("priority", f"{priority}; your API key may ask for {least} or more")
 
 
 def _policy(fields: SamplingFields, options: RouteOptions, *, most_top: int) -> GroupPolicy | None:

@@ -37,6 +37,7 @@ from motet.metrics.routing import RoutingFigures
 from motet.models.checkpoint import Checkpoint
 from motet.settings.named_worker import NamedWorker
 from motet.stats import EngineStats
+from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineInfo, PauseMode
 
@@ -169,6 +170,7 @@ class Service:
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
     """Draws the seed of each prompt of a request that gave none. Equal prompts in one request have different ones."""
     clock: Callable[[], float] = time.monotonic
+    tracer: Tracer = NO_TRACES
 
     def __post_init__(self) -> None:
         config = self.config

@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from motet.api.admission import Place
 from motet.api.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
 from motet.api.body import SHORT_BYTES, check_counts, in_turn
-from motet.api.caller import Handler, body_of, caller_of
+from motet.api.caller import Caller, Handler, body_of, caller_of
 from motet.api.collect import chat_usage_json
 from motet.api.failure import invalid_value, schema_failure, unsupported_parameter
 from motet.api.groups import AnswerGroup, GroupAccount, Take
@@ -34,6 +34,7 @@ from motet.api.schemas.group import PARAM, GroupFields, check_keep
 from motet.api.schemas.shared import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
 from motet.api.served import TextModel
 from motet.api.service import Service
+from motet.api.spans import group_span
 from motet.api.steered_texts import SteeredPrompt
 from motet.engines.upstream.base import Fields, TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
@@ -83,7 +84,7 @@ def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fiel
     num_prompts, most, param = asked.num_prompts, config.max_n, PROMPT_PARAMS[path]
     service.check_size(caller.client, num_prompts=num_prompts, n=asked.n, most=most, prompt_param=param)
     head = Head(id=new_request_id(ID_PREFIXES[path]), created=int(time.time()), model=model.name)
-    group = UpstreamRequest(service, model, request=asked, head=head, client=caller.client, policy=policy)
+    group = UpstreamRequest(service, model, request=asked, head=head, caller=caller, policy=policy)
     writer = (
         UpstreamChunks(head, path, include_usage=checked.include_usage, reports=group.reports)
         if checked.stream
@@ -173,16 +174,16 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         *,
         request: TextRequest,
         head: Head,
-        client: str,
+        caller: Caller,
         policy: GroupPolicy | None,
     ) -> None:
-        """`client`: finds the prompts as groups if there is a policy, by which each of them is steered."""
+        """`caller`: its client finds the prompts as groups if there is a policy, by which each of them is steered."""
         self.num_prompts = request.num_prompts
         self._service = service
         self._model = model
         self._request = request
         self._head = head
-        self._client = client
+        self._caller = caller
         self._policy = policy
         self._group: TextGroupStream | None = None
         self._account: GroupAccount | None = None
@@ -207,13 +208,17 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
             first, size = range(policy.num_first(request.n)), request.num_prompts
             begin = tuple(prompt * request.n + index for prompt in range(size) for index in first)
             request = msgspec.structs.replace(request, begin=begin)
+        caller, model, size = self._caller, self._model, request.num_choices
+        span = group_span(caller.span, model=model.name, num_choices=size, group=self._head.id)
+        request = span.placed(request)
         self._account = GroupAccount(
             self._service,
-            self._model,
+            model,
             place=place,
             request_id=request.trace,
             group=self._head.id,
-            num_choices=request.num_choices,
+            num_choices=size,
+            span=span,
         )
         self._group = self._model.source.generate(request)
         if policy is not None:
@@ -224,7 +229,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         for number in range(self.num_prompts):
             known = KnownGroup(
                 id=head.id if self.num_prompts == 1 else f"{head.id}-{number}",
-                client=self._client,
+                client=self._caller.client,
                 model=head.model,
                 created=head.created,
                 prompt_tokens=None,

@@ -43,6 +43,7 @@ from motet.routing.fleet import Fleet
 from motet.routing.router import Router, make_router
 from motet.settings.gateway import GatewayConfig
 from motet.settings.named_worker import NamedWorker, server_url
+from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineKind, Role
 
@@ -146,10 +147,12 @@ class Cell:
             await self._prefill.close()
 
 
-async def start_cell(plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client) -> Cell:
+async def start_cell(
+    plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client, tracer: Tracer = NO_TRACES
+) -> Cell:
     """Starts all engines of the plan, or none. `address`: of the server itself; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
-    router = make_router(plan.routing, plan.cell, role=plan.role)
+    router = make_router(plan.routing, plan.cell, role=plan.role, tracer=tracer)
     weights = CellWeights(router)
     keepers = [
         LocalKeeper(

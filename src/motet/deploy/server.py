@@ -18,6 +18,7 @@ import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -29,6 +30,7 @@ from fastapi import FastAPI
 from motet.api.app import create_app
 from motet.api.served import Models, one_model
 from motet.api.service import Service
+from motet.config import ServerConfig
 from motet.deploy.cell import Cell, StartEngine, start_cell
 from motet.deploy.connection import connection_limits
 from motet.deploy.discover import Asking, read_files
@@ -48,6 +50,8 @@ from motet.routing.text_routed import TextRouted
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
+from motet.tracing.sender import tracer_for
+from motet.tracing.spans import NO_TRACES, Tracer
 from motet.types import Role
 
 logger = logging.getLogger(__name__)
@@ -92,7 +96,9 @@ async def run_server(
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
         formats = ModelFormats.of(tokenizer, ChatTemplate.of(tokenizer).source, names=plan.parsers)
         client = await stack.enter_async_context(server_client())
-        start = start_cell(plan, address=f"{config.host}:{config.port}", start_engine=start_engine, client=client)
+        address = f"{config.host}:{config.port}"
+        tracer = await stack.enter_async_context(tracer_of(config))
+        start = start_cell(plan, address=address, start_engine=start_engine, client=client, tracer=tracer)
         cell = await started(start, signals)
         if cell is None:
             return Outcome.STOPPED_BEFORE_READY
@@ -110,6 +116,7 @@ async def run_server(
             connect=cell.connect,
             takes_tickets=bool(plan.engine.cluster_key),
             block_events=cell.endpoint,
+            tracer=tracer,
         )
         linger_s = plan.death_linger_s
         return await serve(service, cell, listener=listener, on_ready=on_ready, signals=signals, linger_s=linger_s)
@@ -122,26 +129,34 @@ async def run_gateway(
     allow_open_files()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
+        config = replace(plan.server, port=port_of(listener))
         client = await stack.enter_async_context(server_client(ca_file=plan.gateway.worker_ca_file))
-        gateway, models = make_gateway(plan, client)
+        tracer = await stack.enter_async_context(tracer_of(config))
+        gateway, models = make_gateway(plan, client, tracer=tracer)
         stack.push_async_callback(gateway.close)
         names = await started(first_models(gateway, models, timeout_s=plan.gateway.start_timeout_s), signals)
         if names is None:
             return Outcome.STOPPED_BEFORE_READY
         service = Service(
             models,
-            replace(plan.server, port=port_of(listener), served_model_name=names[0]),
+            replace(config, served_model_name=names[0]),
             workers=gateway.router.fleet,
             figures=gateway.router.figures,
             membership=gateway,
             weights=gateway.weights,
             receiver=NcclReceiver(partial(cuda_device, gateway.router.fleet)),
             tokenizer_files=models.tokenizer_files,
+            tracer=tracer,
         )
         return await serve(service, gateway, listener=listener, on_ready=on_ready, signals=signals)
 
 
-def make_gateway(plan: GatewayPlan, client: Client) -> tuple[Gateway, GatewayModels]:
+def tracer_of(config: ServerConfig) -> AbstractAsyncContextManager[Tracer]:
+    """Returns what makes the spans of this server, as a context. Raises ConfigError if a package is missing."""
+    return tracer_for(config.otlp_endpoint, name=f"{config.host}:{config.port}", log_format=config.log_format)
+
+
+def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACES) -> tuple[Gateway, GatewayModels]:
     """Makes the gateway with the workers of the plan, and their models. Raises ConfigError."""
     asking = Asking(
         config=plan.gateway,
@@ -150,7 +165,7 @@ def make_gateway(plan: GatewayPlan, client: Client) -> tuple[Gateway, GatewayMod
         pass_keys=not (plan.server.api_keys or plan.server.admin_key),
         find_tokenizer=plan.find_tokenizer,
     )
-    router = make_router(plan.routing, plan.cell, tickets=asking.tickets)
+    router = make_router(plan.routing, plan.cell, tickets=asking.tickets, tracer=tracer)
     texts = TextRouted(router.fleet)
     models = GatewayModels(router, Tokenizers(plan.tokenizers), texts=texts, first_name=plan.server.served_model_name)
     file = plan.gateway.workers_file

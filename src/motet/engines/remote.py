@@ -81,6 +81,7 @@ from motet.errors import (
 from motet.ids import RequestId
 from motet.models.checkpoint import Checkpoint, MemoryFile
 from motet.stats import EngineStats
+from motet.tracing.context import headers_of
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, GenerateRequest, GroupDelta
 
@@ -141,11 +142,12 @@ class EngineServer:
 
     async def open(self, request: GenerateRequest) -> Reply:
         body = msgspec.msgpack.encode(request)
-        return await self._calls.open("/engine/generate", body, headers={"x-request-id": request.trace})
+        return await self._calls.open("/engine/generate", body, headers=_headers(request))
 
     async def prefill(self, request: GenerateRequest, *, readers: int) -> Ticket:
-        path = f"/engine/prefill?readers={readers}"
-        ticket = self._decode(await self._post(path, request, trace=request.trace, timeout_s=None), Ticket)
+        path, body = f"/engine/prefill?readers={readers}", msgspec.msgpack.encode(request)
+        answer = await self._calls.ask("POST", path, body=body, headers=_headers(request), timeout_s=None)
+        ticket = self._decode(answer, Ticket)
         if not ticket.is_for(request.prompt) or ticket.cached_tokens > ticket.num_tokens:
             raise WorkerFaultError(f"{self.name} made a ticket that is not for the prompt that it was sent")
         return ticket
@@ -201,7 +203,7 @@ class EngineServer:
         await self._calls.ask("POST", f"/engine/weights/forget?anew={int(anew)}")
 
     async def _post(
-        self, path: str, body: msgspec.Struct, *, trace: str = "", timeout_s: float | None = QUESTION_TIMEOUT_S
+        self, path: str, body: msgspec.Struct, *, trace: str = "", timeout_s: float = QUESTION_TIMEOUT_S
     ) -> bytes:
         encoded = msgspec.msgpack.encode(body)
         return await self._calls.ask("POST", path, body=encoded, headers={"x-request-id": trace}, timeout_s=timeout_s)
@@ -429,6 +431,10 @@ def _as_seen_from_here(error: MotetError) -> MotetError:
     if isinstance(error, NoWorkerError | WorkerFaultError):  # it is about its own workers; we may have others
         return EngineDiedError(error.message)
     return error
+
+
+def _headers(request: GenerateRequest) -> dict[str, str]:
+    return {"x-request-id": request.trace, **headers_of(request.traceparent)}
 
 
 class _Spoken(msgspec.Struct):

@@ -35,8 +35,9 @@ from motet.routing.plan import BypassReason, SplitFacts, bypass_reason, plan_par
 from motet.routing.prompt_turns import PromptTurn, PromptTurns
 from motet.routing.survey import releaser, survey, trunk_of
 from motet.routing.word import Word
+from motet.tracing.spans import NO_SPAN, NO_TRACES, Attributes, Inner, Span, SpanKind, Tracer
 from motet.transfer.ticket import Ticket
-from motet.types import GenerateRequest, GroupDelta
+from motet.types import GenerateRequest, GroupDelta, PromptReport
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +45,22 @@ logger = logging.getLogger(__name__)
 class Stay:
     """The choices of a group, or of a part of it, on one worker: their stream, and their entries in its books."""
 
-    def __init__(self, chosen: "Chosen", fleet: Fleet, *, request: GenerateRequest, unfinished: Unfinished) -> None:
+    def __init__(
+        self, chosen: "Chosen", fleet: Fleet, *, request: GenerateRequest, unfinished: Unfinished, tracer: Tracer
+    ) -> None:
         """Raises what the worker's engine raises."""
         self.member = member = chosen.member
         self.worker = worker = chosen.worker
-        self.request = request
+        self._span = work_span("decode", chosen, request=request, tracer=tracer)
+        self.request = request = self._span.placed(request)
         self.begun = False
         """True once the first delta has come, so the prompt has been computed or fetched."""
         self.evicted: MotetError | None = None
-        self.stream: GroupStream = worker.engine.generate(request)
+        try:
+            self.stream: GroupStream = worker.engine.generate(request)
+        except MotetError as error:
+            self._span.fail(error)
+            raise
         self._unfinished = unfinished
         self._choices = unfinished.choices
         self.word = None if worker.local else Word(request, vocab_size=worker.engine.info.vocab_size)
@@ -79,6 +87,7 @@ class Stay:
         if self._reading is not None:
             self.begun = True
             cached_tokens = delta.prompt.cached_tokens if delta.prompt else 0
+            self._note_prompt(delta.prompt)
             computed_tokens = 0 if self.request.ticket else len(self.request.prompt) - cached_tokens
             self._books.done(self._reading, computed_tokens=computed_tokens)
             self._reading = None
@@ -96,6 +105,15 @@ class Stay:
                 if self._open:
                     self._books.tail_blocks += choice.tail_blocks - before
 
+    def _note_prompt(self, report: PromptReport | None) -> None:
+        """Notes for the trace that the first tokens have come, and how the KV of the prompt came here. A worker
+        elsewhere notes that itself."""
+        self._span.event("first_delta")
+        pull = None if report is None or not self.worker.local else report.pull
+        if pull is not None:
+            told: Attributes = {"motet.worker": self.member.id, "motet.transfer.bytes": pull.num_bytes}
+            self._span.add(Inner("transfer", pull.start_ns, pull.end_ns, told, error=pull.failure))
+
     def drop(self, index: int) -> None:
         """Takes a choice that has finished or was stopped out of the books."""
         choice = self._choices.pop(index, None)
@@ -108,11 +126,13 @@ class Stay:
         else:
             self.close_books()
 
-    def close_books(self) -> None:
-        """Takes the group out of the books: this worker sends nothing more of it. A second call changes nothing."""
+    def close_books(self, error: MotetError | None = None) -> None:
+        """Takes the group out of the books: this worker sends nothing more of it. A second call changes nothing.
+        `error`: why it sends nothing more, unless it has written all."""
         if not self._open:
             return
         self._open = False
+        self._span.fail(error)
         books = self._books
         books.open_choices -= len(self._unfinished)
         books.tail_blocks -= sum(choice.tail_blocks for choice in self._choices.values())
@@ -198,9 +218,11 @@ class Dispatcher:
         routing: RoutingConfig,
         cell: CellConfig,
         tickets: TicketBook | None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """`tickets`: counts tickets that no worker is there to give back to."""
         self.fleet = fleet
+        self.tracer = tracer
         self._routing = routing
         self._cell = cell
         self.on_the_way: set[Unfinished] = set()
@@ -308,7 +330,7 @@ class Dispatcher:
         if chosen is None:
             raise self.none_up(Work.GENERATE, request.model, model_digest=request.model_digest)
         try:
-            stay = Stay(chosen, self.fleet, request=request, unfinished=unfinished)
+            stay = Stay(chosen, self.fleet, request=request, unfinished=unfinished, tracer=self.tracer)
         except (EngineDiedError, OverloadedError) as error:
             self.failed(chosen.member, chosen.worker, error=error)
             raise
@@ -371,13 +393,17 @@ class Dispatcher:
         trunk = trunk_of(request, self.fleet, member=member)
         self.fleet.hold(member, trunk)
         reading = books.give(chosen.load.own_tokens)
+        span = work_span("prefill", chosen, request=request, tracer=self.tracer)
         try:
-            ticket = await engine.prefill(request, readers=min(readers, engine.info.ticket_readers))
-        except BaseException:
+            ticket = await engine.prefill(span.placed(request), readers=min(readers, engine.info.ticket_readers))
+        except BaseException as error:
             books.drop(reading)
+            span.fail(error)
             raise
         finally:
             self.fleet.let_go(member, trunk, books=books)
+        span.note({"motet.prompt.tokens": ticket.num_tokens, "motet.prompt.cached_tokens": ticket.cached_tokens})
+        span.end()
         books.done(reading, computed_tokens=ticket.num_tokens - ticket.cached_tokens)
         self.fleet.sessions[Work.PREFILL].keep(request.session_id, chosen.member.id)
         return ticket
@@ -406,3 +432,15 @@ class Chosen:
     member: Member
     worker: Worker
     load: Load
+
+
+def work_span(name: str, chosen: Chosen, *, request: GenerateRequest, tracer: Tracer) -> Span:
+    """Begins the span of a worker's work for a group, in the span that the group is a part of."""
+    parent = tracer.of(request.traceparent)
+    if parent is NO_SPAN:
+        return NO_SPAN
+    return parent.child(
+        name,
+        {"motet.worker": chosen.member.id, "motet.choices": len(request.choices), "motet.part": request.request_id},
+        kind=SpanKind.INTERNAL if chosen.worker.local else SpanKind.CLIENT,
+    )

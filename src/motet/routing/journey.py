@@ -117,6 +117,7 @@ class Journey:
         self._error: Exception | None = None
         self._cut = False
         self._ending: asyncio.Task[None] | None = None
+        self._queued = dispatcher.tracer.of(request.traceparent).child("queue")
 
     @property
     def num_choices(self) -> int:
@@ -286,4 +287,5 @@ class Journey:
             self._ended(self)
 
     def _go(self, state: GroupState) -> None:
+        self._queued.end()
         self.state = moved(self.state, state)

@@ -16,6 +16,7 @@ from motet.ids import RequestId
 from motet.routing.dispatch import Dispatcher, HeldTicket, Stay
 from motet.routing.migration import Cause, MoveOutcome, Moves, Unfinished, cause_of
 from motet.routing.survey import readers_of
+from motet.tracing.spans import NO_SPAN
 from motet.types import GenerateRequest, GroupDelta
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class Part(AsyncIterator[GroupDelta]):
         self._abandoned = False
         self._cut = False
         """True if its choices end where they are."""
+        self._move_span = NO_SPAN
+        """The span of the present move."""
 
     def start(self, *, may_wait: bool) -> None:
         """Gives the choices to a worker for the first time. If it refuses them, another one is tried if they
@@ -190,6 +193,7 @@ class Part(AsyncIterator[GroupDelta]):
         if not stay.begun:
             worker = stay.member.id
             self._moves.resumed(self.unfinished)
+            self._end_move(None)
             self._settle(read=True)
             self.unfinished.model_digest = self.unfinished.model_digest or stay.worker.engine.info.model_digest
             if prompt is not None:
@@ -200,7 +204,7 @@ class Part(AsyncIterator[GroupDelta]):
 
     def _ended_there(self, stay: Stay, error: MotetError | None) -> None:
         """Called when the stream of the part's worker has ended."""
-        stay.close_books()
+        stay.close_books(error)
         if error is None or self._cut:
             self._finish(None)
         else:
@@ -215,6 +219,9 @@ class Part(AsyncIterator[GroupDelta]):
             self._finish(end.error)
         else:
             self._go(GroupState.MOVING)
+            if self._move_span is NO_SPAN:
+                group = self._dispatcher.tracer.of(self.request.traceparent)
+                self._move_span = group.child("move", {"motet.move.cause": cause.value})
             self._moving = asyncio.create_task(self._move(cause, error))
 
     def _begin(self, error: MotetError) -> Cause:
@@ -301,6 +308,13 @@ class Part(AsyncIterator[GroupDelta]):
             fields["fingerprint"] = "equal" if len(fingerprints) == 1 else "other"
             fields |= {"from": left.member.id, "to": stay.member.id}
         logger.warning("a group goes on elsewhere", extra={"fields": fields})
+        told = ("choices", "output_tokens", "fingerprint", "from", "to")
+        self._move_span.note({f"motet.move.{name}": fields[name] for name in told if name in fields})
+
+    def _end_move(self, error: MotetError | None) -> None:
+        """Ends the span of the present move, if there is one."""
+        span, self._move_span = self._move_span, NO_SPAN
+        span.fail(error)
 
     def _interrupt(self, error: MotetError | None) -> None:
         """Ends the part in any state."""
@@ -322,6 +336,7 @@ class Part(AsyncIterator[GroupDelta]):
         self._go(GroupState.OVER)
         self._settle(read=False)
         self._moves.end(MoveOutcome.CLOSED)
+        self._end_move(error)
         if self._stay is not None:
             self._stay.close_books()
 

@@ -30,6 +30,7 @@ from motet.routing.member import Member
 from motet.routing.migration import Moves
 from motet.routing.waiting import LOOK_AGAIN_S, WaitingGroups
 from motet.stats import EngineStats, total_stats
+from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, GenerateRequest, Role
 
@@ -44,10 +45,11 @@ def make_router(
     role: Role = Role.BOTH,
     tickets: TicketBook | None = None,
     clock: Callable[[], float] = time.monotonic,
+    tracer: Tracer = NO_TRACES,
 ) -> "Router":
     """Returns the router that a server's settings ask for, over a fleet without workers yet."""
     fleet = Fleet(clock=clock, session_expiry_s=routing.session_expiry_s)
-    return Router(fleet, routing, cell=cell, role=role, tickets=tickets, clock=clock)
+    return Router(fleet, routing, cell=cell, role=role, tickets=tickets, clock=clock, tracer=tracer)
 
 
 class Router:
@@ -63,6 +65,7 @@ class Router:
         role: Role = Role.BOTH,
         tickets: TicketBook | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """`role`: the server's role for its clients. `tickets`: counts of tickets made by engines that are not ours."""
         self.fleet = fleet
@@ -70,7 +73,7 @@ class Router:
         self.counts = figures = RoutingFigures()
         self._routing = routing = routing or RoutingConfig()
         self._cell = cell or CellConfig()
-        self.dispatcher = Dispatcher(fleet, figures, routing=routing, cell=self._cell, tickets=tickets)
+        self.dispatcher = Dispatcher(fleet, figures, routing=routing, cell=self._cell, tickets=tickets, tracer=tracer)
         on_the_way = self.dispatcher.choices_on_the_way
         self.waiting = WaitingGroups(fleet, figures, routing=routing, on_the_way=on_the_way, clock=clock)
         self._whole = self.of(NO_NAME)

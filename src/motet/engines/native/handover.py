@@ -9,6 +9,7 @@ into them any more: a transfer whose peer hangs may go on long after its group i
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -24,6 +25,7 @@ from motet.transfer.figures import TransferFigures
 from motet.transfer.lease import Lease, LeaseTable, new_lease_id
 from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import Ticket, prompt_digest
+from motet.types import PullReport
 
 if TYPE_CHECKING:  # an engine that keeps its KV to itself needs no ZeroMQ for it
     from motet.transfer.thread import TransferThread
@@ -40,6 +42,11 @@ class OpenPull:
     blocks: list[int]
     group: Group | None
     """None once the group has gone on without the pull."""
+    start_ns: int = field(default_factory=time.time_ns)
+    """Unix time of its order, for traces."""
+
+    def report(self, end_ns: int, *, num_bytes: int = 0, failure: str = "") -> PullReport:
+        return PullReport(self.start_ns, end_ns, num_bytes, failure)
 
 
 @dataclass
@@ -236,6 +243,7 @@ class Handover:
         if (group := pull.group) is not None and (ticket := group.ticket) is not None:
             group.computed, group.cached_tokens = ticket.num_tokens, ticket.cached_tokens
             group.pull = group.ticket = None
+            group.pulled = pull.report(pull.start_ns + int(landed.seconds * 1e9), num_bytes=landed.num_bytes)
             arrivals.landed.append(group)
             logger.info("fetched %s: %d bytes in %.1f ms", _label(group), landed.num_bytes, 1000 * landed.seconds)
         self.pool.release(pull.blocks)
@@ -246,6 +254,7 @@ class Handover:
         if (group := pull.group) is not None:
             logger.warning("the prompt of %s is computed here: %s", _label(group), failed.message)
             pull.group = group.pull = group.ticket = None
+            group.pulled = pull.report(time.time_ns(), failure=failed.message)
             arrivals.failed.append(group)
         if failed.settled:
             self.pool.release(self._pulls.pop(failed.number).blocks)

@@ -11,6 +11,7 @@ import msgspec
 
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineSilentError, MotetError
+from motet.tracing.context import TraceContext
 from motet.types import FinishReason, Usage
 
 UNKNOWN_LENGTH = 2**31 - 1
@@ -43,6 +44,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     best_of: int | None = None
     trace: str = ""
     """The client's `x-request-id`, for the next hop."""
+    traceparent: TraceContext | None = None
+    """The span that the request is a part of, for the next hop."""
     session_id: str = ""
     authorization: str = ""
     """The client's own header, if it may be passed on: never a key of this server."""

@@ -42,6 +42,7 @@ from motet.errors import (
     UpstreamRefusalError,
     WorkerFaultError,
 )
+from motet.tracing.context import headers_of
 from motet.types import Usage
 
 AGAIN_S = 60.0
@@ -337,6 +338,7 @@ class UpstreamAnswer:
             "x-request-id": request.trace,
             "x-session-id": request.session_id,
             "authorization": request.authorization,
+            **headers_of(request.traceparent),
         }
         reply = await self._server.post(request.route, self._ask.body(), headers=headers)
         if request.stream and not reply.is_stream:

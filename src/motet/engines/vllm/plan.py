@@ -41,6 +41,7 @@ import msgspec
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
+from motet.tracing.context import TraceContext
 from motet.transfer.ticket import Ticket, prompt_digest
 from motet.types import ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams
 
@@ -96,6 +97,7 @@ class VLLMAsk:
     """A ticket, or `PREFILL`, passed on unchanged."""
     stream: bool = True
     trace: str = ""
+    traceparent: TraceContext | None = None
     session_id: str = ""
     choices: tuple[tuple[int, ...], ...] = ()
     """For each child the choices that get its tokens; a scout's child has none."""
@@ -209,6 +211,7 @@ def _ask(
         priority=request.priority,
         kv_params=kv_params,
         trace=request.trace,
+        traceparent=request.traceparent,
         session_id=request.session_id,
         choices=choices,
     )

@@ -52,6 +52,7 @@ from motet.errors import (
     RequestError,
 )
 from motet.ids import new_request_id
+from motet.tracing.context import headers_of
 from motet.types import Role, SamplingParams, TokenLogprob
 
 T = TypeVar("T")
@@ -128,7 +129,7 @@ class VLLMServer:
     async def open(self, ask: VLLMAsk) -> "VLLMAnswer":
         """Returns when the server has taken the request. Raises MotetError."""
         start = self._start
-        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, session_id=ask.session_id)
+        body, headers = body_of(self.dialect, ask), _headers_of(ask)
         reply = await self._judged(self._calls.open(self.dialect, body, headers=headers))
         return VLLMAnswer(reply, VLLMReader(ask.sampling, server=self.name), judge=partial(self.judge, start=start))
 
@@ -154,7 +155,7 @@ class VLLMServer:
             "kv_transfer_params": params,
             "request_id": request_id,
         }
-        headers = _headers(request_id, trace)
+        headers = {"x-request-id": _name(request_id, trace)}
         try:
             await self._calls.ask("POST", Dialect.COMPLETIONS, body=msgspec.json.encode(body), headers=headers)
         except MotetError as error:
@@ -242,7 +243,7 @@ class VLLMServer:
             raise OtherServerError("it sends no token ids at /v1/completions, and has no /inference/v1/generate")
 
     async def _whole(self, ask: VLLMAsk) -> bytes:
-        body, headers = body_of(self.dialect, ask), _headers(ask.request_id, ask.trace, session_id=ask.session_id)
+        body, headers = body_of(self.dialect, ask), _headers_of(ask)
         return await self._judged(self._calls.ask("POST", self.dialect, body=body, headers=headers, timeout_s=None))
 
     async def _judged(self, call: Awaitable[T]) -> T:
@@ -288,8 +289,12 @@ class VLLMAnswer:
         self._reply.close()
 
 
-def _headers(request_id: str, trace: str, *, session_id: str = "") -> dict[str, str]:
-    """Returns the headers of a request. vLLM names it by `x-request-id`, and older servers refuse a name that is in
-    use, so each request of a group has its own, which begins with the client's."""
-    names = [header_text(name) for name in (trace, request_id)]
-    return {"x-request-id": "-".join(filter(None, names)), "x-session-id": session_id}
+def _headers_of(ask: VLLMAsk) -> dict[str, str]:
+    names = {"x-request-id": _name(ask.request_id, ask.trace), "x-session-id": ask.session_id}
+    return {**names, **headers_of(ask.traceparent)}
+
+
+def _name(request_id: str, trace: str) -> str:
+    """Returns the name of a request. vLLM names it by `x-request-id`, and older servers refuse a name that is in use,
+    so each request of a group has its own, which begins with the client's."""
+    return "-".join(filter(None, map(header_text, (trace, request_id))))

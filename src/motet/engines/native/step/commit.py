@@ -204,7 +204,7 @@ def _report(group: Group) -> PromptReport | None:
         return None
     group.reported = True
     scored = group.request.sampling.prompt_logprobs is not None
-    return PromptReport(group.cached_tokens or 0, tuple(group.prompt_logprobs) if scored else None)
+    return PromptReport(group.cached_tokens or 0, tuple(group.prompt_logprobs) if scored else None, group.pulled)
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, Toke
 from motet.grammar.compiled import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceStart, EngineInfo, GenerateRequest, TokenLogprob
+from motet.types import ChoiceStart, EngineInfo, GenerateRequest, PullReport, TokenLogprob
 
 if TYPE_CHECKING:
     from motet.engines.native.step.drafts import GroupDrafts
@@ -105,6 +105,8 @@ class Group:
     """The ticket with which its prompt's KV can be fetched, until that is done or has failed."""
     pull: int | None = None
     """Number of the pull that is fetching it; until it ends, nothing of the group is computed."""
+    pulled: PullReport | None = None
+    """The last pull that has ended."""
     trunk_key: TrunkKey | None = None
     """None if it shares its trunk with no other group."""
     joined: bool = False

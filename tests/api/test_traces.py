@@ -1,0 +1,135 @@
+"""Traces of requests: which spans there are, what they tell, and what goes to the next server."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.api.serving import Serving, WatchedEngine, group_lines, saying
+from tests.api.text_models import TextServing
+from tests.peers.openai_script import Manners
+from tests.tracing.recorded import Recorded
+
+pytestmark = pytest.mark.anyio
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=1"}
+NOT_SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-00"}
+CHAT = "/v1/chat/completions"
+SECRET = "the secret of the prompt"
+
+
+def body(**fields: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": SECRET}], **fields}
+
+
+async def test_a_request_has_a_span_for_itself_its_group_and_each_choice(
+    serve: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tracer = Recorded()
+    served = await serve(tracer=tracer)
+    answer = await served.http.post(CHAT, json=body(n=3, seed=-1, session_id="s"), headers=SAMPLED)
+    request, group = tracer.one(f"POST {CHAT}"), tracer.one("chat tiny")
+    assert (request.trace_id, request.parent_id, request.state) == (TRACE, SPAN, "a=1")
+    assert request.attributes["motet.request_id"] == answer.headers["x-request-id"]
+    assert tracer.children(request) == ["chat tiny"]
+    usage = answer.json()["usage"]
+    told = group.attributes
+    assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert told["gen_ai.response.id"] == answer.json()["id"]
+    assert told["gen_ai.response.finish_reasons"] == ("stop",) * 3
+    assert (told["gen_ai.request.choice.count"], told["gen_ai.request.seed"]) == (3, -1)
+    assert told["gen_ai.conversation.id"] == "s"
+    assert tracer.children(group) == ["choice"] * 3
+    assert (
+        sum(int(str(one.attributes["motet.choice.output_tokens"])) for one in group.inner) == usage["completion_tokens"]
+    )
+    assert SECRET not in str(tracer.records)
+    assert [line["trace_id"] for line in group_lines(caplog)] == [TRACE]
+
+
+async def test_each_prompt_of_a_request_is_a_group_of_it(serve: Serving) -> None:
+    tracer = Recorded()
+    served = await serve(tracer=tracer)
+    await served.complete(["x", "y"], n=2)
+    assert tracer.children(tracer.one("POST /v1/completions")) == ["text_completion tiny"] * 2
+    assert len({one.trace_id for one in tracer.records}) == 1
+
+
+async def test_a_refused_request_has_a_span_that_says_why(serve: Serving) -> None:
+    tracer = Recorded()
+    served = await serve(tracer=tracer)
+    await served.http.post(CHAT, json=body(n=0))
+    served.service.start_drain()
+    await served.http.post(CHAT, json=body())
+    mistake, draining = tracer.records
+    assert mistake.attributes["http.response.status_code"] == 400
+    assert (mistake.attributes["error.type"], mistake.error) == ("integer_below_min_value", "")
+    assert (draining.attributes["http.response.status_code"], draining.error) == (503, "draining")
+
+
+async def test_a_client_that_leaves_ends_its_spans(serve: Serving) -> None:
+    tracer, engine = Recorded(), WatchedEngine(saying("a long answer"), gated=True)
+    served = await serve(engine=engine, tracer=tracer)
+    task = await engine.begun(served.http.post(CHAT, json=body(n=2, stream=True)))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await served.until_empty()
+    group = tracer.one("chat tiny")
+    assert (group.attributes["motet.status"], group.error) == (499, "")
+    assert group.inner == []  # no choice had begun
+    await served.status()  # the request is over, too
+    assert tracer.one(f"POST {CHAT}").attributes["http.response.status_code"] == 499
+
+
+async def test_a_request_that_is_not_sampled_has_no_span_and_passes_its_headers_on(serve_texts: TextServing) -> None:
+    tracer = Recorded()
+    before = await serve_texts(Manners(), tracer=tracer)
+    await before.served.http.post(CHAT, json=before.ask(), headers=NOT_SAMPLED)
+    assert tracer.records == []
+    (asked,) = before.peers[0].asked
+    assert asked.headers["traceparent"] == NOT_SAMPLED["traceparent"]
+    assert "tracestate" not in asked.headers
+
+
+async def test_without_traces_the_headers_of_a_client_are_passed_on(serve_texts: TextServing) -> None:
+    before = await serve_texts(Manners())
+    await before.served.http.post(CHAT, json=before.ask(), headers=SAMPLED)
+    (asked,) = before.peers[0].asked
+    assert {name: asked.headers[name] for name in SAMPLED} == SAMPLED
+
+
+async def test_a_text_upstream_is_asked_inside_the_span_of_the_group(serve_texts: TextServing) -> None:
+    tracer = Recorded()
+    before = await serve_texts(Manners(), tracer=tracer)
+    await before.served.http.post(CHAT, json=before.ask(n=2), headers=SAMPLED)
+    group = tracer.one("chat texts")
+    for asked in before.peers[0].asked:
+        assert asked.headers["traceparent"] == f"00-{TRACE}-{group.span_id}-01"
+        assert asked.headers["tracestate"] == "a=1"
+    assert group.attributes["gen_ai.response.finish_reasons"] == ("stop", "stop")
+    assert tracer.children(group) == ["choice", "choice"]
+
+
+async def test_more_choices_of_a_group_are_in_the_trace_of_their_own_request(serve: Serving) -> None:
+    tracer = Recorded()
+    served = await serve(tracer=tracer)
+    answer = (await served.http.post(CHAT, json=body(keep_s=60))).json()
+    await served.http.post(f"/v1/groups/{answer['id']}/more", json={"n": 2}, headers=SAMPLED)
+    first, more = tracer.named("chat tiny")
+    assert first.trace_id != more.trace_id == TRACE
+    assert tracer.one("POST /v1/groups/{id}/more").span_id == more.parent_id
+
+
+async def test_questions_about_the_server_leave_no_span(serve: Serving) -> None:
+    tracer = Recorded()
+    served = await serve(tracer=tracer)
+    for path in ("/health", "/metrics", "/status", "/v1/models", "/nothing"):
+        await served.http.get(path, headers=SAMPLED)
+    assert tracer.records == []
+    assert json.loads((await served.http.post("/tokenize", json={"prompt": "x"})).text)["count"] == 1
+    assert [one.name for one in tracer.records] == ["POST /tokenize"]

@@ -1,0 +1,22 @@
+"""The spans of a server in the test's own process, as the tracer has made them."""
+
+from motet.tracing.spans import Inner, Recorder, SpanRecord
+
+
+class Recorded(Recorder):
+    def __init__(self) -> None:
+        self.records: list[SpanRecord] = []
+        super().__init__(self.records.append)
+
+    def named(self, name: str) -> list[SpanRecord]:
+        return [one for one in self.records if one.name == name]
+
+    def one(self, name: str) -> SpanRecord:
+        (record,) = self.named(name)
+        return record
+
+    def children(self, parent: SpanRecord) -> list[str]:
+        """The names of the spans inside one, by their beginning."""
+        inside = [one for one in self.records if one.parent_id == parent.span_id]
+        both: list[SpanRecord | Inner] = [*inside, *parent.inner]
+        return [one.name for one in sorted(both, key=lambda one: one.start_ns)]
