@@ -2,7 +2,7 @@
 
 RequestIds ─► CORS ─► Gate ─► BodyLimit ─► routes
 id, last      browsers  401, 403  413, 503  chat, completions, responses, generate, render, tokens,
-resort 500                                     models, admin, membership, engine
+resort 500                                     models, page, admin, membership, engine
 """
 
 from fastapi import APIRouter, FastAPI
@@ -26,6 +26,7 @@ from motet.api.incoming import takes_tensors
 from motet.api.models import models_router
 from motet.api.openapi import openapi_router
 from motet.api.operators import admin_router, membership_router
+from motet.api.page import page_router
 from motet.api.render import render_router
 from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
@@ -44,6 +45,7 @@ ROUTERS = (
     render_router,
     models_router,
     openapi_router,
+    page_router,
     admin_router,
     membership_router,
     rollout_router,
