@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from motet.config import EngineConfig, ServerConfig
 from motet.deploy.cell import Cell
@@ -40,11 +41,13 @@ class FakeServer:
         api_key: str | None = None,
         max_model_len: int = 4096,
         parsers: ParserNames | None = None,
+        **settings: Any,
     ) -> None:
+        """`settings`: of the HTTP side."""
         self.engine = ImmortalEngine(script, max_model_len)
         self._plan = ServerPlan(
             EngineConfig(model_path=str(folder), model_name=MODEL),
-            ServerConfig(port=0, served_model_name=MODEL, api_keys=(api_key,) if api_key else ()),
+            ServerConfig(port=0, served_model_name=MODEL, api_keys=(api_key,) if api_key else (), **settings),
             tokenizer_path=folder,
             chat_template=None,
             parsers=parsers or ParserNames(),

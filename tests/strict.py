@@ -2,8 +2,8 @@
 
 A skip fails the run, since a test that nobody runs guards nothing. Exceptions are tests that need a GPU (`gpu`), the
 default model's weights or a vLLM (`real`), the compiled kernels (`kernels`), the right to make network namespaces
-(`hosts`), a client of others that can be installed (`clients`), Prometheus (`prometheus`) or tools for images
-(`image`); they must give their reason. A `slow` test may take 300 s, one with a Ray cluster 600 s.
+(`hosts`), a client of others that can be installed (`clients`), Prometheus (`prometheus`), Chromium (`browser`) or
+tools for images (`image`); they must give their reason. A `slow` test may take 300 s, one with a Ray cluster 600 s.
 """
 
 from collections.abc import Generator
@@ -13,7 +13,7 @@ import pytest
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-MAY_SKIP = ("gpu", "real", "kernels", "hosts", "clients", "prometheus", "image")
+MAY_SKIP = ("gpu", "real", "kernels", "hosts", "clients", "prometheus", "image", "browser")
 SLOW_TIMEOUT_S, RAY_TIMEOUT_S = 300, 600
 
 

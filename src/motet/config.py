@@ -344,6 +344,7 @@ class ServerConfig:
         must="the name of a host, without a port",
     )
     cors_origins: tuple[str, ...] = setting((), "Origin whose web pages may call the server; several times.")
+    page: bool = setting(True, "Show a page at / that asks this server and shows how groups are written.")
     max_n: int = setting(256, "Greatest n: the number of choices of one prompt.", panel=Panel.LIMITS, least=1)
     max_choices: int = setting(1024, "Most choices of one request: prompts times n.", panel=Panel.LIMITS, least=1)
     max_logprobs: int = setting(20, "Most alternatives to a token.", panel=Panel.LIMITS, least=0, most=MAX_LOGPROBS)

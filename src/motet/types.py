@@ -324,7 +324,8 @@ class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: PromptReport | None = None
     """On the first delta of a group only."""
     worker: str = ""
-    """The worker that writes from now on, on its first delta; empty where a server does not route."""
+    """The worker that writes these choices: on its first delta, and on all deltas of a group that is on several workers
+    or has moved. Empty on others, and where a server does not route."""
     weight_version: str = ""
     """The version of the weights that write from now on, on their first delta; empty for those of the start."""
 

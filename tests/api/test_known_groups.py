@@ -37,8 +37,8 @@ async def test_a_group_is_looked_at_while_it_is_written(serve: Serving) -> None:
     told = await until(served, id, 4)
     assert (told["id"], told["object"], told["state"], told["kept_s"]) == (id, "group", "writing", None)
     assert told["choices"] == [
-        {"index": 0, "state": "writing", "tokens": 2, "finish_reason": None},
-        {"index": 1, "state": "over", "tokens": 2, "finish_reason": "stop"},
+        {"index": 0, "state": "writing", "tokens": 2, "finish_reason": None, "worker": "engine-0"},
+        {"index": 1, "state": "over", "tokens": 2, "finish_reason": "stop", "worker": "engine-0"},
     ]
     served.engine.go()
     assert (await asked).json()["id"] == id

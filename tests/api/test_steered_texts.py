@@ -149,7 +149,7 @@ async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: T
         assert (told["state"], told["prompt_tokens"]) == ("writing", None)
         states = ["writing", "writing", "waiting", "waiting"]
         assert told["choices"] == [
-            {"index": index, "state": state, "tokens": None, "finish_reason": None}
+            {"index": index, "state": state, "tokens": None, "finish_reason": None, "worker": None}
             for index, state in enumerate(states)
         ]
         assert named(await http.post(f"{path}/more", json={"n": 1})) == (400, "n")

@@ -29,7 +29,10 @@ from tests.deploy.running import Running
 pytestmark = pytest.mark.anyio
 
 ENGINE_ROUTES = [("GET", "/engine"), ("GET", "/engine/tokenizer"), *(("POST", path) for path in POSTS)]
-OPERATORS_ROUTES = [("POST", "/drain"), ("GET", "/workers"), ("POST", "/workers"), ("DELETE", "/workers/a")]
+OPERATORS_ROUTES = [
+    *(("POST", path) for path in ("/drain", "/workers", "/workers/a/kill")),
+    *(("GET", "/workers"), ("DELETE", "/workers/a")),
+]
 TRAINERS_ROUTES = [
     *(("POST", path) for path in ("/pause", "/resume", "/update_weights", "/sleep", "/wake_up", "/reset_prefix_cache")),
     *(("GET", path) for path in ("/is_paused", "/is_sleeping", "/server_info", "/get_world_size")),
@@ -71,7 +74,7 @@ async def test_only_the_worker_key_opens_the_routes_of_workers(serve: Serving, m
 @pytest.mark.parametrize("mounted", ["/llm", "/llm/", "/engine", ""])
 @pytest.mark.parametrize("path", ["/engine", "/workers", "//engine", "/%65ngine", "/llm/engine", "/engine/../workers"])
 async def test_no_spelling_of_a_path_opens_a_route_with_another_key(serve: Serving, mounted: str, path: str) -> None:
-    served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
+    served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker", page=False)
     transport = httpx.ASGITransport(app=served.app, root_path=mounted)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         answer = await http.get(f"{mounted.rstrip('/')}{path}", headers=bearer("client"))
@@ -115,7 +118,8 @@ async def test_some_routes_need_no_key(serve: Serving) -> None:
     served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
     async with from_host(served, "10.0.0.9") as stranger:
         assert {
-            (await stranger.get(path)).status_code for path in ("/health", "/ping", "/liveness", "/ready", "/version")
+            (await stranger.get(path)).status_code
+            for path in ("/health", "/ping", "/liveness", "/ready", "/version", "/")
         } == {200}
 
 

@@ -41,6 +41,15 @@ async def test_a_large_group_is_written_in_parts_after_one_prefill(workers: int,
     assert scene.router.counts.spreads == 1
 
 
+async def test_each_delta_of_a_group_in_parts_names_its_worker() -> None:
+    scene, request = Scene(*APART, spread_choices=4), group(n=N)
+    worker_of: dict[int, set[str]] = {}
+    async for delta in scene.router.generate(request):
+        for choice in delta.choices:
+            worker_of.setdefault(choice.index, set()).add(delta.worker)
+    assert worker_of == {index: {"decode-0" if index < N // 2 else "decode-1"} for index in range(N)}
+
+
 async def test_a_part_has_the_indices_seeds_and_settings_of_the_whole_and_a_name_of_its_own() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     await Heard().read(scene.router.generate(request), request)

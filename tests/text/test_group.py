@@ -12,7 +12,7 @@ from motet.testing.engine import FakeEngine, FakeGroup, Script
 from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
-from motet.types import ChoiceStart, FinishReason, GenerateRequest, PromptReport, Usage
+from motet.types import ChoiceDelta, ChoiceStart, FinishReason, GenerateRequest, GroupDelta, PromptReport, Usage
 from tests.text.feeding import first_of, request, stopping
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
@@ -41,6 +41,40 @@ async def test_choices_of_a_group_stream_side_by_side(tokenizer: Tokenizer) -> N
     assert [text_of(index, steps) for index in range(3)] == ANSWERS
     assert [event.index for event in steps[0].events] == [0, 1, 2]
     engine.check()
+
+
+class ToldEngine(FakeEngine):
+    """Tells in each step of a group which worker wrote, and shows only some of the choices."""
+
+    def __init__(self, *steps: tuple[str, Sequence[int]]) -> None:
+        super().__init__(script(*ANSWERS))
+        self.steps = steps
+
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        return ToldGroup(self, request)
+
+
+class ToldGroup(FakeGroup):
+    def __init__(self, engine: ToldEngine, request: GenerateRequest) -> None:
+        super().__init__(engine, request)
+        self._steps = iter(engine.steps)
+
+    async def __anext__(self) -> GroupDelta:
+        worker, indices = next(self._steps)
+        choices = tuple(ChoiceDelta(index, tuple(fake_answer("a")[:1])) for index in indices)
+        return GroupDelta(RequestId("r"), choices, worker=worker)
+
+
+async def test_a_group_knows_which_worker_wrote_each_choice_last(tokenizer: Tokenizer) -> None:
+    engine = ToldEngine(("a", [0, 1]), ("", [0, 1]), ("b", [1]), ("b", [2]))
+    group = TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules())
+    seen = []
+    for _ in engine.steps:
+        await first_of(group)
+        seen.append(dict(group.workers))
+    first, moved = {0: "a", 1: "a", 2: "a"}, {0: "a", 1: "b", 2: "a"}
+    assert seen == [first, first, moved, moved | {2: "b"}]
+    await group.aclose()
 
 
 async def test_a_group_is_submitted_before_it_is_iterated(tokenizer: Tokenizer) -> None:

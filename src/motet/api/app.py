@@ -2,7 +2,7 @@
 
 RequestIds ─► CORS ─► Gate ─► BodyLimit ─► routes
 id, last      browsers  401, 403  413, 503  chat, completions, responses, messages, generate, render,
-resort 500                                     tokens, models, admin, membership, engine
+resort 500                                     tokens, models, page, admin, membership, engine
 """
 
 from fastapi import APIRouter, FastAPI
@@ -27,6 +27,7 @@ from motet.api.messages import messages_router
 from motet.api.models import models_router
 from motet.api.openapi import openapi_router
 from motet.api.operators import admin_router, membership_router
+from motet.api.page import page_router
 from motet.api.render import render_router
 from motet.api.responses import responses_router
 from motet.api.rollouts import rollout_router
@@ -46,6 +47,7 @@ ROUTERS = (
     render_router,
     models_router,
     openapi_router,
+    page_router,
     admin_router,
     membership_router,
     rollout_router,

@@ -1,7 +1,7 @@
 """Who may come in: `Gate`, the layer that every request passes before its body is read.
 
     routes                        opened by                              without such a key
-    OPEN_ROUTES                   nothing
+    OPEN_ROUTES, the page's files nothing
     /engine                       the worker key, and no other           local callers
     /drain, /workers              the admin key, else an API key         local callers
     TRAINERS                      the admin key, and no other            local callers
@@ -26,6 +26,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.api.failure import ErrorResponse, route_of
+from motet.api.page import PAGE_ROUTES
 from motet.config import ServerConfig
 from motet.engines.wire import WORKER_KEY_CODE
 from motet.errors import ForbiddenError, RequestError, UnauthorizedError
@@ -156,7 +157,7 @@ class Gate:
         )
 
     def _lock(self, path: str) -> Lock | None:
-        if path in OPEN_ROUTES:
+        if path in OPEN_ROUTES or path in PAGE_ROUTES:
             return None
         if _is_below(path, WORKERS):
             return self._workers

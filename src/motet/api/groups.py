@@ -263,13 +263,16 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         if text is None or account is None:
             return ()
         reasons, unfinished, waiting = account.finish_reasons, text.unfinished, text.waiting
+        only_worker = self._service.only_worker
         reports = []
         for index, tokens in sorted(text.num_tokens.items()):
             if index in unfinished:
                 state = ChoiceState.WAITING if index in waiting else ChoiceState.WRITING
             else:
                 state = ChoiceState.OVER if index in reasons else ChoiceState.DROPPED
-            reports.append(ChoiceReport(index, state, tokens, reasons.get(index)))
+            begun = state in (ChoiceState.WRITING, ChoiceState.OVER)
+            worker = (text.workers.get(index, only_worker) or None) if begun else None
+            reports.append(ChoiceReport(index, state, tokens, reasons.get(index), worker))
         return reports
 
     async def end_choice(self, index: int) -> bool:

@@ -46,6 +46,8 @@ class ChoiceReport(msgspec.Struct, frozen=True):
     tokens: int | None
     """Output tokens so far; None if only another server knows them."""
     finish_reason: FinishReason | None
+    worker: str | None = None
+    """The worker that writes it, or wrote last; None while it is not known."""
 
 
 class KnownPart(Protocol):

@@ -1,7 +1,7 @@
 """The operators' routes: health, readiness, status, metrics, and draining.
 
-`/workers` tells who the workers are and lets them join and leave. It is for operators: joining makes the server connect
-to the address that it is given.
+`/workers` tells who the workers are, lets them join and leave, and ends the process of one. It is for operators:
+joining makes the server connect to the address that it is given.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from motet.api.answer import json_response
 from motet.api.caller import new_router
 from motet.api.failure import invalid_value
 from motet.api.schemas.shared import Schema
-from motet.api.service import Membership, Seen, Service, look
-from motet.engines.base import WorkerState
-from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError
+from motet.api.service import WITHOUT_ENGINE, Membership, Seen, Service, look
+from motet.engines.base import Killable, WorkerState
+from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError, RequestError
 from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.prometheus import EngineSample, Scrape
 from motet.metrics.routing import RoutingFigures
@@ -162,7 +162,31 @@ def membership_router(service: Service) -> APIRouter:
         await _membership(service).drain(id)
         return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
 
+    @router.post("/{id}/kill")
+    async def kill(id: str) -> Response:
+        """Ends the worker's process at once, to show what happens then: its groups go on elsewhere."""
+        _check_admin_key(service)
+        _killable(service, id).kill()
+        return json_response({"id": id, "state": WorkerState.DEAD}, status=202)
+
     return router
+
+
+def _killable(service: Service, id: str) -> Killable:
+    """Returns the engine of a worker whose process this server has started and that runs now."""
+    report = next((report for report in service.workers.reports() if report.id == id), None)
+    if report is None:
+        raise NotFoundError(f"There is no worker {id!r}.", code="worker_not_found")
+    if report.state in WITHOUT_ENGINE:
+        raise RequestError(
+            f"Worker {id} has no engine at this moment: it is {report.state}.", code="worker_not_running"
+        )
+    if report.worker is None or not isinstance(report.worker.engine, Killable):
+        message = (
+            f"The engine of worker {id} is not a process of this server, which can end only those that it has begun."
+        )
+        raise RequestError(message, code="worker_elsewhere")
+    return report.worker.engine
 
 
 def _membership(service: Service) -> Membership:
@@ -172,13 +196,18 @@ def _membership(service: Service) -> Membership:
             "The workers of this server are fixed; a server that others may join is started with `motet gateway`.",
             code="fixed_workers",
         )
+    _check_admin_key(service)
+    return service.membership
+
+
+def _check_admin_key(service: Service) -> None:
+    """Raises ForbiddenError if the server has no admin key."""
     if not service.config.admin_key:
         raise ForbiddenError(
             "Without an admin key workers are neither joined nor removed, since the server would connect to whatever "
-            "address a client names. Start it with --admin-key and send that key.",
+            "address a client names, and none is killed. Start it with --admin-key and send that key.",
             code="admin_key_required",
         )
-    return service.membership
 
 
 def _named(body: NewWorker) -> NamedWorker:
@@ -209,6 +238,7 @@ def worker_status(seen: Seen) -> dict[str, object]:
         "models": report.models,
         "max_num_seqs": info.max_num_seqs if info else 0,
         "transfer": info.transfer if info else None,
+        "block_size": info.block_size if info else 0,
         "blocks_total": info.num_blocks if info else 0,
         "resumable": report.resumable,
         "last_decision": report.last_decision,

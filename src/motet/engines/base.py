@@ -67,6 +67,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Killable(Protocol):
+    """An engine in a process that this server has started."""
+
+    def kill(self) -> None:
+        """Ends the process as the system would: nothing that it has not sent comes any more."""
+        ...
+
+
 class PreparedWeights(msgspec.Struct, frozen=True):
     """New weights that an engine has read, and that do not serve yet."""
 

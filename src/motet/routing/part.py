@@ -189,9 +189,8 @@ class Part(AsyncIterator[GroupDelta]):
 
     def _shown(self, stay: Stay, delta: GroupDelta) -> GroupDelta:
         """Returns the reader's form of a worker's first delta, or of one with another group or worker name."""
-        prompt, worker = delta.prompt, ""
+        prompt, worker = delta.prompt, stay.member.id if self._renames or not stay.begun else ""
         if not stay.begun:
-            worker = stay.member.id
             self._moves.resumed(self.unfinished)
             self._end_move(None)
             self._settle(read=True)

@@ -95,6 +95,8 @@ class TextGroup:
         self._cached_tokens = 0
         self.worker = ""
         """Name of the worker that wrote last, once the engine has said it; engines need not say it."""
+        self.workers: dict[int, str] = {}
+        """The name of the worker that wrote each choice last; empty until the engine has said it."""
         self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
         """Called with the events of every step, before the step is read, and True if they may end a choice."""
         self._steering = None if policy is None else Steering(policy, [start.index for start in request.choices])
@@ -146,7 +148,7 @@ class TextGroup:
                 raise
             prompt = delta.prompt
             if prompt is not None or delta.worker:
-                self.worker = delta.worker or self.worker
+                self._note_worker(delta)
                 self._cached_tokens = self._cached_tokens if prompt is None else prompt.cached_tokens
             begun: tuple[int, ...] = ()
             if self._steering is not None or self._to_end:
@@ -168,6 +170,13 @@ class TextGroup:
         for start in request.choices:
             stream = ChoiceStream(start, request.prompt, tokenizer=self._tokenizer, rules=self._rules)
             self._choices[start.index] = stream
+
+    def _note_worker(self, delta: GroupDelta) -> None:
+        """The first worker has all choices, until others bring some of them."""
+        if delta.worker:
+            self.worker = delta.worker
+            brought = [one.index for one in delta.choices] if self.workers else self._num_tokens
+            self.workers |= dict.fromkeys(brought, delta.worker)
 
     def _with_versions(self, event: ChoiceEvent) -> ChoiceEvent:
         """Returns the last event of a choice with the versions of the weights that have written its tokens."""

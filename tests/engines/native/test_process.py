@@ -186,7 +186,7 @@ async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny, for
         streams = [native.generate(group(f"g{i}", prompt_of(20, i), n=3, max_tokens=450)) for i in range(3)]
         for stream in streams:
             await anext(stream)
-        os.kill(native.info.pid or 0, signal.SIGKILL)
+        native.kill()
         for stream in streams:
             with pytest.raises(EngineDiedError, match="exit code -9"):
                 async for _ in stream:
@@ -198,6 +198,7 @@ async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny, for
             with pytest.raises(EngineDiedError):
                 await anext(native.generate(group(name, prompt_of(5))))
             await native.close()
+        native.kill()  # does nothing then
 
 
 async def test_closing_ends_open_groups_with_engine_closed(tiny: Tiny, forking: ForkingProcess) -> None:

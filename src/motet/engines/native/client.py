@@ -186,6 +186,11 @@ class NativeEngine:
         number = next(self._numbers)
         await self._ask(self._obeyed, number, question=protocol.Wake(number))
 
+    def kill(self) -> None:
+        """Ends the process with SIGKILL, as if it had died by itself."""
+        if self._process.returncode is None:
+            self._process.kill()
+
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
         if self._over is None:  # else it keeps the reason for which it ended, which moves groups elsewhere

@@ -1,0 +1,105 @@
+// The picture of a group: the trunk that all choices stand on, and the tails that grow from it, to one scale.
+
+import { colourOf } from "./colours.js";
+import { made } from "./group.js";
+
+const LEAST_MARKED_PX = 5; // narrower blocks are not told apart
+const PICTURE_PX = 168;
+
+export class Drawing {
+  // `onKill`: gets the id of a worker; `canKill()`: whether the reader has a key for it.
+  constructor({ figure, picture, trunk, tails, blocks, legend }, { onKill, canKill }) {
+    Object.assign(this, { figure, picture, trunk, tails, blocks, legend, onKill, canKill });
+    this.rows = new Map();
+    this.chips = new Map();
+  }
+
+  // `maxTokens`: of a choice, if it is known; `blockSize`: tokens of a KV block, null if no worker tells it.
+  begin({ maxTokens, blockSize }) {
+    this.maxTokens = maxTokens;
+    this.blockSize = blockSize;
+    this.rows.clear();
+    this.chips.clear();
+    this.tails.replaceChildren();
+    this.legend.replaceChildren();
+    this.blocks.textContent = "";
+    this.figure.hidden = true;
+  }
+
+  show(group) {
+    const prompt = group.promptTokens;
+    this.figure.hidden = prompt === null;
+    if (prompt === null) return;
+    const choices = [...group.choices.values()];
+    const longest = Math.max(16, ...choices.map((choice) => choice.tokens));
+    const room = this.maxTokens ?? 2 ** Math.ceil(Math.log2(longest));
+    const scale = this.picture.clientWidth / (prompt + Math.max(room, longest));
+    const marked = this.blockSize && this.blockSize * scale >= LEAST_MARKED_PX;
+    this.picture.classList.toggle("marked", Boolean(marked));
+    set(this.picture, "--scale", `${scale}px`);
+    set(this.picture, "--block", `${(this.blockSize ?? 1) * scale}px`);
+    set(this.picture, "--height", `${Math.max(2, Math.min(14, PICTURE_PX / choices.length))}px`);
+    set(this.trunk, "--tokens", prompt);
+    for (const [choice, row] of this.rows) {
+      if (!choices.includes(choice)) row.remove(), this.rows.delete(choice);
+    }
+    for (const choice of choices) this.showTail(choice);
+    this.showWords(prompt, choices);
+    this.showLegend(choices);
+  }
+
+  showTail(choice) {
+    if (!this.rows.has(choice)) {
+      this.rows.set(choice, made("div", "tail"));
+      this.tails.append(this.rows.get(choice));
+    }
+    const row = this.rows.get(choice);
+    row.classList.toggle("over", choice.state === "over");
+    while (row.children.length < choice.parts.length) row.append(made("span"));
+    choice.parts.forEach((part, place) => {
+      row.children[place].className = colourOf(part.worker);
+      set(row.children[place], "--tokens", part.tokens);
+    });
+  }
+
+  showWords(prompt, choices) {
+    const size = this.blockSize;
+    const written = choices.reduce((sum, choice) => sum + choice.tokens, 0);
+    const begun = choices.filter((choice) => choice.tokens > 0);
+    let words = `Trunk: ${prompt} prompt tokens. Tails: ${written} tokens of ${begun.length} choices. `;
+    if (size) {
+      const trunk = Math.ceil(prompt / size);
+      const tails = blocksOf(begun, size, 0);
+      const held = blocksOf(begun.filter((choice) => choice.state === "writing"), size, 0);
+      const alone = blocksOf(begun, size, prompt);
+      words += `In KV blocks of ${size} tokens: ${trunk} + ${tails}, of which ${held} are still being written; ` +
+        `choices that share nothing would have ${alone}.`;
+    } else {
+      words += "The workers do not tell the size of their KV blocks.";
+    }
+    this.blocks.textContent = words;
+    this.picture.setAttribute("aria-label", words);
+  }
+
+  showLegend(choices) {
+    for (const worker of choices.flatMap((choice) => choice.parts.map((part) => part.worker))) {
+      if (!worker || this.chips.has(worker)) continue;
+      const chip = made("span");
+      const button = made("button", "", `Kill ${worker}`);
+      button.type = "button";
+      button.addEventListener("click", () => this.onKill(worker));
+      chip.append(made("span", `dot ${colourOf(worker)}`), worker, " ", button);
+      this.chips.set(worker, button);
+      this.legend.append(chip);
+    }
+    for (const button of this.chips.values()) button.hidden = !this.canKill();
+  }
+}
+
+function blocksOf(choices, size, before) {
+  return choices.reduce((sum, choice) => sum + Math.ceil((before + choice.tokens) / size), 0);
+}
+
+function set(element, name, value) {
+  element.style.setProperty(name, value);
+}

@@ -1,0 +1,183 @@
+// The page's beginning: the form, the tabs, the dialog for a key, and what goes from one to the other.
+
+import { colourOf } from "./colours.js";
+import { Drawing } from "./drawing.js";
+import { Group } from "./group.js";
+import { receipt, totals } from "./receipt.js";
+import { keys, onKeyNeeded, read } from "./server.js";
+import { WorkersTab } from "./workers.js";
+
+const KEPT_S = 300;
+const MORE = 4;
+const at = (id) => document.getElementById(id);
+const TABS = [at("tab-ask"), at("tab-workers")];
+
+let group = null;
+
+function say(words) {
+  at("said").textContent = words;
+}
+
+function fail(error) {
+  at("problem").textContent = error.message;
+  at("problem").hidden = false;
+}
+
+function clearProblem() {
+  at("problem").hidden = true;
+  at("problem").textContent = "";
+}
+
+const workers = new WorkersTab({ rows: at("worker-rows"), totals: at("totals") }, { say, fail });
+const drawing = new Drawing(
+  { figure: at("figure"), picture: at("picture"), trunk: at("trunk"), tails: at("tails"), blocks: at("blocks"), legend: at("legend") },
+  { onKill: (id) => workers.act(id, "kill"), canKill: () => keys.admin !== "" },
+);
+
+// Returns a field's number, or undefined if it is empty.
+function number(id) {
+  return at(id).value === "" ? undefined : at(id).valueAsNumber;
+}
+
+// Returns the body of the request that the form describes. Throws an Error if a part of it is no JSON.
+function bodyOfForm({ exact }) {
+  const body = {
+    model: at("model").value || undefined,
+    messages: [{ role: "user", content: at("prompt").value }],
+    n: number("n"),
+    temperature: number("temperature"),
+    max_tokens: number("max-tokens"),
+    seed: number("seed"),
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+  if (at("keep").checked) body.keep_s = KEPT_S;
+  if (exact) body.return_token_ids = true;
+  if (at("shading").checked) body.logprobs = true;
+  const schema = at("schema").value.trim();
+  if (schema) body.response_format = { type: "json_schema", json_schema: { name: "form", schema: parsed(schema) } };
+  const [stop, k] = [at("stop").value, number("k")];
+  if (stop === "finished") body.group = { stop_when: { finished: k } };
+  else if (stop) body.group = { stop_when: { agree: k }, extract: stop, vote: true };
+  return body;
+}
+
+function parsed(schema) {
+  try {
+    return JSON.parse(schema);
+  } catch (error) {
+    throw new Error(`The JSON Schema is no JSON: ${error.message}`);
+  }
+}
+
+async function ask() {
+  clearProblem();
+  const status = await read("status");
+  const kinds = status.workers.map((worker) => worker.kind);
+  const sizes = new Set(status.workers.map((worker) => worker.block_size).filter(Boolean));
+  for (const worker of status.workers) colourOf(worker.id);
+  const body = bodyOfForm({ exact: !kinds.includes("openai") }); // a server that takes texts may not know the field
+  group?.leave();
+  at("choices").replaceChildren();
+  at("receipts").replaceChildren();
+  drawing.begin({ maxTokens: body.max_tokens, blockSize: sizes.size === 1 ? [...sizes][0] : null });
+  group = new Group({ list: at("choices"), drawing, say, fail, changed: showButtons }, { shaded: Boolean(body.logprobs), keptS: body.keep_s ?? 0 });
+  await follow(group, "v1/chat/completions", body, { count: body.n ?? 1, title: "Receipt" });
+}
+
+async function askMore() {
+  clearProblem();
+  const path = `v1/groups/${encodeURIComponent(group.id)}/more`;
+  const body = { n: MORE, stream: true, stream_options: { include_usage: true } };
+  await follow(group, path, body, { count: MORE, title: `Receipt of ${MORE} more` });
+}
+
+// Shows choices as they come, then what they have cost.
+async function follow(asked, path, body, { count, title }) {
+  const before = await totals();
+  say(`${count} choices are asked for.`);
+  const asking = asked.ask(path, body, count);
+  showButtons();
+  try {
+    const told = await asking;
+    const after = await totals();
+    if (asked !== group) return;
+    at("receipts").append(receipt(title, told, before, after));
+    say(`${count} choices are over.`);
+  } catch (error) {
+    if (asked === group) say("The answer is not complete.");
+    throw error;
+  } finally {
+    showButtons();
+  }
+}
+
+function showButtons() {
+  at("stop-all").disabled = !group?.open;
+  at("more").disabled = !group?.canHaveMore;
+  at("send").disabled = Boolean(group?.open);
+}
+
+function tell(action) {
+  return (event) => {
+    event?.preventDefault();
+    action().catch(fail).finally(showButtons);
+  };
+}
+
+function openTab(tab) {
+  for (const one of TABS) {
+    const open = one === tab;
+    one.setAttribute("aria-selected", open);
+    one.tabIndex = open ? 0 : -1;
+    at(one.getAttribute("aria-controls")).hidden = !open;
+  }
+  if (tab.id === "tab-workers") workers.open();
+  else workers.close();
+}
+
+// Asks the reader for a key of this server. Resolves to false if there is none to be had.
+function askForKey(why) {
+  const dialog = at("key-dialog");
+  at("key-why").textContent = why;
+  at("key").value = "";
+  if (!dialog.open) dialog.showModal();
+  return new Promise((resolve) => {
+    at("key-form").onsubmit = (event) => {
+      event.preventDefault();
+      keys.client = at("key").value;
+      dialog.close("key");
+    };
+    dialog.onclose = () => {
+      at("key").value = "";
+      resolve(dialog.returnValue === "key");
+      dialog.returnValue = "";
+    };
+    at("key-cancel").onclick = () => dialog.close();
+  });
+}
+
+async function listModels() {
+  const { data } = await read("v1/models");
+  at("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
+}
+
+function listen() {
+  onKeyNeeded(askForKey);
+  at("form").addEventListener("submit", tell(ask));
+  at("more").addEventListener("click", tell(askMore));
+  at("stop-all").addEventListener("click", tell(() => group.stopAll()));
+  at("stop").addEventListener("change", () => (at("k").disabled = at("stop").value === ""));
+  at("admin-key").addEventListener("input", () => (keys.admin = at("admin-key").value));
+  for (const tab of TABS) tab.addEventListener("click", () => openTab(tab));
+  at("tabs").addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const other = TABS.find((tab) => tab.tabIndex === -1);
+    openTab(other);
+    other.focus();
+  });
+  addEventListener("pagehide", () => group?.leave());
+}
+
+listen();
+tell(listModels)();

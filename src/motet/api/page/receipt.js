@@ -1,0 +1,57 @@
+// What an answer has cost: what its stream told, what was timed here, and what the server counted meanwhile.
+
+import { made } from "./group.js";
+import { read } from "./server.js";
+
+const SUMS = [
+  ["prefill_tokens", "prompt tokens computed"],
+  ["prefills", "prefills for another worker"],
+  ["transfers", "transfers of KV"],
+  ["transfer_bytes", "bytes moved"],
+  ["migrations", "moves of groups"],
+  ["choices_resumed", "choices gone on elsewhere"],
+];
+
+// Returns the server's totals, and the processes that they are sums over; null if it does not tell them.
+export async function totals() {
+  try {
+    const told = await read("status");
+    return { sums: told.totals, processes: told.workers.map(({ id, pid, state }) => `${id} ${pid} ${state}`).join() };
+  } catch {
+    return null;
+  }
+}
+
+export function receipt(title, told, before, after) {
+  const element = made("section", "receipt");
+  const rows = made("dl");
+  const row = (name, value) => rows.append(made("dt", "", name), made("dd", "", value));
+  const { usage, group, mine, endMs } = told;
+  const written = usage?.completion_tokens ?? mine.reduce((sum, choice) => sum + choice.tokens, 0);
+  const firsts = mine.map((choice) => choice.firstMs).filter((ms) => ms !== null);
+  row("prompt tokens", shown(usage?.prompt_tokens));
+  row("of them cached", shown(usage?.prompt_tokens_details?.cached_tokens));
+  row("answer tokens", shown(written));
+  row("time", `${(endMs / 1000).toFixed(2)} s`);
+  row("tokens/s", endMs ? shown((1000 * written) / endMs) : "-");
+  row("first token of the first choice", seconds(firsts.length ? Math.min(...firsts) : null));
+  row("first token of the last choice", seconds(firsts.length ? Math.max(...firsts) : null));
+  if (group) row("stopped by", group.stopped_by ?? "nothing: all ended by themselves");
+  if (group?.vote) row(`majority (${group.vote.count} of ${group.finished})`, group.vote.majority ?? "none");
+  rows.append(made("dt", "whose", "All requests to this server meanwhile:"));
+  for (const [name, words] of SUMS) {
+    const summed = name === "migrations" || name === "choices_resumed"; // the server counts these, not the engines
+    const known = before && after && (summed || before.processes === after.processes);
+    row(words, known ? shown(after.sums[name] - before.sums[name]) : "not known: workers changed");
+  }
+  element.append(made("h2", "", title), rows);
+  return element;
+}
+
+function shown(number) {
+  return number == null ? "not told" : number.toLocaleString("en", { maximumFractionDigits: 1 });
+}
+
+function seconds(ms) {
+  return ms === null ? "-" : `${(ms / 1000).toFixed(3)} s`;
+}

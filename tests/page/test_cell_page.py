@@ -1,0 +1,123 @@
+"""The page in a real browser, with a cell of real engines behind the server."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from motet.deploy.child import ChildServer
+from tests.forked import ForkingProcess
+from tests.hosts.servers import eventually
+from tests.patience import PATIENCE_S
+from tests.tiny_engine import TINY
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+ADMIN_KEY = "boss"
+N, TOKENS, SEED = 8, 400, 7
+SCHEMA = {"type": "array", "minItems": 50, "items": {"type": "string", "minLength": 12, "maxLength": 16}}
+"""No answer is over before its most tokens."""
+EMPTY = [(0, 0), (0, 0)]
+PROMPT = "the hand in the sand and then the other hand"
+
+expect.set_options(timeout=1000 * PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def cell(folder: Path, forking: ForkingProcess) -> Iterator[ChildServer]:
+    with forking.server([str(folder), *TINY, "--decode", "2", "--admin-key", ADMIN_KEY]) as server:
+        yield server
+
+
+def workers(cell: ChildServer) -> dict[str, dict[str, int | str | None]]:
+    return {one["id"]: one for one in httpx.get(f"{cell.url}/status", timeout=PATIENCE_S).json()["workers"]}
+
+
+def running(cell: ChildServer) -> int:
+    return sum(int(one["choices_running"] or 0) for one in workers(cell).values())
+
+
+def pids(cell: ChildServer) -> dict[str, int]:
+    return {id: pid for id, one in workers(cell).items() if isinstance(pid := one["pid"], int)}
+
+
+def whole(cell: ChildServer) -> bool:
+    return all(one["state"] == "ready" for one in workers(cell).values())
+
+
+def undisturbed(cell: ChildServer) -> list[str]:
+    body = {"messages": [{"role": "user", "content": PROMPT}], "n": N, "seed": SEED, "max_tokens": TOKENS}
+    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA}}
+    body |= {"temperature": 0.8, "response_format": form}
+    answer = httpx.post(f"{cell.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    return [choice["message"]["content"] for choice in answer.json()["choices"]]
+
+
+def ask(page: Page, cell: ChildServer) -> None:
+    """Asks, and returns once all choices are being written."""
+    page.fill("#prompt", PROMPT)
+    page.fill("#max-tokens", str(TOKENS))
+    page.fill("#seed", str(SEED))
+    page.click("summary")
+    page.fill("#schema", json.dumps(SCHEMA))
+    page.click("#send")
+    eventually(lambda: running(cell) == N, bool)
+
+
+def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Page, cell: ChildServer) -> None:
+    eventually(lambda: whole(cell), bool)
+    expected = undisturbed(cell)
+    page.goto(cell.url)
+    page.get_by_role("tab", name="Workers").click()
+    page.fill("#admin-key", ADMIN_KEY)
+    expect(page.locator("#worker-rows tr")).to_have_count(2)
+    page.get_by_role("tab", name="Ask").click()
+    engines = pids(cell)
+    ask(page, cell)
+    for pid in engines.values():
+        os.kill(pid, signal.SIGSTOP)  # so that they do not end before they are killed
+    kill = page.get_by_role("button", name="Kill decode-")
+    killed = (kill.text_content() or "").removeprefix("Kill ")
+    kill.click()
+    (other,) = engines.keys() - {killed}
+    expect(page.locator("#said")).to_contain_text(f"{killed} was killed.")
+    os.kill(engines[other], signal.SIGCONT)
+    expect(page.locator('.choice[data-state="over"]')).to_have_count(N)
+    expect(page.locator(".receipt")).to_contain_text("choices gone on elsewhere")
+    assert page.locator(".choice .text").all_text_contents() == expected
+    moved = page.locator('.choice[data-moved="true"] .facts b')
+    assert moved.all_text_contents() == [f"{killed} → {other}"] * N
+    eventually(lambda: whole(cell), bool)
+
+
+def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(page: Page, cell: ChildServer) -> None:
+    eventually(lambda: whole(cell), bool)
+    before = pids(cell)
+    page.goto(cell.url)
+    page.get_by_role("tab", name="Workers").click()
+    kill = page.get_by_role("button", name="Kill the engine of decode-1")
+    kill.click()
+    expect(page.get_by_role("alert")).to_contain_text("admin key")
+    assert pids(cell) == before
+    page.fill("#admin-key", ADMIN_KEY)
+    kill.click()
+    eventually(lambda: whole(cell) and pids(cell)["decode-1"] != before["decode-1"], bool)
+    expect(page.locator("#worker-rows tr").nth(1)).to_contain_text("ready")
+
+
+def test_a_reload_in_mid_stream_leaves_nothing(page: Page, cell: ChildServer) -> None:
+    eventually(lambda: whole(cell), bool)
+    page.goto(cell.url)
+    with page.expect_request("**/v1/groups/*") as looked:
+        ask(page, cell)
+    page.reload()
+    eventually(lambda: [(one["groups_running"], one["blocks_used"]) for one in workers(cell).values()], EMPTY.__eq__)
+    group = urlsplit(looked.value.url).path
+    eventually(lambda: httpx.get(f"{cell.url}{group}").status_code, (404).__eq__)
+    expect(page.locator(".choice")).to_have_count(0)

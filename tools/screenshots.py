@@ -1,0 +1,79 @@
+"""Takes the pictures of docs/page.md and of the README: docs/pictures/*.png.
+
+Starts the default model in a cell, and does in a headless Chromium what a reader of the page would do: asks for eight
+choices, kills the engine that writes them, and looks at the workers.
+
+Run: python tools/screenshots.py
+"""
+
+import io
+import re
+import shutil
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from motet.deploy.child import ChildServer
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
+CHROMIUM_FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+SERVED = ("smollm2", "--prefill", "1", "--decode", "2", "--bypass-tokens", "0", "--admin-key", "secret")
+SIZE = (1400, 1060)
+COLOURS = 96
+"""Of a picture: enough for one, and a third of its size."""
+PATIENCE_MS = 60_000
+PROMPT = "Write a short story about a lighthouse keeper who sings in a choir of eight voices."
+
+
+def chromium_path() -> str | None:
+    """Returns the path of Chromium, None if it is not installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def take(page: Page, name: str) -> None:
+    picture = Image.open(io.BytesIO(page.screenshot()))
+    path = FOLDER / f"{name}.png"
+    picture.convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    print(f"{path.relative_to(FOLDER.parent.parent)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def take_all(browser: Browser, url: str) -> None:
+    page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]})
+    page.goto(url)
+    page.get_by_role("tab", name="Workers").click()
+    page.fill("#admin-key", "secret")
+    expect(page.locator("#worker-rows tr")).to_have_count(3)
+    page.get_by_role("tab", name="Ask").click()
+    page.fill("#prompt", PROMPT)
+    page.fill("#max-tokens", "160")
+    page.fill("#seed", "1")
+    page.locator("#prompt").evaluate("field => field.rows = 1")
+    page.click("#send")
+    last = page.locator(".facts").last
+    expect(last).to_contain_text(re.compile(r" [3-7]\d tokens"), timeout=PATIENCE_MS)
+    take(page, "streaming")
+    page.locator("#legend button").click()
+    expect(page.locator(".choice[data-moved=true]").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator("#said")).to_contain_text("go on", timeout=PATIENCE_MS)
+    page.wait_for_timeout(1000)  # the picture is of what is written after that
+    take(page, "killed")
+    page.get_by_role("tab", name="Workers").click()
+    expect(page.get_by_role("row", name="starting")).to_be_visible(timeout=PATIENCE_MS)
+    page.set_viewport_size({"width": SIZE[0], "height": 440})
+    take(page, "workers")
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    with ChildServer(SERVED) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=CHROMIUM_FLAGS)
+        take_all(browser, server.url)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
