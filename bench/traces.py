@@ -13,8 +13,8 @@ Run: python -m bench.traces [--ns 1,8,64] [--tokens 128] [--requests 20] [--repe
 
 import argparse
 import json
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +25,7 @@ from statistics import median
 
 import psutil
 
-from bench.frontend import Case, Server
+from bench.frontend import NAP_S, Case, Server
 from bench.frontend_client import Clients
 from bench.load import numbers
 from bench.report import machine
@@ -66,15 +66,20 @@ class TakesAll(BaseHTTPRequestHandler):
 
 @contextmanager
 def collector() -> Iterator[str]:
+    """A collector in a process of its own, so that it does not slow the clients down."""
+    command = [sys.executable, "-m", "bench.traces", "--collect"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None  # it was asked for
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def collect() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), TakesAll)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+    server.serve_forever()
 
 
 def cpu_us(pid: int) -> float:
@@ -92,7 +97,10 @@ def measure(case: Case, servers: dict[str, tuple[Server, bytes]], *, requests: i
     spent: dict[str, list[float]] = {name: [] for name in servers}
     sender: list[float] = []
     with ExitStack() as stack:
-        clients = {name: stack.enter_context(Clients(one.url, case.clients)) for name, (one, _) in servers.items()}
+        clients = {
+            name: stack.enter_context(Clients(one.url, case.clients, nap_s=case.nap_s))
+            for name, (one, _) in servers.items()
+        }
         for name, (_, request) in servers.items():
             clients[name].load(request, requests=10)
         for _ in range(repeats):
@@ -119,15 +127,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=20, help="requests of a repeat")
     parser.add_argument("--repeats", type=int, default=25, help="measurements of each load")
     parser.add_argument("--check", action="store_true", help="fail when the floor is missed")
+    parser.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
+    if arguments.collect:
+        collect()
     rows = {}
     with collector() as url, Server("motet") as off, Server("motet", "--otlp-endpoint", url) as on:
         for n in arguments.ns:
-            case = Case("chat", n, 1, arguments.tokens, arguments.requests)
+            case = Case("chat", n, 1, arguments.tokens, arguments.requests, nap_s=NAP_S)
             servers = {
                 "off": (off, case.request),
                 "unsampled": (on, with_trace(case.request, sampled=False)),

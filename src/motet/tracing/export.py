@@ -1,6 +1,6 @@
 """The process that sends spans to a collector, over OTLP (protobuf over HTTP). Its parent is a server of ours.
 
-It reads an `Order` and then lists of `SpanRecord`s, each as a frame, and ends when its standard input does: then it has
+It reads an `Order` and then `SpanRecord`s, each as a frame, and ends when its standard input does: then it has
 `Order.close_s` to send what is left. Signals that reach all processes of a server do not end it.
 
 OpenTelemetry's own variables are in force here: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _COMPRESSION and _TIMEOUT,
@@ -51,11 +51,10 @@ def main() -> None:
     resource = resource_of(order)
     scope = InstrumentationScope(SERVICE, order.attributes.get("service.version"))
     processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(order.endpoint)))
-    decoder = msgspec.msgpack.Decoder(list[SpanRecord])
+    decoder = msgspec.msgpack.Decoder(SpanRecord)
     while (frame := frame_of(pipe)) is not None:
-        for record in decoder.decode(frame):
-            for span in spans_of(record, resource, scope=scope):
-                processor.on_end(span)
+        for span in spans_of(decoder.decode(frame), resource, scope=scope):
+            processor.on_end(span)
     last = threading.Timer(order.close_s, os._exit, (1,))  # whatever the exporter does: a collector may be away
     last.daemon = True
     last.start()

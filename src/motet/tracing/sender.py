@@ -1,6 +1,6 @@
 """Hands spans to the process that sends them (`tracing.export`), which lives as long as the server.
 
-    Recorder ─► `Sender.take` ─► a list ─► every 0.2 s one frame ─► standard input of the process ─► the collector
+    Recorder ─► `Sender.take`: a frame ─► every 0.2 s all frames ─► standard input of the process ─► the collector
 
 The server never waits for it: what the process does not read in time is dropped, and counted in the log. If it ends,
 another one is started. At the server's end it has `CLOSE_S` to send what it has.
@@ -40,7 +40,7 @@ CLOSE_S = 3.0
 """Seconds in which the process may send its last spans."""
 
 LENGTH = struct.Struct(">I")
-"""Begins each frame: the number of its bytes."""
+"""Begins each frame, a record in msgpack: the number of its bytes."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -88,7 +88,8 @@ class Sender:
     def __init__(self, order: Order, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._order = order
         self._clock = clock
-        self._records: list[SpanRecord] = []
+        self._frames: list[bytes] = []
+        """The spans that have ended: as bytes at once, since the garbage collector would go through objects."""
         self._encoder = msgspec.msgpack.Encoder()
         self._timer: asyncio.TimerHandle | None = None
         self.process: Process | None = None
@@ -108,7 +109,7 @@ class Sender:
         except OSError as error:
             logger.warning("the process that sends traces cannot be started: %s", error)
             return
-        self._write(self._encoder.encode(self._order))
+        self._write(self._frame(self._order))
 
     async def started(self) -> None:
         """Returns once a process that is being started again is there."""
@@ -116,7 +117,7 @@ class Sender:
             await asyncio.wait([self._starting])
 
     def take(self, record: SpanRecord) -> None:
-        self._records.append(record)
+        self._frames.append(self._frame(record))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HAND_OVER_S, self.hand_over)
 
@@ -143,9 +144,9 @@ class Sender:
     def hand_over(self, *, last: bool = False) -> None:
         """Writes the spans that have ended to the process, or drops them. `last`: the server ends."""
         self._timer = None
-        records, self._records = self._records, []
-        if records and not self._write(self._encoder.encode(records)):
-            self.num_dropped += len(records)
+        frames, self._frames = self._frames, []
+        if frames and not self._write(b"".join(frames)):
+            self.num_dropped += len(frames)
             logger.warning(
                 "spans are dropped, since the process that sends them does not take them",
                 extra={"fields": {"spans": self.num_dropped}, **SELDOM},
@@ -153,14 +154,18 @@ class Sender:
             if not last:
                 self._start_again()
 
-    def _write(self, frame: bytes) -> bool:
+    def _frame(self, content: Order | SpanRecord) -> bytes:
+        payload = self._encoder.encode(content)
+        return LENGTH.pack(len(payload)) + payload
+
+    def _write(self, data: bytes) -> bool:
         """Returns False if the process is gone, or has too much to read already."""
         process = self.process
         if process is None or process.returncode is not None or process.stdin is None:
             return False
         if process.stdin.is_closing() or process.stdin.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             return False
-        process.stdin.write(LENGTH.pack(len(frame)) + frame)
+        process.stdin.write(data)
         return True
 
     def _start_again(self) -> None:

@@ -32,7 +32,7 @@ class SpanKind(IntEnum):
     CLIENT = 3
 
 
-class Inner(msgspec.Struct, frozen=True, array_like=True):
+class Inner(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A span inside another one, which has none inside itself. Its id is drawn where it is sent."""
 
     name: str
@@ -44,7 +44,7 @@ class Inner(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-class SpanRecord(msgspec.Struct, frozen=True, array_like=True):
+class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A span that is over."""
 
     name: str
