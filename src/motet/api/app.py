@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.answer import WORKER_HEADER
-from motet.api.caller import HEADER, RequestIds, new_router
+from motet.api.caller import HEADER, MESSAGE_HEADER, RequestIds, new_router
 from motet.api.chat import chat_router
 from motet.api.completions import completion_router
 from motet.api.engine_routes import engine_router
@@ -110,7 +110,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 allow_origins=list(config.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[HEADER, WORKER_HEADER, "retry-after"],
+                expose_headers=[HEADER, MESSAGE_HEADER, WORKER_HEADER, "retry-after"],
             )
         )
     layers.append(Middleware(Gate, config=config))

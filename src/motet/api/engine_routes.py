@@ -34,7 +34,7 @@ from motet.api.plan import Head, Plan, check_scores
 from motet.api.schemas.shared import MAX_KEEP_S
 from motet.api.served import ServedModel
 from motet.api.service import Service, look
-from motet.api.spans import RequestSpan, group_span_of
+from motet.api.spans import RequestSpan, error_of, group_span_of
 from motet.engines.base import GroupStream, Worker, WorkerReport, WorkerState
 from motet.engines.wire import (
     FRAMES,
@@ -225,7 +225,7 @@ class EngineGroup(AnswerGroup[GroupDelta, Usage]):
 
     async def close(self, *, status: int) -> None:
         if self._stream is None:
-            self._span.end(error=str(status))
+            self._span.end(error=error_of(status))
             if self._request.ticket is not None:
                 await self._served.engine.release(self._request.ticket, trace=self._request.trace)
             return

@@ -19,7 +19,7 @@ from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup
 from motet.api.plan import Plan
 from motet.api.served import ServedModel, TextModel
 from motet.api.service import Service
-from motet.api.spans import end_group_span, group_span_of
+from motet.api.spans import end_group_span, error_of, group_span_of
 from motet.metrics.groups import Shown
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep, TextGroup
@@ -321,7 +321,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                     self._service.groups.closed(self._known, self)
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
             else:
-                self._span.end(error=str(status))
+                self._span.end(error=error_of(status))
         finally:  # each step comes, whatever happens in the one before
             try:
                 if self._text is not None:

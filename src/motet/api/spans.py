@@ -14,7 +14,7 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from motet.api.failure import CLIENT_GONE, error_body
+from motet.api.failure import CLIENT_GONE, error_body, route_of
 from motet.api.served import ServedModel
 from motet.errors import MotetError
 from motet.metrics.groups import GroupRecord
@@ -43,7 +43,7 @@ NO_REQUEST_SPAN = RequestSpan()
 
 
 def request_span_of(scope: Scope) -> RequestSpan:
-    return RequestSpan(scope["state"].get("span", NO_SPAN), OPERATIONS.get(scope["path"], OTHER_OPERATION))
+    return RequestSpan(scope["state"].get("span", NO_SPAN), OPERATIONS.get(route_of(scope), OTHER_OPERATION))
 
 
 def sent_context(headers: Headers) -> TraceContext | None:
@@ -70,8 +70,7 @@ def end_request_span(scope: Scope, route: str, *, status: int) -> None:
             "error.type": code or str(status) if _failed(status) else None,
         }
     )
-    # A client's mistake is no failure of the server.
-    span.end(error=code or str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "")
+    span.end(error=error_of(status) and (code or error_of(status)))
 
 
 def group_span_of(parent: RequestSpan, served: ServedModel, *, request: GenerateRequest) -> Span:
@@ -145,7 +144,7 @@ def end_group_span(
             }
         )
     _add_choices(span, record, tokens=tokens)
-    span.end(error=str(status) if _failed(status) else "")
+    span.end(error=error_of(status))
 
 
 def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) -> None:
@@ -163,6 +162,11 @@ def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) 
         }
         first = None if begun_s is None else (FIRST_TOKEN, zero_ns + int(begun_s * NS))
         span.add(Inner("choice", start_ns, zero_ns + int(finished_s.get(index, over_s) * NS), told, first))
+
+
+def error_of(status: int) -> str:
+    """Returns the error of a span with this status; empty if nothing of ours failed: a client's mistake is none."""
+    return str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
 
 
 def _failed(status: int) -> bool:

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
+from motet import __version__
 from motet.config import environment
 from motet.errors import ConfigError
 from motet.log import SELDOM, LogFormat
@@ -73,7 +74,7 @@ async def tracer_for(endpoint: str | None, *, name: str, log_format: str = LogFo
     if endpoint is None:
         yield NO_TRACES
         return
-    attributes = {"service.version": version("motet"), "service.instance.id": name}
+    attributes = {"service.version": __version__, "service.instance.id": name}
     sender = Sender(Order(endpoint, attributes, log_format))
     await sender.start()
     try:

@@ -11,6 +11,7 @@ OpenTelemetry's objects here would take a tenth of the API process's time.
 
 import random
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import TypeVar
@@ -103,8 +104,9 @@ class Span:
         """Ends it; a second call changes nothing. `error`: why it failed."""
 
     def fail(self, error: BaseException | None) -> None:
-        """Ends it, with an error if there is one. Only its class is told: a message may quote what a client sent."""
-        self.end(error="" if error is None else type(error).__name__)
+        """Ends it, with an error if there is one: to be cancelled is none. Only its class is told: a message may quote
+        what a client sent."""
+        self.end(error="" if error is None or isinstance(error, CancelledError) else type(error).__name__)
 
     def placed(self, request: R) -> R:
         """Returns the request with this span as its place in the trace: what is done for it are children of this."""

@@ -136,8 +136,15 @@ function openTab(tab) {
   else workers.close();
 }
 
-// Asks the reader for a key of this server. Resolves to false if there is none to be had.
+let keyAsked = null;
+
+// Asks the reader for a key of this server, once at a time. Resolves to false if there is none to be had.
 function askForKey(why) {
+  keyAsked ??= askedForKey(why).finally(() => (keyAsked = null));
+  return keyAsked;
+}
+
+function askedForKey(why) {
   const dialog = at("key-dialog");
   at("key-why").textContent = why;
   at("key").value = "";

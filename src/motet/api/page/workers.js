@@ -25,11 +25,17 @@ export class WorkersTab {
     this.timer = 0;
   }
 
+  // One look at a time: a server may take longer to answer than the next one comes.
   async look() {
+    if (this.looking) return;
+    this.looking = true;
     try {
       this.show(await read("status"));
     } catch (error) {
+      if (error.status === 401) this.close(); // the reader gave no key
       this.fail(error);
+    } finally {
+      this.looking = false;
     }
   }
 

@@ -254,7 +254,7 @@ class Handover:
         if (group := pull.group) is not None:
             logger.warning("the prompt of %s is computed here: %s", _label(group), failed.message)
             pull.group = group.pull = group.ticket = None
-            group.pulled = pull.report(time.time_ns(), failure=failed.message)
+            group.pulled = pull.report(time.time_ns(), failure=failed.kind.value)
             arrivals.failed.append(group)
         if failed.settled:
             self.pool.release(self._pulls.pop(failed.number).blocks)
