@@ -122,7 +122,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     costs.invert_yaxis()
     costs.set(xlabel="share of what all samples take")
     costs.grid(alpha=0.3, axis="x")
-    costs.legend(fontsize="small")
+    costs.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     figure.savefig(path, dpi=90)
 
 
