@@ -30,8 +30,7 @@ def answer_plan(
     known: list[KnownGroup | None] = [None] * len(plan.groups)
     if plan.client is not None:
         scored = any(group.sampling.prompt_logprobs is not None for group in plan.groups)
-        able = more is not None and len(plan.groups) == 1 and not scored
-        answers = MoreAnswers(service, plan, more) if able and more is not None else None
+        answers = None if more is None or scored or len(plan.groups) > 1 else MoreAnswers(service, plan, more)
         known = [_known(plan, plan.client, number=number, more=answers) for number in range(len(plan.groups))]
     return _answer(service, plan, known=known, writer=writer)
 

@@ -228,7 +228,7 @@ class WholeGroup:
         self.prompt: PromptReport | None = None
         self.ticket: Ticket | None = None
         self.report: GroupReport | None = None
-        """Of a group with a policy, once it is over."""
+        """The report on a group with a policy; None until it is over."""
 
     @property
     def choices(self) -> list[WholeChoice]:

@@ -59,9 +59,9 @@ class StopWhen(Schema):
     """When a group ends before all its choices have: exactly one condition."""
 
     finished: int | None = Field(None, ge=1)
-    """So many choices have finished."""
+    """The group ends when this many choices have finished."""
     agree: int | None = Field(None, ge=1)
-    """So many have the same value."""
+    """The group ends when this many have the same value."""
     posterior: float | None = Field(None, gt=0.5, lt=1)
     """The leading value is the likeliest one with at least this probability."""
     window: int | None = Field(None, ge=2)
