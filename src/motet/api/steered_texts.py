@@ -26,7 +26,6 @@ class SteeredPrompt:
         self._first = first
         self._n = n
         self._steering = Steering(policy, range(n))
-        self._wants_text = policy.needs_values
         self._begun = set(range(policy.num_first(n)))
         self._reasons: dict[int, FinishReason] = {}
         """Why choices have ended, for those that have."""
@@ -38,7 +37,7 @@ class SteeredPrompt:
             index = piece.index - first
             if piece.finish is FinishReason.ABORT:
                 continue  # it was ended here, which the steering knows
-            if self._wants_text:
+            if steering.reads_answers:
                 steering.wrote(index, piece.text)
             if piece.finish is not None:
                 self._reasons[index] = piece.finish

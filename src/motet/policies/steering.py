@@ -128,7 +128,8 @@ class Steering:
         self._start = start
         self._texts: dict[int, list[str]] = {}
         """Pieces of the answers that are being written, if their values are wanted."""
-        self._wants_values = policy.needs_values
+        self.reads_answers = policy.needs_values
+        """True if the texts of answers matter; else nobody need bring them."""
         self._answers = Answers(len(indices))
         self._values: dict[int, str | None] = {}
         """The values of answers that are whole, until their ends are taken in."""
@@ -157,13 +158,13 @@ class Steering:
 
     def wrote(self, index: int, text: str) -> None:
         """Takes in the next text of an answer: without thoughts and calls, if they are told apart."""
-        if self._wants_values:
+        if self.reads_answers:
             self._texts.setdefault(index, []).append(text)
 
     def find_value(self, index: int) -> None:
         """Finds the value of an answer that is whole, which may take milliseconds; `ended` does it otherwise."""
         text, extract = "".join(self._texts.pop(index, ())), self._policy.extract
-        self._values[index] = extract.value(text) if extract is not None and self._wants_values else None
+        self._values[index] = extract.value(text) if extract is not None and self.reads_answers else None
 
     def ended(self, index: int, reason: FinishReason | None) -> None:
         """Takes in the end of a choice. `reason`: None if the client has ended it; `ABORT` if an operator has ended all

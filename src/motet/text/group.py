@@ -100,8 +100,6 @@ class TextGroup:
         self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
         """Called with the events of every step, before the step is read, and True if they may end a choice."""
         self._steering = None if policy is None else Steering(policy, [start.index for start in request.choices])
-        self._reads_answers = policy is not None and policy.needs_values
-        """True if the steering wants the texts."""
         self._to_end: set[int] = set()
         """Choices that were ended from outside, and whose reader does not know it yet."""
         self._steered: SteeredStream | None = None
@@ -235,7 +233,7 @@ class TextGroup:
         """Tells the steering the texts of a step. Between two answers that are whole then others have their turn: to
         find a value may take milliseconds, for a client's pattern."""
         steering = self._steering
-        if steering is None or not self._reads_answers:
+        if steering is None or not steering.reads_answers:
             return
         for event in events:
             steering.wrote(event.index, answer_text(event))
