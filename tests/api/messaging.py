@@ -7,8 +7,9 @@ import httpx
 import jiter
 import msgspec
 from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
+from tests.api.one_answer import Reading
 from tests.api.serving import Served
 
 EVENTS: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
@@ -23,39 +24,23 @@ async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.R
     return await served.http.post(MESSAGES, content=json.dumps(body))
 
 
-def whole(response: httpx.Response) -> Message:
-    assert response.status_code == 200, response.text
-    return checked(response.content)
-
-
-def checked(json: bytes) -> Message:
-    parsed = Message.model_validate_json(json, strict=True)
-    assert_nothing_more(parsed)
-    return parsed
+READING = Reading(Message, EVENTS, passing=("ping",), more=frozenset())
+whole, checked = READING.whole, READING.checked
 
 
 def streamed(response: httpx.Response) -> list[RawMessageStreamEvent]:
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    return read_events(response.content)
+    return in_order(READING.streamed(response))
 
 
 def read_events(data: bytes) -> list[RawMessageStreamEvent]:
-    """Returns the events of a stream, less its ping. Each comes under its own name; blocks are numbered in order."""
-    *parts, rest = data.split(b"\n\n")
-    assert rest == b""
-    names, events = [], []
-    for part in parts:
-        name, told = part.split(b"\n")
-        names.append(name.removeprefix(b"event: ").decode())
-        assert json.loads(told.removeprefix(b"data: "))["type"] == names[-1]
-        if names[-1] != "ping":
-            events.append(EVENTS.validate_json(told.removeprefix(b"data: "), strict=True))
-            assert_nothing_more(events[-1])
-    assert names[:2] == ["message_start", "ping"]
-    assert [event.index for event in events if event.type == "content_block_start"] == [
-        *range(names.count("content_block_stop"))
-    ]
+    return in_order(READING.events(data))
+
+
+def in_order(events: list[RawMessageStreamEvent]) -> list[RawMessageStreamEvent]:
+    """Blocks are numbered as they begin, and each ends."""
+    begun = [event.index for event in events if event.type == "content_block_start"]
+    ended = [event.index for event in events if event.type == "content_block_stop"]
+    assert begun == ended == [*range(len(begun))]
     return events
 
 
@@ -104,12 +89,3 @@ def refused(response: httpx.Response) -> tuple[int, str, str]:
     assert told["error"].keys() == {"type", "message"}
     assert told["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
     return response.status_code, told["error"]["type"], told["error"]["message"]
-
-
-def assert_nothing_more(model: BaseModel) -> None:
-    assert not model.model_extra, model
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        for inner in value if isinstance(value, list) else [value]:
-            if isinstance(inner, BaseModel):
-                assert_nothing_more(inner)

@@ -5,8 +5,9 @@ from typing import Any
 import httpx
 import msgspec
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
+from tests.api.one_answer import Reading
 from tests.api.serving import Served
 
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
@@ -17,35 +18,21 @@ async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.R
     return await served.http.post("/v1/responses", json={"input": given, **fields})
 
 
-def whole(response: httpx.Response) -> Response:
-    assert response.status_code == 200, response.text
-    return checked(response.content)
-
-
-def checked(json: bytes) -> Response:
-    parsed = Response.model_validate_json(json, strict=True)
-    assert_nothing_more(parsed)
-    return parsed
+READING = Reading(Response, EVENTS, more=frozenset({"bytes", "store"}))
+"""`store`, and `bytes` of a delta's log-probabilities, are OpenAI's fields too, but its client leaves them out."""
+whole, checked = READING.whole, READING.checked
 
 
 def streamed(response: httpx.Response) -> list[ResponseStreamEvent]:
-    """Returns the events of a whole stream. They are numbered in order, and each comes under its own name."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    return read_events(response.content)
+    return numbered(READING.streamed(response))
 
 
 def read_events(data: bytes) -> list[ResponseStreamEvent]:
-    *parts, rest = data.split(b"\n\n")
-    assert rest == b""
-    events = []
-    for number, part in enumerate(parts):
-        name, json = part.split(b"\n")
-        event = EVENTS.validate_json(json.removeprefix(b"data: "), strict=True)
-        assert name == b"event: " + event.type.encode()
-        assert event.sequence_number == number
-        assert_nothing_more(event)
-        events.append(event)
+    return numbered(READING.events(data))
+
+
+def numbered(events: list[ResponseStreamEvent]) -> list[ResponseStreamEvent]:
+    assert [event.sequence_number for event in events] == [*range(len(events))]
     return events
 
 
@@ -65,13 +52,3 @@ def plain(response: Response) -> dict[str, Any]:
             json = json.replace(item.call_id.encode(), b"CALL %d" % number)
     parsed: dict[str, Any] = msgspec.json.decode(json.replace(response.id.removeprefix("resp_").encode(), b"ID"))
     return parsed
-
-
-def assert_nothing_more(model: BaseModel) -> None:
-    """`store`, and `bytes` of a delta's log-probabilities, are OpenAI's fields too, but its client leaves them out."""
-    assert set(model.model_extra or ()) <= {"bytes", "store"}, model
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        for inner in value if isinstance(value, list) else [value]:
-            if isinstance(inner, BaseModel):
-                assert_nothing_more(inner)

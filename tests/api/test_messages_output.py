@@ -15,19 +15,10 @@ from motet.text.group import GroupStep
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.types import FinishReason, Usage
 from tests.api.messaging import checked, final, plain, read_events, texts
+from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 AT_FIRST = Usage(prompt_tokens=7, completion_tokens=1, cached_tokens=4)
-
-THOUGHT_AND_SAID: list[Part] = [Reasoning("let "), Reasoning("me see"), Content("It is "), Content("42.")]
-TWO_CALLS: list[Part] = [
-    Content("I look."),
-    ToolCallBegin(0, "call_a", "weather"),
-    ToolCallArguments(0, '{"city": '),
-    ToolCallArguments(0, '"Paris"}'),
-    ToolCallBegin(1, "call_b", "time"),
-    ToolCallArguments(1, "{}"),
-]
 
 W = TypeVar("W", bound=MessageBody)
 
@@ -35,13 +26,6 @@ W = TypeVar("W", bound=MessageBody)
 def writer(kind: type[W], *, shown: bool = True) -> W:
     head = Head(id="msg_5c0a", created=1, model="tiny", fingerprint="f")
     return kind(head, request_id="req-1", thoughts_shown=shown)
-
-
-def steps(parts: Sequence[Part], finish: FinishReason, stop_reason: str | int | None = None) -> list[GroupStep]:
-    """Returns one step for each part, and one for the end."""
-    events = [ChoiceEvent(0, "", (), parts=(part,)) for part in parts]
-    events.append(ChoiceEvent(0, "", (0,), parts=(), finish=finish, stop_reason=stop_reason))
-    return [GroupStep((event,)) for event in events]
 
 
 def both_ways(

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock
 
-from motet.testing.engine import Script
-from motet.types import ChoiceStart, GenerateRequest
 from tests.api.calling import PARIS, WEATHER, CallingServing, called
 from tests.api.messaging import MAX_TOKENS, ask, final, plain, streamed, texts, whole
+from tests.api.one_answer import ANSWERS, TIME, weather_script
 from tests.api.serving import MODEL, Served, saying
 from tests.tiny_tokenizer import fake_answer
 
@@ -22,18 +21,6 @@ MESSAGE_WEATHER: ToolParam = {
 }
 MESSAGE_TIME: ToolParam = {"name": "get_time", "input_schema": {"type": "object"}}
 TOOLS = [MESSAGE_WEATHER, MESSAGE_TIME]
-TIME = called("get_time", "{}")
-
-ANSWERS = {
-    "text": "It rains.",
-    "nothing": "",
-    "a call": PARIS,
-    "thought, text and two calls": f"<think>Where?</think>I look. {PARIS}\n{TIME}",
-    "text behind a call": f"{PARIS} and now I wait",
-    "thought alone": "<think>I do not know",
-    "no call": "<tool_call>\nweather, please\n</tool_call>",
-    "odd letters": "<think>日本</think>" + called("get_weather", '{"city": "Zürich \\"日本\\" 😀"}'),
-}
 
 
 def uses(message: Message) -> list[ToolUseBlock]:
@@ -177,13 +164,3 @@ async def test_thoughts_that_are_cut_leave_no_text(serve_tools: CallingServing) 
     served = await serve_tools(saying("<think>and so on, and so on"))
     message = whole(await ask(served, max_tokens=12))
     assert ([block.type for block in message.content], message.stop_reason) == (["thinking"], "max_tokens")
-
-
-def weather_script(serve_tools: CallingServing) -> Script:
-    """Thinks and calls a tool, until a tool has answered that it rains."""
-
-    def script(request: GenerateRequest, _: ChoiceStart) -> list[int]:
-        seen = "rain" in serve_tools.tokenizer.decode(request.prompt)
-        return fake_answer("It is rain." if seen else f"<think>Where?</think>{PARIS}")
-
-    return script

@@ -20,24 +20,14 @@ from motet.api.schemas.responses import ResponsesRequest
 from motet.errors import EngineDiedError
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
-from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.parts import Content, Part, Reasoning
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, Usage
+from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
 from tests.api.responding import checked, final, plain, read_events
 from tests.api.test_chunks import chat
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
-
-THOUGHT_AND_SAID: list[Part] = [Reasoning("let "), Reasoning("me see"), Content("It is "), Content("42.")]
-TWO_CALLS: list[Part] = [
-    Content("I look."),
-    ToolCallBegin(0, "call_a", "weather"),
-    ToolCallArguments(0, '{"city": '),
-    ToolCallArguments(0, '"Paris"}'),
-    ToolCallBegin(1, "call_b", "time"),
-    ToolCallArguments(1, "{}"),
-]
-
 
 W = TypeVar("W", bound=ResponseBody)
 
@@ -46,13 +36,6 @@ def writer(kind: type[W], tokenizer: Tokenizer, asked: ChatRequest | None = None
     head = Head(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
     echo = echo_json(ResponsesRequest.model_validate({"input": "hi"}))
     return kind(head, echo, tokenizer=tokenizer, chat=asked or chat())
-
-
-def steps(parts: Sequence[Part], finish: FinishReason) -> list[GroupStep]:
-    """Returns one step for each part, and one for the end."""
-    events = [ChoiceEvent(0, "", (), parts=(part,)) for part in parts]
-    events.append(ChoiceEvent(0, "", (0,), parts=(), finish=finish))
-    return [GroupStep((event,)) for event in events]
 
 
 def both_ways(

@@ -14,9 +14,8 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel
 
-from motet.testing.engine import Script
-from motet.types import ChoiceStart, GenerateRequest
 from tests.api.calling import PARIS, WEATHER, CallingServing, called
+from tests.api.one_answer import ANSWERS, weather_script
 from tests.api.responding import ask, final, plain, streamed, whole
 from tests.api.serving import MODEL, saying
 from tests.tiny_tokenizer import fake_answer
@@ -25,17 +24,6 @@ pytestmark = pytest.mark.anyio
 
 FLAT_WEATHER: FunctionToolParam = {"type": "function", **WEATHER["function"], "strict": False}  # type: ignore[typeddict-item]
 FLAT_TIME: FunctionToolParam = {"type": "function", "name": "get_time", "parameters": None, "strict": False}
-
-ANSWERS = {
-    "text": "It rains.",
-    "nothing": "",
-    "a call": PARIS,
-    "thought, text and two calls": f"<think>Where?</think>I look. {PARIS}\n{called('get_time', '{}')}",
-    "text behind a call": f"{PARIS} and now I wait",
-    "thought alone": "<think>I do not know",
-    "no call": "<tool_call>\nweather, please\n</tool_call>",
-    "odd letters": "<think>日本</think>" + called("get_weather", '{"city": "Zürich \\"日本\\" 😀"}'),
-}
 
 
 def calls(response: Response) -> list[ResponseFunctionToolCall]:
@@ -206,13 +194,3 @@ async def test_thoughts_that_are_cut_leave_no_message(serve_tools: CallingServin
     (thoughts,) = response.output
     assert isinstance(thoughts, ResponseReasoningItem)
     assert (thoughts.status, response.output_text) == ("incomplete", "")
-
-
-def weather_script(serve_tools: CallingServing) -> Script:
-    """Thinks and calls a tool, until a tool has answered that it rains."""
-
-    def script(request: GenerateRequest, _: ChoiceStart) -> list[int]:
-        seen = "rain" in serve_tools.tokenizer.decode(request.prompt)
-        return fake_answer("It is rain." if seen else f"<think>Where?</think>{PARIS}")
-
-    return script
