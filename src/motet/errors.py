@@ -36,7 +36,7 @@ A class knows its HTTP status, its code, and if the same group may be tried else
 A dependency's errors are translated in the file that imports it.
 """
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 class MotetError(Exception):
@@ -60,13 +60,30 @@ class MotetError(Exception):
 
 
 class RequestError(MotetError, status=400, type="invalid_request_error"):
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, others: tuple[str, ...] = ()
+    ) -> None:
+        """`others`: fields that the message names beside `param`."""
         super().__init__(message)
         self.param = param
         self.code = code or self.code
+        self.others = others
 
 
-class ContextLengthError(RequestError, code="context_length_exceeded"): ...
+class TokenNeed(NamedTuple):
+    """The tokens of a request that is too long for the model."""
+
+    prompt: int
+    """At least so many."""
+    answer: int
+    """Asked for; 0 if the request does not say."""
+    most: int
+    """What the model has room for, both together."""
+
+
+class ContextLengthError(RequestError, code="context_length_exceeded"):
+    need: TokenNeed | None = None
+    """None if only an engine knows the numbers."""
 
 
 class GrammarError(RequestError, code="invalid_grammar"):

@@ -1,6 +1,7 @@
 """docs/api.md lists what `/v1/messages` reads, ignores and refuses, and each refusal names its field."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ from motet.api.schemas.messages import (
     ToolUseBlock,
 )
 from motet.api.schemas.shared import Schema
-from tests.api.messaging import refused
-from tests.api.serving import Served, Serving, WatchedEngine
+from motet.errors import RequestError
+from tests.api.messaging import ask, refused
+from tests.api.one_answer import assert_no_words_of_chats
+from tests.api.serving import Served, Serving, WatchedEngine, named
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 SECTION = PAGE.partition("\n## Messages\n")[2].partition("\n## ")[0]
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 USE = {"type": "tool_use", "id": "1", "name": "a", "input": {}}
 A = {"name": "a", "input_schema": {"type": "object"}}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
+NO_FORM = {"type": "json_schema", "schema": {"type": "nothing"}}
 B = {"name": "b", "input_schema": {"type": "array"}}
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +61,6 @@ def test_every_field_without_an_effect_and_every_refused_one_is_listed() -> None
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 10_000}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
@@ -98,18 +102,23 @@ def test_every_field_without_an_effect_and_every_refused_one_is_listed() -> None
         ({"thinking": {"type": "adaptive", "budget_tokens": 2000}}, "thinking.budget_tokens"),
         ({"output_config": {"effort": "enormous"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
-            "output_config.format",
-        ),
+        ({"output_config": {"format": NO_FORM}}, "output_config.format"),
+        ({"output_config": {"format": NO_FORM}, "tools": [A]}, "output_config.format"),
+        ({"output_config": {"format": FORM}, "structured_outputs": {"choice": ["x"]}}, "structured_outputs"),
+        ({"output_config": {"format": FORM}, "structured_outputs": {"choice": ["x"]}}, "output_config.format"),
+        ({"tools": [A], "structured_outputs": {"json": {"type": "nothing"}}}, "structured_outputs.json"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"system": "\ud800"}, "system"),
+        ({"max_tokens": 50, "min_tokens": 60}, "min_tokens"),
+        ({"tools": [{**A, "name": "response_format"}] * 2}, "tools[1].name"),
     ],
 )
 async def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, Any], param: str) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50} | fields
     status, kind, message = refused(await refusing.http.post("/v1/messages", content=json.dumps(body)))
     assert (status, kind) == (400, "invalid_request_error")
-    assert f"'{param}" in message or message.startswith(param), message
-    assert "function" not in message.partition("schema for function")[0]
+    assert re.search(rf"(^|'|schema for ){re.escape(param)}", message), message
+    assert_no_words_of_chats(message, fields)
 
 
 async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> None:
@@ -136,6 +145,28 @@ async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> 
     }
     served.service.start_drain()
     assert refused(await post("/v1/messages", json=body, headers=key))[:2] == (503, "overloaded_error")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "words"),
+    [
+        ("hi", 4090, "input length and `max_tokens` exceed context limit: 19 + 4090 > 4096, decrease input length or "),
+        ("hi" * 2100, 9, "prompt is too long: 4217 tokens > 4095 maximum"),
+        ("hi" * 90_000, 9, "prompt is too long: "),
+    ],
+)
+async def test_what_is_too_long_is_told_in_the_words_in_which_clients_look_for_numbers(
+    refusing: Served, prompt: str, most: int, words: str
+) -> None:
+    status, kind, message = refused(await ask(refusing, prompt, max_tokens=most))
+    assert (status, kind, message[: len(words)]) == (400, "invalid_request_error", words)
+
+
+@pytest.mark.parametrize("param", ["prompt", "n"])
+async def test_an_error_of_the_engine_names_a_field_of_the_request(serve: Serving, param: str) -> None:
+    served = await serve(engine=WatchedEngine(fail_after={0: RequestError("it is too much", param=param)}))
+    assert refused(await ask(served))[2] == "messages: it is too much"
+    assert named(await served.http.post("/v1/responses", json={"input": "hi"})) == (400, "input")
 
 
 async def test_a_bug_is_told_in_anthropics_shape_too(serve: Serving) -> None:

@@ -86,6 +86,14 @@ def test_results_are_turns_of_their_own_and_text_follows_them() -> None:
     ]
 
 
+def test_thoughts_that_only_anthropic_can_read_are_left_out() -> None:
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    assert told(user(TEXT), own(hidden, TEXT), user(TEXT), own(hidden))[1::2] == [
+        {"role": "assistant", "content": "so"},
+        {"role": "assistant"},
+    ]
+
+
 def test_an_answer_of_nothing_is_a_turn() -> None:
     assert told(user(TEXT), own(), user(TEXT))[1] == {"role": "assistant"}
 

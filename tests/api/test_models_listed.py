@@ -1,6 +1,7 @@
 """Models come and go: how they are listed, counted and reported."""
 
 import pytest
+from anthropic.types import ModelInfo
 
 from motet.api.served import TextModel
 from motet.engines.http import server_client
@@ -50,6 +51,26 @@ async def test_the_models_are_listed_with_all_known_facts(
     assert (line["model"], line["adapter"]) == (PLAIN, "adapter")
     status = await served.status()
     assert (status["model"], status["models"]) == (PLAIN, [PLAIN, TURNED, "adapter", "elsewhere"])
+
+
+async def test_anthropics_client_lists_models_in_its_own_shape(serve: Serving, models: TwoModels) -> None:
+    models.listed.append(text_model("elsewhere"))
+    served = await serve.several(models, *models.engines)
+    client = served.anthropic.models
+    page = await client.list()
+    assert (page.has_more, page.first_id, page.last_id) == (False, PLAIN, "elsewhere")
+    listed = [ModelInfo.model_validate_json(model.to_json()) async for model in page]
+    assert [(model.id, model.display_name, model.max_input_tokens, model.max_tokens) for model in listed] == [
+        (PLAIN, PLAIN, 4096, 4096),
+        (TURNED, TURNED, 64, 64),
+        ("elsewhere", "elsewhere", None, None),
+    ]
+    assert listed[0].created_at.timestamp() == served.service.served(PLAIN).created
+    assert await client.retrieve(TURNED) == page.data[1]
+    response = await served.http.get("/v1/models/claude", headers={"anthropic-version": "2023-06-01"})
+    assert refused(response)[:2] == (404, "not_found_error")
+    models.listed.clear()
+    assert (await client.list()).to_dict() == {"data": [], "has_more": False, "first_id": None, "last_id": None}
 
 
 @every_route

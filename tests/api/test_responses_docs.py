@@ -15,11 +15,13 @@ from motet.api.schemas.responses import (
     TextFormat,
 )
 from motet.api.schemas.shared import Schema
+from tests.api.one_answer import assert_no_words_of_chats
 from tests.api.serving import Served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 A, B = ({"type": "function", "name": name} for name in "ab")
 GROUP, CUSTOM = {"type": "namespace", "name": "g"}, {"type": "custom", "name": "c"}
+FORM = {"type": "json_schema", "name": "x", "schema": {}}
 SECTION = PAGE.partition("\n## Responses\n")[2].partition("\n## ")[0]
 
 
@@ -116,7 +118,12 @@ async def test_no_response_is_stored(served: Served, method: str, path: str) -> 
         ),
         ({"input": "\ud800"}, "input"),
         ({"metadata": {"a": "\ud800"}}, "metadata.a"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "description": "\ud800"}}}, "text"),
+        ({"text": {"format": {**FORM, "description": "\ud800"}}}, "text"),
+        ({"text": {"format": {**FORM, "schema": {"type": "nothing"}}}}, "text.format"),
+        ({"text": {"format": FORM}, "structured_outputs": {"choice": ["x"]}}, "structured_outputs"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"instructions": "\ud800"}, "instructions"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "["}]}, "input"),
     ],
 )
 async def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, object], param: str) -> None:
@@ -125,4 +132,5 @@ async def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, object
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
-    assert not error["message"].startswith("messages")
+    assert_no_words_of_chats(error["message"], fields)
+    assert "messages" not in error["message"] or "messages" in fields

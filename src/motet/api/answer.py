@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from motet.api.admission import ANOTHER_SERVER, Place
 from motet.api.body import in_turn
 from motet.api.caller import body_send, body_write, while_client_stays
-from motet.api.failure import CLIENT_GONE, error_json
+from motet.api.failure import CLIENT_GONE, Names, error_json, renamed
 from motet.api.groups import (
     FEW_GROUPS,
     SENT,
@@ -39,7 +39,7 @@ from motet.api.groups import (
 )
 from motet.api.plan import Head, Plan
 from motet.api.service import Service
-from motet.errors import MotetError
+from motet.errors import MotetError, RequestError
 from motet.policies.steering import GroupReport
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
@@ -60,6 +60,8 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
     content_type = EVENTS
     streams = True
     """True if there are bytes before the end; if not, an error at any time still has its HTTP status."""
+    names: Names = ()
+    """The client's names of the fields that errors of an engine name, if they are others than those of a chat."""
     starts_at_once = False
     """True if the headers go out as soon as the groups are open, and later all that has come since the last send."""
 
@@ -187,6 +189,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._status = SENT
 
     async def _fail(self, error: Exception) -> None:
+        if isinstance(error, RequestError):
+            error = renamed(error, self._writer.names)
         self._status = error.status if isinstance(error, MotetError) else 500
         if not (self._started and self._writer.streams):
             self._failure = error

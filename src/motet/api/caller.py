@@ -31,7 +31,6 @@ from motet.api.failure import (
     ErrorResponse,
     error_body,
     invalid_value,
-    route_of,
     schema_failure,
     speaks_anthropic,
     validation_failure,
@@ -252,7 +251,7 @@ class RequestIds:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = trace
-                if speaks_anthropic(route_of(scope)):
+                if speaks_anthropic(scope):
                     headers[MESSAGE_HEADER] = trace
             await send(message)
 

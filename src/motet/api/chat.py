@@ -64,7 +64,7 @@ async def plan_chat(
     )
     check_reading(context.served, body)
     check_size(service, 1, options=options)
-    prompt = await chat_prompt(context.served.preparer, body)
+    prompt = await chat_prompt(context.served.preparer, body, param=prompt_param)
     options = await with_answer_rules(options, body, prompt=prompt)
     return make_plan(service, [prompt], sampling=body, around=body, options=options)
 

@@ -6,29 +6,32 @@
     anything else                       500; the reason is in the log, not on the wire
 
 Below `/v1/messages` the same errors are in Anthropic's shape: `{"type": "error", "error": {"type", "message"},
-"request_id"}`. After the first byte of a stream the same object goes out as an event (`AnswerWriter.fail`).
+"request_id"}`. Errors of a chat that was made of another request name the fields of that one (`renamed`). After the
+first byte of a stream the same object goes out as an event (`AnswerWriter.fail`).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.errors import (
     BodyTooLargeError,
+    ContextLengthError,
     MethodNotAllowedError,
     MotetError,
     NotFoundError,
     OverloadedError,
     RequestError,
+    TokenNeed,
 )
 
 
@@ -43,6 +46,9 @@ INTERNAL = ErrorBody("The server had an error while processing your request.", M
 
 MESSAGES = "/v1/messages"
 """The routes below it speak Anthropic's dialect."""
+MODELS = "/v1/models"
+"""These speak it with clients that send `ANTHROPIC_VERSION`."""
+ANTHROPIC_VERSION = "anthropic-version"
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -67,9 +73,10 @@ def unknown_parameter(param: str) -> RequestError:
     return RequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
 
 
-def invalid_value(param: str, why: str) -> RequestError:
-    """`why`: the end of a sentence, without its full stop."""
-    return RequestError(f"Invalid '{param}': {why}.", param=param, code="invalid_value")
+def invalid_value(param: str, why: str, *others: str) -> RequestError:
+    """`why`: the end of a sentence, without its full stop. `others`: the fields that it names in quotes, if they may
+    have other names in the client's request."""
+    return RequestError(f"Invalid '{param}': {why}.", param=param, code="invalid_value", others=others)
 
 
 def above_maximum(param: str, asked: int, *, most: int, flag: str) -> RequestError:
@@ -91,39 +98,33 @@ def unsupported_parameter(param: str, why: str) -> RequestError:
     return RequestError(f"Unsupported parameter: '{param}' {why}.", param=param, code="unsupported_parameter")
 
 
-def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """Returns the error with the name that its field has in another dialect, if that is another one."""
-    if error.param is not None and (here := names.get(error.param)) is not None:
-        error.message = error.message.replace(f"'{error.param}'", f"'{here}'")
-        error.param = here
-    return error
-
-
 Names = Sequence[tuple[re.Pattern[str], str]]
-"""The names of fields of one request, from their beginning, and what they are called in the request it was made of."""
+"""How the names of fields begin, and what that is called in the request that the client has sent."""
 
 
-@contextmanager
-def named_as_asked(names: Callable[[], Names]) -> Iterator[None]:
-    """Makes errors of a chat that was made of another request name the fields of that one. `names`: returns them."""
-    try:
-        yield
-    except ValidationError as error:
-        raise _named_by(schema_failure(error), names()) from error
-    except RequestError as error:
-        raise _named_by(error, names()) from error
+def names_table(names: Iterable[tuple[str, str]]) -> Names:
+    """`names`: each a regular expression for whole names from their beginning, and the client's name."""
+    return [(re.compile(rf"(?:{there})(?!\w)"), here) for there, here in names]
 
 
-def _named_by(error: RequestError, names: Names) -> RequestError:
-    for pattern, name in names if error.param is not None else ():
-        found = pattern.match(error.param or "")
-        if found is not None:
-            before = found.string
-            error.param = found.expand(name) + before[found.end() :]
-            begun = re.compile(rf"(?:^|(?<=')){re.escape(before)}\b")
-            error.message = begun.sub(error.param.replace("\\", r"\\"), error.message)
-            break
+def renamed(error: RequestError, names: Names) -> RequestError:
+    """Returns the error with the client's names of the fields that it names."""
+    fields = error.others if error.param is None else (error.param, *error.others)
+    for name in fields:
+        here = _client_name(name, names)
+        # A client's own words are in quotes too, so only names of fields that the error knows are replaced.
+        named = re.compile(rf"(?:^|(?<=')|(?<=\bfor )){re.escape(name)}(?!\w)")
+        error.message = named.sub(here.replace("\\", r"\\"), error.message)
+    error.param = error.param and _client_name(error.param, names)
+    error.others = tuple(_client_name(name, names) for name in error.others)
     return error
+
+
+def _client_name(name: str, names: Names) -> str:
+    for pattern, here in names:
+        if (found := pattern.match(name)) is not None:
+            return found.expand(here) + name[found.end() :]
+    return name
 
 
 class Misfit(ValueError):
@@ -167,14 +168,40 @@ def message_error(error: Exception, request_id: str) -> dict[str, object]:
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     kind = OverloadedError.type if isinstance(error, OverloadedError) else kind
     body = error_body(error)
-    named = body.param is None or f"'{body.param}'" in body.message or body.message.startswith(body.param)
-    told = {"type": kind, "message": body.message if named else f"{body.param}: {body.message}"}
-    return {"type": "error", "error": told, "request_id": request_id}
+    param = body.param
+    named = (
+        param is None or body.message.startswith((param, f"Invalid schema for {param}")) or f"'{param}'" in body.message
+    )
+    message = body.message if named else f"{param}: {body.message}"
+    if isinstance(error, ContextLengthError) and error.need is not None:
+        message = _too_long(error.need)
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
-def speaks_anthropic(path: str) -> bool:
-    """Returns True if a route speaks Anthropic's dialect."""
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+def _too_long(need: TokenNeed) -> str:
+    """Returns Anthropic's own words, in which clients look for the numbers, to ask for less or to shorten the turns."""
+    if need.prompt >= need.most:
+        return f"prompt is too long: {need.prompt} tokens > {need.most - 1} maximum"
+    needs = f"{need.prompt} + {need.answer} > {need.most}"
+    return (
+        f"input length and `max_tokens` exceed context limit: {needs}, decrease input length or `max_tokens` and try "
+        "again"
+    )
+
+
+def of_messages(path: str) -> bool:
+    """Returns True for the routes that speak Anthropic's dialect with everybody."""
+    return is_below(path, MESSAGES)
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Returns True if the answer is to be in Anthropic's dialect. Its clients, and no others, send a version of it."""
+    path = route_of(scope)
+    return of_messages(path) or (is_below(path, MODELS) and ANTHROPIC_VERSION in Headers(scope=scope))
+
+
+def is_below(path: str, *routes: str) -> bool:
+    return any(path == route or path.startswith(f"{route}/") for route in routes)
 
 
 def route_of(scope: Scope) -> str:
@@ -198,7 +225,7 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["error"] = self._error
-        if speaks_anthropic(route_of(scope)):
+        if speaks_anthropic(scope):
             self.body = msgspec.json.encode(message_error(self._error, scope["state"].get("trace", "")))
             self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)

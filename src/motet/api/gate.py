@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from motet.api.failure import ErrorResponse, route_of
+from motet.api.failure import ErrorResponse, is_below, route_of
 from motet.api.page import PAGE_ROUTES
 from motet.config import ServerConfig
 from motet.engines.wire import WORKER_KEY_CODE
@@ -159,11 +159,11 @@ class Gate:
     def _lock(self, path: str) -> Lock | None:
         if path in OPEN_ROUTES or path in PAGE_ROUTES:
             return None
-        if _is_below(path, WORKERS):
+        if is_below(path, *WORKERS):
             return self._workers
-        if _is_below(path, TRAINERS):
+        if is_below(path, *TRAINERS):
             return self._trainers
-        return self._operators if _is_below(path, OPERATORS) else self._clients
+        return self._operators if is_below(path, *OPERATORS) else self._clients
 
 
 def _key_of(headers: Headers) -> str:
@@ -189,10 +189,6 @@ def is_local(scope: Scope, headers: Headers) -> bool:
     except ValueError:
         return False
     return here and not of_a_page(headers) and not any(name in headers for name in FORWARDING)
-
-
-def _is_below(path: str, routes: Sequence[str]) -> bool:
-    return any(path == route or path.startswith(f"{route}/") for route in routes)
 
 
 def _is_json(headers: Headers) -> bool:

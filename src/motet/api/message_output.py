@@ -16,6 +16,7 @@ import pydantic_core
 
 from motet.api.answer import GroupsWriter
 from motet.api.failure import message_error
+from motet.api.one_answer import MESSAGE_NAMES, NamedEvent, WholeOutput
 from motet.api.plan import Head
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
@@ -51,13 +52,6 @@ DELTAS = {
 """The type of the pieces of a block, and the name of the member with their text."""
 
 
-class MessageEvent(msgspec.Struct, frozen=True):
-    """An event of a streamed message. Its name is its type too."""
-
-    name: str
-    fields: Mapping[str, object] = {}
-
-
 class OpenBlock:
     """A block while it is written. It makes the events of its begin, of its pieces, and of its end."""
 
@@ -76,23 +70,23 @@ class OpenBlock:
         signed = {"signature": SIGNATURE} if self.kind is BlockKind.THINKING else {}
         return {"type": self.kind, self.kind.value: text, **signed}
 
-    def begin(self) -> MessageEvent:
+    def begin(self) -> NamedEvent:
         empty: dict[str, object] = {"input": {}} if self.kind is BlockKind.CALL else {self.kind.value: ""}
         if self.kind is BlockKind.THINKING:
             empty["signature"] = ""
         return self._event("start", content_block={"type": self.kind, **self._constant, **empty})
 
-    def add(self, text: str) -> MessageEvent:
+    def add(self, text: str) -> NamedEvent:
         self._texts.append(text)
         kind, member = DELTAS[self.kind]
         return self._event("delta", delta={"type": kind, member: text})
 
-    def end(self) -> list[MessageEvent]:
+    def end(self) -> list[NamedEvent]:
         signed = self._event("delta", delta={"type": "signature_delta", "signature": SIGNATURE})
         return [*([signed] if self.kind is BlockKind.THINKING else ()), self._event("stop")]
 
-    def _event(self, what: str, **fields: object) -> MessageEvent:
-        return MessageEvent(f"content_block_{what}", {"index": self._index, **fields})
+    def _event(self, what: str, **fields: object) -> NamedEvent:
+        return NamedEvent(f"content_block_{what}", {"index": self._index, **fields})
 
 
 def input_of(arguments: str) -> object:
@@ -124,7 +118,7 @@ class MessageOutput:
     def content(self) -> list[dict[str, object]]:
         return self._done if self._open is None else [*self._done, self._open.block()]
 
-    def feed(self, event: ChoiceEvent) -> list[MessageEvent]:
+    def feed(self, event: ChoiceEvent) -> list[NamedEvent]:
         parts: Sequence[Part] = (Content(event.text),) if event.parts is None else event.parts
         events = [told for part in parts for told in self._add(part)]
         if event.finish is not None:
@@ -134,7 +128,7 @@ class MessageOutput:
                 self.stop_reason, self.stop_sequence = "stop_sequence", event.stop_reason
         return events
 
-    def _add(self, part: Part) -> list[MessageEvent]:
+    def _add(self, part: Part) -> list[NamedEvent]:
         match part:
             case Reasoning(text):
                 return self._write(text, BlockKind.THINKING) if text and self._thoughts_shown else []
@@ -147,18 +141,18 @@ class MessageOutput:
                     raise ValueError(f"arguments of call {number} come outside of a call")
                 return [self._open.add(text)]
 
-    def _write(self, text: str, kind: BlockKind) -> list[MessageEvent]:
+    def _write(self, text: str, kind: BlockKind) -> list[NamedEvent]:
         """Adds a piece to the open block if that is of this kind, else to a new one."""
         begun = [] if self._open is not None and self._open.kind is kind else self._begin(kind, {})
         assert self._open is not None  # it has just begun, or was open
         return [*begun, self._open.add(text)]
 
-    def _begin(self, kind: BlockKind, constant: Mapping[str, object]) -> list[MessageEvent]:
+    def _begin(self, kind: BlockKind, constant: Mapping[str, object]) -> list[NamedEvent]:
         closed = self._close()
         self._open = OpenBlock(kind, len(self._done), constant=constant)
         return [*closed, self._open.begin()]
 
-    def _close(self) -> list[MessageEvent]:
+    def _close(self) -> list[NamedEvent]:
         if self._open is None:
             return []
         self._done.append(self._open.block())
@@ -178,27 +172,20 @@ def message_usage(usage: Usage) -> dict[str, object]:
     }
 
 
-class MessageBody(GroupsWriter):
+class MessageBody(WholeOutput):
     """Writes a message in one piece."""
 
-    content_type = "application/json"
-    streams = False
+    names = MESSAGE_NAMES
 
     def __init__(self, head: Head, *, request_id: str, thoughts_shown: bool) -> None:
         """`request_id`: that of the request, for its errors."""
         self._head = head
         self._request_id = request_id
         self._output = MessageOutput(thoughts_shown=thoughts_shown)
-
-    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        self._feed(steps)
-        return b""
+        super().__init__(self._output)
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         return [msgspec.json.encode(self._message(usage))]
-
-    def _feed(self, steps: Sequence[GroupStep]) -> list[MessageEvent]:
-        return [told for step in steps for event in step.events for told in self._output.feed(event)]
 
     def _message(self, usage: Usage) -> dict[str, object]:
         return {
@@ -226,24 +213,21 @@ class MessageEvents(MessageBody):
     def close(self, usage: Usage) -> Sequence[bytes]:
         output = self._output
         end = {"stop_reason": output.stop_reason, "stop_sequence": output.stop_sequence}
-        last = MessageEvent("message_delta", {"delta": end, "usage": message_usage(usage)})
-        return [_bytes([*self._opening(lambda: usage), last, MessageEvent("message_stop")])]
+        last = NamedEvent("message_delta", {"delta": end, "usage": message_usage(usage)})
+        return [_bytes([*self._opening(lambda: usage), last, NamedEvent("message_stop")])]
 
     def fail(self, error: Exception) -> bytes:
         told = message_error(error, self._request_id)
-        return _bytes([MessageEvent("error", {name: told[name] for name in ("error", "request_id")})])
+        return _bytes([NamedEvent("error", {name: told[name] for name in ("error", "request_id")})])
 
-    def _opening(self, usage: Callable[[], Usage]) -> list[MessageEvent]:
+    def _opening(self, usage: Callable[[], Usage]) -> list[NamedEvent]:
         """Returns what comes before the first block: the message without content."""
         if self._begun:
             return []
         self._begun = True
         empty: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        return [MessageEvent("message_start", {"message": self._message(usage()) | empty}), MessageEvent("ping")]
+        return [NamedEvent("message_start", {"message": self._message(usage()) | empty}), NamedEvent("ping")]
 
 
-def _bytes(events: Sequence[MessageEvent]) -> bytes:
-    return b"".join(
-        b"event: %b\ndata: %b\n\n" % (event.name.encode(), msgspec.json.encode({"type": event.name, **event.fields}))
-        for event in events
-    )
+def _bytes(events: Sequence[NamedEvent]) -> bytes:
+    return b"".join(event.sent() for event in events)

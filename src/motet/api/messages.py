@@ -6,63 +6,38 @@ A request for a message becomes a request for a chat, which is what answers it:
     tools, tool_choice             ─► the same, under OpenAI's names
     thinking, output_config        ─► reasoning_effort, include_reasoning, response_format
 
-Errors of the chat name the field as it is called in the request; `failure` gives all errors of these routes Anthropic's
-shape. The text of the choice becomes blocks (`message_output`).
+`one_answer` does the rest, and `failure` gives all errors of these routes Anthropic's shape. The text of the choice
+becomes blocks (`message_output`).
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from motet.api.answer import json_response
-from motet.api.answer_plan import answer_plan
-from motet.api.body import in_turn
-from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.chat import plan_chat
-from motet.api.failure import MESSAGES, Names, named_as_asked
-from motet.api.kv_params import request_context
+from motet.api.answer import GroupsWriter, json_response
+from motet.api.caller import PostRoute, new_router, with_body
+from motet.api.failure import MESSAGES
 from motet.api.message_output import MessageBody, MessageEvents
-from motet.api.plan import chat_prompt, check_reading
+from motet.api.one_answer import MESSAGE_NAMES, PASSED_ON, AskedAsChat
+from motet.api.plan import Plan
 from motet.api.schemas.chat import ChatRequest
 from motet.api.schemas.messages import (
     MessagePrompt,
     MessagesRequest,
     MessageTool,
     MessageToolChoice,
+    RedactedBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
     TurnInput,
 )
-from motet.api.schemas.shared import GeneratingFields, StructuredFields
 from motet.api.service import Service
 
 ID_PREFIX = "msg_"
-FEW_BLOCKS = 50
-"""More are made into turns in a thread, as the items of a Response are."""
-
-PASSED_ON = {*StructuredFields.model_fields, *GeneratingFields.model_fields} | {"chat_template_kwargs"}
-"""Members that are the same in a chat."""
-
-NAMES: Names = [
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"messages.*", "messages"),
-        (r"continue_final_message", "messages"),
-        (r"stop\b", "stop_sequences"),
-        (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
-        (r"tools\[(\d+)\]\.function", r"tools[\1]"),
-        (r"tool_choice\.function", "tool_choice"),
-        (r"response_format(\.json_schema)?", "output_config.format"),
-        (r"reasoning_effort", "output_config.effort"),
-    )
-]
-"""The names of a chat's fields, from their beginning, and what they are called here."""
-
 TOOL_MODES = {"auto": "auto", "any": "required", "none": "none"}
 MOST_EFFORT = {"max": "xhigh"}
 """Anthropic's most effort, in the words of a chat."""
@@ -72,22 +47,14 @@ def messages_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        with named_as_asked(lambda: NAMES):
-            chat = await chat_of(body)
-            caller = caller_of(request, session=body.session_id)
-            async with request_context(service, chat, caller=caller, num_choices=1) as context:
-                plan = await plan_chat(service, chat, context=context, prefix=ID_PREFIX)
-                kind = MessageEvents if body.stream else MessageBody
-                writer = kind(plan.head, request_id=caller.trace, thoughts_shown=chat.include_reasoning)
-                return answer_plan(service, plan, writer=writer)
+        def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
+            kind = MessageEvents if body.stream else MessageBody
+            return kind(plan.head, request_id=plan.groups[0].trace, thoughts_shown=chat.include_reasoning)
+
+        return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 
     async def count_tokens(body: MessagePrompt, _: Request) -> Response:
-        with named_as_asked(lambda: NAMES):
-            chat = await chat_of(body)
-            served = service.served(chat.model)
-            check_reading(served, chat)
-            count = len(await chat_prompt(served.preparer, chat))
-        return json_response({"input_tokens": count})
+        return json_response({"input_tokens": await as_chat(body).num_tokens(service)})
 
     answer = with_body(MessagesRequest, messages)
     router.routes.append(PostRoute(MESSAGES, answer, body=MessagesRequest, summary="One answer to one conversation"))
@@ -96,12 +63,17 @@ def messages_router(service: Service) -> APIRouter:
     return router
 
 
-async def chat_of(body: MessagePrompt) -> ChatRequest:
-    return chat_request(body) if body.num_blocks <= FEW_BLOCKS else await in_turn(partial(chat_request, body))
+def as_chat(body: MessagePrompt) -> AskedAsChat:
+    return AskedAsChat(
+        make=partial(chat_request, body),
+        num_parts=body.num_blocks,
+        names=lambda: MESSAGE_NAMES,
+        prompt_param="messages",
+    )
 
 
 def chat_request(body: MessagePrompt) -> ChatRequest:
-    """Raises what the chat's schema raises; see `named_as_asked`."""
+    """Raises what the chat's schema raises."""
     fields: dict[str, object] = body.model_dump(include=PASSED_ON, exclude_unset=True, by_alias=True)
     fields["model"] = body.model
     fields["messages"] = turns(body.system, body.messages)
@@ -154,6 +126,8 @@ def turns(system: Sequence[TextBlock], said: Sequence[TurnInput]) -> list[dict[s
             match block:
                 case TextBlock():
                     _turn(told, turn.role).texts.append(block.text)
+                case RedactedBlock():
+                    _turn(told, turn.role)  # nobody but Anthropic's models can read them
                 case ThinkingBlock():
                     _turn(told, turn.role).thoughts.append(block.thinking)
                 case ToolUseBlock():

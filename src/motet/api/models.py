@@ -2,13 +2,15 @@
 `GET /tokenizer_info`."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
+from typing import TypedDict
 
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import json_response
 from motet.api.caller import PostRoute, new_router, with_body
-from motet.api.failure import invalid_value
+from motet.api.failure import MODELS, invalid_value, speaks_anthropic
 from motet.api.plan import beside_the_loop, chat_prompt, text_prompt
 from motet.api.schemas.completions import DetokenizeBody, TokenizeBody
 from motet.api.served import ServedModel, TextModel, model_named
@@ -20,16 +22,35 @@ NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """`/tokenizer_info` has them also if the tokenizer lacks them, as null."""
 
 
+class ModelCard(TypedDict):
+    """A model in OpenAI's shape, with what vLLM and we add to it."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str | None
+    parent: str | None
+    max_model_len: int | None
+    weight_version: str | None
+
+
 def models_router(service: Service) -> APIRouter:
     router = new_router()
 
-    @router.get("/v1/models")
-    async def list_models() -> Response:
-        return json_response({"object": "list", "data": [_card(model) for model in service.models().values()]})
+    @router.get(MODELS)
+    async def list_models(request: Request) -> Response:
+        cards = [_card(model) for model in service.models().values()]
+        if not speaks_anthropic(request.scope):
+            return json_response({"object": "list", "data": cards})
+        first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+        page = {"has_more": False, "first_id": first, "last_id": last}
+        return json_response({"data": [*map(_as_anthropic, cards)], **page})
 
-    @router.get("/v1/models/{model:path}")
-    async def get_model(model: str) -> Response:
-        return json_response(_card(model_named(service.models(), model)))
+    @router.get(MODELS + "/{model:path}")
+    async def get_model(model: str, request: Request) -> Response:
+        card = _card(model_named(service.models(), model))
+        return json_response(_as_anthropic(card) if speaks_anthropic(request.scope) else card)
 
     async def tokenize(body: TokenizeBody, _: Request) -> Response:
         served = service.served(body.model)
@@ -75,7 +96,20 @@ def _text(tokens: Sequence[int], tokenizer: Tokenizer, *, vocab_size: int) -> Re
     return json_response({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
 
 
-def _card(model: ServedModel | TextModel) -> dict[str, object]:
+def _as_anthropic(card: ModelCard) -> dict[str, object]:
+    """Returns a model in the shape of Anthropic's API. The prompt and the answer share the model's length."""
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": card["max_model_len"],
+        "max_tokens": card["max_model_len"],
+    }
+
+
+def _card(model: ServedModel | TextModel) -> ModelCard:
     """The engine is asked for the length each time, since workers come and go. None: nobody knows it now."""
     root, version = model.root, None
     if isinstance(model, TextModel):

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from motet import __version__
 from motet.api.answer import json_response
 from motet.api.caller import PostRoute, new_router
-from motet.api.failure import speaks_anthropic
+from motet.api.failure import of_messages
 from motet.api.service import Service
 
 REF_TEMPLATE = "#/components/schemas/{model}"
@@ -88,7 +88,7 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, obje
     for route in posts:
         paths.setdefault(route.path, {})["post"] = _operation(route)
     for path, operation in ((path, operation) for path, methods in paths.items() for operation in methods.values()):
-        refused = MESSAGE_REFUSED if speaks_anthropic(path) else REFUSED
+        refused = MESSAGE_REFUSED if of_messages(path) else REFUSED
         operation["responses"] = {"200": operation["responses"]["200"], "4XX": refused, "5XX": refused}
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers
         schemas.pop(unused, None)

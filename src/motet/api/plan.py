@@ -300,7 +300,8 @@ def _listed(keys: Sequence[str]) -> str:
     return few if len(keys) <= MAX_KEYS else f"{few} and {len(keys) - MAX_KEYS} more"
 
 
-async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
+async def chat_prompt(preparer: Preparer, chat: ChatPrompt, *, param: str = "messages") -> list[int]:
+    """`param`: the field that the messages came in."""
     tools = [] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools]
     num_chars = sum(TURN_CHARS + len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
     template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
@@ -314,10 +315,10 @@ async def chat_prompt(preparer: Preparer, chat: ChatPrompt) -> list[int]:
             template_kwargs=template_kwargs,
         )
         # The template writes the special tokens.
-        return preparer.text_prompt(text, bool(chat.add_special_tokens), param="messages")
+        return preparer.text_prompt(text, bool(chat.add_special_tokens), param=param)
 
     ids = await beside_the_loop(rendered, num_chars)
-    preparer.check_prompt(ids, param="messages")
+    preparer.check_prompt(ids, param=param)
     return ids
 
 
@@ -470,4 +471,4 @@ def _calls_or(asked: Form, calls: Form) -> Form:
     except msgspec.MsgspecError:
         return asked  # it is refused as it would be without tools
     source = f"start: asked_for | tool_calls\nasked_for: {json_rule(schema)}\n{as_rule}"
-    return Form(Grammar(GrammarKind.LARK, source), asked.param, "'tools' or 'response_format'")
+    return Form(Grammar(GrammarKind.LARK, source), asked.param, f"'tools' or '{asked.param}'")

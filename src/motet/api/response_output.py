@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-import msgspec
-
+from motet.api.one_answer import NamedEvent
 from motet.api.schemas.chat import ChatRequest
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ChatLogprob, chat_logprobs
@@ -43,13 +42,6 @@ class Status(StrEnum):
 
 Members = dict[str, object]
 """The members of a JSON object."""
-
-
-class ResponseEvent(msgspec.Struct, frozen=True):
-    """An event of a streamed Response, without its number: the stream counts its events."""
-
-    name: str
-    fields: Members
 
 
 class ItemKind(NamedTuple):
@@ -96,28 +88,28 @@ class OpenItem:
         more = {"annotations": [], "logprobs": [*self._logprobs]} if self.kind is MESSAGE else {}
         return {"type": self.kind.part, "text": "".join(self._texts), **more}
 
-    def begin(self) -> list[ResponseEvent]:
+    def begin(self) -> list[NamedEvent]:
         return [self._item_event("added", Status.IN_PROGRESS), *self._part_event("added")]
 
-    def add(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> list[ResponseEvent]:
+    def add(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> list[NamedEvent]:
         self._texts.append(text)
         self._logprobs += logprobs
         more = {"logprobs": logprobs} if self.kind is MESSAGE else {}
         return [self._event(f"{self.kind.event}.delta", {"delta": text, **more})]
 
-    def end(self, status: Status) -> list[ResponseEvent]:
+    def end(self, status: Status) -> list[NamedEvent]:
         whole = self._event(f"{self.kind.event}.done", self._whole())
         return [whole, *self._part_event("done"), self._item_event("done", status)]
 
-    def _item_event(self, what: str, status: Status) -> ResponseEvent:
-        return ResponseEvent(f"response.output_item.{what}", {"output_index": self._index, "item": self.item(status)})
+    def _item_event(self, what: str, status: Status) -> NamedEvent:
+        return NamedEvent(f"response.output_item.{what}", {"output_index": self._index, "item": self.item(status)})
 
-    def _part_event(self, what: str) -> list[ResponseEvent]:
+    def _part_event(self, what: str) -> list[NamedEvent]:
         return [self._event(f"response.content_part.{what}", {"part": self._part()})] if self.kind.part else []
 
-    def _event(self, name: str, fields: Members) -> ResponseEvent:
+    def _event(self, name: str, fields: Members) -> NamedEvent:
         place = {"content_index": 0} if self.kind.part else {}
-        return ResponseEvent(name, {"item_id": self.id, "output_index": self._index, **place, **fields})
+        return NamedEvent(name, {"item_id": self.id, "output_index": self._index, **place, **fields})
 
 
 class ResponseOutput:
@@ -140,7 +132,7 @@ class ResponseOutput:
         """The items so far; one that is still open is incomplete."""
         return self._done if self._open is None else [*self._done, self._open.item(Status.INCOMPLETE)]
 
-    def feed(self, event: ChoiceEvent) -> list[ResponseEvent]:
+    def feed(self, event: ChoiceEvent) -> list[NamedEvent]:
         if self._chat.logprobs:
             self._logprobs.feed(event)
         shown: Sequence[Part] = ((Content(event.text),) if event.text else ()) if event.parts is None else event.parts
@@ -150,7 +142,7 @@ class ResponseOutput:
             events += self._close(Status.INCOMPLETE if event.finish in INCOMPLETE else Status.COMPLETED)
         return events
 
-    def _add(self, part: Part) -> list[ResponseEvent]:
+    def _add(self, part: Part) -> list[NamedEvent]:
         match part:
             case Reasoning(text):
                 self._taken(text)
@@ -167,18 +159,18 @@ class ResponseOutput:
 
     def _write(
         self, text: str, kind: ItemKind, *, constant: Members, logprobs: Sequence[ChatLogprob] = ()
-    ) -> list[ResponseEvent]:
+    ) -> list[NamedEvent]:
         """Adds a piece to the open item if that is of this kind, else to a new one."""
         begun = [] if self._open is not None and self._open.kind is kind else self._begin(kind, constant)
         assert self._open is not None  # it has just begun, or was open
         return begun + self._open.add(text, logprobs)
 
-    def _begin(self, kind: ItemKind, constant: Members) -> list[ResponseEvent]:
+    def _begin(self, kind: ItemKind, constant: Members) -> list[NamedEvent]:
         closed, index = self._close(Status.COMPLETED), len(self._done)
         self._open = OpenItem(kind, index, name=f"{self._name}_{index}", constant=constant)
         return closed + self._open.begin()
 
-    def _close(self, status: Status) -> list[ResponseEvent]:
+    def _close(self, status: Status) -> list[NamedEvent]:
         if self._open is None:
             return []
         self._done.append(self._open.item(status))

@@ -5,12 +5,11 @@ A request for a Response becomes a request for a chat, which is what answers it:
     instructions, input      ─► messages: items that the model wrote in one turn are one message
     tools, tool_choice, text ─► the same, with one more layer around their names
 
-Errors of the chat name the field as it is called in the request. The text of the choice becomes items
-(`response_output`); the rest of a Response repeats the request.
+`one_answer` does the rest. The text of the choice becomes items (`response_output`); the rest of a Response repeats the
+request.
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -18,14 +17,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import GroupsWriter, json_response
-from motet.api.answer_plan import answer_plan
-from motet.api.body import in_turn
-from motet.api.caller import PostRoute, caller_of, new_router, with_body
-from motet.api.chat import plan_chat
-from motet.api.failure import Names, error_body, invalid_value, named_as_asked
-from motet.api.kv_params import request_context
-from motet.api.plan import Head, chat_prompt, check_reading
-from motet.api.response_output import INCOMPLETE, Members, ResponseEvent, ResponseOutput, Status
+from motet.api.caller import PostRoute, new_router, with_body
+from motet.api.failure import Names, error_body, invalid_value, names_table
+from motet.api.one_answer import PASSED_ON, RESPONSE_NAMES, AskedAsChat, NamedEvent, WholeOutput
+from motet.api.plan import Head, Plan
+from motet.api.response_output import INCOMPLETE, Members, ResponseOutput, Status
 from motet.api.schemas.chat import ChatRequest, joined
 from motet.api.schemas.responses import (
     NOT_KEPT,
@@ -41,7 +37,6 @@ from motet.api.schemas.responses import (
     ResponsesRequest,
     told_name,
 )
-from motet.api.schemas.shared import GeneratingFields, StructuredFields
 from motet.api.service import Service
 from motet.errors import NotFoundError
 from motet.text.group import GroupStep
@@ -51,9 +46,8 @@ from motet.types import FinishReason, Usage
 log = logging.getLogger("motet.api")
 
 ID_PREFIX = "resp_"
-FEW_ITEMS = 50
-"""More are made into messages in a thread: each takes 40 us."""
-
+OWN = {"include_reasoning", "parallel_tool_calls", "separate_reasoning"}
+"""Members that are the same in a chat, beside those of messages too."""
 KEPT_ELSEWHERE = (
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
@@ -67,25 +61,17 @@ def responses_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        with named_as_asked(partial(names_of, body)):
-            chat = await chat_of(body)
-            caller = caller_of(request, session=body.session_id)
+        def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
             if left_out := {tool.type for _, _, tool in body.placed_tools() if isinstance(tool, BuiltInTool)}:
-                told = {"request_id": caller.trace, "types": sorted(left_out)}
+                told = {"request_id": plan.groups[0].trace, "types": sorted(left_out)}
                 log.info("built-in tools are left out", extra={"fields": told})
-            async with request_context(service, chat, caller=caller, num_choices=1) as context:
-                echo = echo_json(body)
-                plan = await plan_chat(service, chat, context=context, prefix=ID_PREFIX, prompt_param="input")
-                kind = ResponseEvents if body.stream else ResponseBody
-                writer = kind(plan.head, echo, tokenizer=plan.served.tokenizer, chat=chat, origins=origins(body))
-                return answer_plan(service, plan, writer=writer)
+            kind = ResponseEvents if body.stream else ResponseBody
+            return kind(plan.head, echo_json(body), tokenizer=plan.served.tokenizer, chat=chat, origins=origins(body))
+
+        return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 
     async def input_tokens(body: ResponsesRequest, _: Request) -> Response:
-        with named_as_asked(partial(names_of, body)):
-            chat = await chat_of(body)
-            served = service.served(chat.model)
-            check_reading(served, chat)
-            count = len(await chat_prompt(served.preparer, chat))
+        count = await as_chat(body).num_tokens(service)
         return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     for path, answer, summary in (
@@ -105,36 +91,18 @@ def responses_router(service: Service) -> APIRouter:
     return router
 
 
-PASSED_ON = {*StructuredFields.model_fields, *GeneratingFields.model_fields} | {
-    "chat_template_kwargs",
-    "include_reasoning",
-    "parallel_tool_calls",
-    "separate_reasoning",
-}
-"""Members that are the same in a chat."""
-
-NAMES: Names = [
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"messages.*", "input"),
-        (r"max_(completion_)?tokens", "max_output_tokens"),
-        (r"tool_choice\.function", "tool_choice"),
-        (r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.function", r"tool_choice.tools[\1]"),
-        (r"tool_choice\.allowed_tools", "tool_choice"),
-        (r"response_format(\.json_schema)?", "text.format"),
-        (r"reasoning_effort", "reasoning.effort"),
+def as_chat(body: ResponsesRequest) -> AskedAsChat:
+    return AskedAsChat(
+        make=partial(chat_request, body),
+        num_parts=len(body.input),
+        names=partial(names_of, body),
+        prompt_param="input",
     )
-]
-"""The names of a chat's fields, from their beginning, and what they are called here."""
-
-
-async def chat_of(body: ResponsesRequest) -> ChatRequest:
-    return chat_request(body) if len(body.input) <= FEW_ITEMS else await in_turn(partial(chat_request, body))
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """Raises what the chat's schema raises; see `named_as_asked`."""
-    fields: Members = body.model_dump(include=PASSED_ON, exclude_unset=True, by_alias=True)
+    """Raises what the chat's schema raises."""
+    fields: Members = body.model_dump(include=PASSED_ON | OWN, exclude_unset=True, by_alias=True)
     fields["messages"] = messages(body.instructions, body.input)
     fields["max_completion_tokens"] = body.max_output_tokens
     fields["reasoning_effort"] = body.reasoning.effort
@@ -171,8 +139,8 @@ def origins(body: ResponsesRequest) -> Mapping[str, Members]:
 
 def names_of(body: ResponsesRequest) -> Names:
     """Returns what the fields of the chat behind a Response are called in its request."""
-    places = [placed.param for _, placed in _functions(body)]
-    return [*((re.compile(rf"tools\[{number}\]\.function"), place) for number, place in enumerate(places)), *NAMES]
+    places = enumerate(placed.param for _, placed in _functions(body))
+    return [*names_table((rf"tools\[{number}\]\.function", place) for number, place in places), *RESPONSE_NAMES]
 
 
 def messages(instructions: str | None, items: Sequence[InputItem]) -> list[Members]:
@@ -216,11 +184,10 @@ def _nested(flat: object, types: Sequence[str] = ("function", "allowed_tools")) 
     return {"type": flat["type"], flat["type"]: inside}
 
 
-class ResponseBody(GroupsWriter):
+class ResponseBody(WholeOutput):
     """Writes a Response in one piece."""
 
-    content_type = "application/json"
-    streams = False
+    names = RESPONSE_NAMES
 
     def __init__(
         self,
@@ -235,10 +202,7 @@ class ResponseBody(GroupsWriter):
         self._head = head
         self._echo = echo
         self._output = ResponseOutput(head.id.removeprefix(ID_PREFIX), tokenizer, chat=chat, origins=origins or {})
-
-    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        self._feed(steps)
-        return b""
+        super().__init__(self._output)
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         return [self._whole(usage)]
@@ -251,9 +215,6 @@ class ResponseBody(GroupsWriter):
     @property
     def _end(self) -> Status:
         return Status.INCOMPLETE if self._output.finish in INCOMPLETE else Status.COMPLETED
-
-    def _feed(self, steps: Sequence[GroupStep]) -> list[ResponseEvent]:
-        return [told for step in steps for event in step.events for told in self._output.feed(event)]
 
     def _json(
         self,
@@ -287,7 +248,7 @@ class ResponseEvents(ResponseBody):
     """Number of events sent so far."""
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        events: list[ResponseEvent] = []
+        events: list[NamedEvent] = []
         if not self._sent:
             begun = self._json(Status.IN_PROGRESS)
             events += (_of_response("created", begun), _of_response("in_progress", begun))
@@ -300,20 +261,16 @@ class ResponseEvents(ResponseBody):
         """`server_error` is the only one of OpenAI's codes that fits; the `error` event before it has ours."""
         body = error_body(error)
         failed = self._json(Status.FAILED, error={"message": body.message, "code": "server_error"})
-        told = ResponseEvent("error", {"code": body.code, "message": body.message, "param": body.param})
+        told = NamedEvent("error", {"code": body.code, "message": body.message, "param": body.param})
         return self._bytes(told, _of_response(Status.FAILED, failed))
 
-    def _bytes(self, *events: ResponseEvent) -> bytes:
-        parts = []
-        for event in events:
-            data = msgspec.json.encode({"sequence_number": self._sent, "type": event.name, **event.fields})
-            parts.append(b"event: %b\ndata: %b\n\n" % (event.name.encode(), data))
-            self._sent += 1
-        return b"".join(parts)
+    def _bytes(self, *events: NamedEvent) -> bytes:
+        first, self._sent = self._sent, self._sent + len(events)
+        return b"".join(event.sent(sequence_number=number) for number, event in enumerate(events, start=first))
 
 
-def _of_response(what: str, json: bytes) -> ResponseEvent:
-    return ResponseEvent(f"response.{what}", {"response": msgspec.Raw(json)})
+def _of_response(what: str, json: bytes) -> NamedEvent:
+    return NamedEvent(f"response.{what}", {"response": msgspec.Raw(json)})
 
 
 def response_usage(usage: Usage) -> Members:

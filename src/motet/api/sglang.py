@@ -7,6 +7,7 @@ A whole answer is an object, or a list of them where there are several prompts o
 stream each event has all of its choice that has come until then, as SGLang streams unless it is told otherwise.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from motet.api.answer import DONE, EVENTS, json_response
 from motet.api.answer_plan import answer_plan
 from motet.api.caller import PostRoute, caller_of, new_router, with_body
 from motet.api.collect import LogprobFields, WholeChoice, WholeGroup, WholeWriter, in_pieces
-from motet.api.failure import renamed
+from motet.api.failure import names_table, renamed
 from motet.api.kv_params import RequestContext, request_context
 from motet.api.plan import (
     GROUP_CHARS,
@@ -42,13 +43,16 @@ from motet.text.logprobs import LOWEST
 from motet.types import FIRST_VERSION, FinishReason, PauseMode, TokenLogprob, Usage
 
 PAUSES = {"abort": PauseMode.ABORT, "in_place": PauseMode.KEEP, "retract": PauseMode.KEEP}
-NAMES = {
-    "sampling_params.logprob_token_ids": "token_ids_logprob",
-    "sampling_params.min_tokens": "sampling_params.min_new_tokens",
-    "sampling_params.prompt_logprobs": "top_logprobs_num",
-    "sampling_params.top_logprobs_num": "top_logprobs_num",
-    "weight_dir": "model_path",
-}
+NAMES = names_table(
+    (re.escape(there), here)
+    for there, here in {
+        "sampling_params.logprob_token_ids": "token_ids_logprob",
+        "sampling_params.min_tokens": "sampling_params.min_new_tokens",
+        "sampling_params.prompt_logprobs": "top_logprobs_num",
+        "sampling_params.top_logprobs_num": "top_logprobs_num",
+        "weight_dir": "model_path",
+    }.items()
+)
 """The names that fields have on our other routes, and those that they have here."""
 Scored = list[object]
 """[log-probability, token id, text]; the text is null unless it was asked for."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from motet.errors import ContextLengthError, RequestError
+from motet.errors import ContextLengthError, RequestError, TokenNeed
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineInfo
@@ -24,7 +24,8 @@ class Preparer:
             raise RequestError(f"{param} is not valid Unicode: {exc.reason} at {exc.start}", param=param) from exc
         least = self._tokenizer.least_tokens(len(text))
         if least > self._info.max_model_len:  # tokenising takes 200 bytes of memory a character
-            raise self._too_long(f"your {_part(param)} resulted in at least {least} tokens", _part(param), param=param)
+            said = f"your {_part(param)} resulted in at least {least} tokens"
+            raise self._too_long(said, _part(param), param=param, prompt=least)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def check_prompt(self, ids: Sequence[int], *, param: str) -> None:
@@ -41,7 +42,7 @@ class Preparer:
     def check_length(self, ids: Sequence[int], *, param: str) -> None:
         """Raises `ContextLengthError` for more tokens than the model can have."""
         if len(ids) > self._info.max_model_len:
-            raise self._too_long(f"you sent {len(ids)} tokens", param, param=param)
+            raise self._too_long(f"you sent {len(ids)} tokens", param, param=param, prompt=len(ids))
 
     def max_tokens(self, prompt_len: int, asked: int | None, *, default: int | None, param: str) -> int:
         """Returns how many tokens a choice may have: `asked`, else `default`, else all that fit. `param`: the prompt.
@@ -51,20 +52,24 @@ class Preparer:
         part, room = _part(param), self._info.max_model_len - prompt_len
         if asked is None:
             if room <= 0:
-                raise self._too_long(f"your {part} resulted in {prompt_len} tokens", part, param=param)
+                said = f"your {part} resulted in {prompt_len} tokens"
+                raise self._too_long(said, part, param=param, prompt=prompt_len)
             return room if default is None else min(default, room)
         if asked > room:
             parts = f"{prompt_len} in the {part}, {asked} in the completion"
             said = f"you requested {prompt_len + asked} tokens ({parts})"
-            raise self._too_long(said, f"{part} or completion", param=param)
+            raise self._too_long(said, f"{part} or completion", param=param, prompt=prompt_len, answer=asked)
         return asked
 
-    def _too_long(self, said: str, shorter: str, *, param: str) -> ContextLengthError:
-        return ContextLengthError(
-            f"This model's maximum context length is {self._info.max_model_len} tokens. However, {said}. Please reduce "
-            f"the length of the {shorter}.",
+    def _too_long(self, said: str, shorter: str, *, param: str, prompt: int, answer: int = 0) -> ContextLengthError:
+        most = self._info.max_model_len
+        error = ContextLengthError(
+            f"This model's maximum context length is {most} tokens. However, {said}. Please reduce the length of the "
+            f"{shorter}.",
             param=param,
         )
+        error.need = TokenNeed(prompt, answer, most)
+        return error
 
 
 def _part(param: str) -> str:

@@ -25,6 +25,7 @@ from motet.api.schemas.shared import (
     Schema,
     StopStrings,
     StructuredFields,
+    check_told,
 )
 from motet.errors import RequestError
 
@@ -44,6 +45,12 @@ class ThinkingBlock(OpenSchema):
     thinking: str
 
 
+class RedactedBlock(OpenSchema):
+    """Encrypted thoughts of a model of Anthropic's, in a conversation that it began. They are left out."""
+
+    type: Literal["redacted_thinking"]
+
+
 class ToolUseBlock(OpenSchema):
     type: Literal["tool_use"]
     id: str
@@ -58,7 +65,7 @@ def _unsupported_block(param: str, why: str) -> RequestError:
 
 
 def _only(known: Sequence[str]) -> str:
-    return f"and here only {', '.join(map(repr, known))} are supported"
+    return f"and here only {', '.join(map(repr, known))} {'are' if len(known) > 1 else 'is'} supported"
 
 
 def _kind_of(value: object, known: Sequence[str]) -> str:
@@ -95,17 +102,18 @@ class ToolResultBlock(OpenSchema):
     content: Texts = Field(default_factory=list)
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 BLOCKS: Mapping[str, type[Block]] = {
     "text": TextBlock,
     "thinking": ThinkingBlock,
+    "redacted_thinking": RedactedBlock,
     "tool_use": ToolUseBlock,
     "tool_result": ToolResultBlock,
 }
 OF_ROLE: Mapping[str, Sequence[str]] = {
     "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "tool_use"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
 """The types of blocks that a turn may have."""
@@ -209,7 +217,7 @@ class MessagePrompt(Schema):
     ignored = frozenset({"cache_control", "metadata"})
     refused = frozenset(
         {"container", "diagnostics", "group", "inference_geo", "user_profile_id", "workspace_id"}
-        | {"kv_transfer_params", "stop", "stream_options"}
+        | {"kv_transfer_params", "logprob_token_ids", "stop", "stream_options"}
     )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "context_management": ({"edits": []}, {"edits": [KEEP_ALL]}),
@@ -222,6 +230,7 @@ class MessagePrompt(Schema):
         "container": "it runs no tools",
         "context_management": "it changes no conversation; send what the model is to see",
         "group": ONE_ANSWER,
+        "logprob_token_ids": "a message has no log-probabilities",
         "mcp_servers": "it runs no tools; connect to MCP servers in the client, and send their tools",
         "n": ONE_ANSWER,
         "stop": "here it is called 'stop_sequences'",
@@ -229,7 +238,7 @@ class MessagePrompt(Schema):
     }
 
     model: str | None = None
-    system: Texts = Field(default_factory=list)
+    system: Annotated[Texts, BeforeValidator(check_told)] = Field(default_factory=list)
     messages: list[TurnInput] = Field(min_length=1)
     tools: list[Annotated[MessageTool, PlainValidator(_read_tool)]] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: MessageToolChoice | None = None

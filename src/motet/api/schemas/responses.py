@@ -10,7 +10,15 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_v
 
 from motet.api.failure import Misfit, invalid_type, invalid_value, unsupported_parameter
 from motet.api.schemas.chat import MAX_TOOLS, ContentPart, as_choice, as_parts
-from motet.api.schemas.shared import IGNORED_FIELDS, GeneratingFields, OpenSchema, Schema, StructuredFields, in_range
+from motet.api.schemas.shared import (
+    IGNORED_FIELDS,
+    TOLD,
+    GeneratingFields,
+    OpenSchema,
+    Schema,
+    StructuredFields,
+    in_range,
+)
 from motet.errors import RequestError
 
 OF_KEPT = frozenset({"conversation", "previous_response_id", "prompt", "prompt_cache_options"})
@@ -251,7 +259,7 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
         BeforeValidator(as_items, json_schema_input_type=str | list[object]),
         Field(min_length=1),
     ]
-    instructions: str | None = None
+    instructions: Annotated[str, TOLD] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextField = TextField()
     reasoning: ReasoningField = ReasoningField()
@@ -296,10 +304,10 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:
-        if self.top_logprobs and not self.logprobs:
-            raise Misfit(
-                invalid_value, "top_logprobs", "'include' must have 'message.output_text.logprobs' when it is given"
-            )
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, name) and not self.logprobs:
+                why = "'include' must have 'message.output_text.logprobs' when it is given"
+                raise Misfit(invalid_value, name, why)
         return self
 
     @model_validator(mode="after")

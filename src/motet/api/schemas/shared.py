@@ -177,9 +177,9 @@ def schema_text(schema: object) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _check_told(value: T) -> T:
+def check_told(value: T) -> T:
     try:
-        schema_text(value).encode()
+        (value if isinstance(value, str) else schema_text(value)).encode()
     except UnicodeEncodeError as exc:
         raise Misfit(invalid_value, None, "it is not valid Unicode") from exc
     except (RecursionError, ValueError) as exc:
@@ -187,7 +187,7 @@ def _check_told(value: T) -> T:
     return value
 
 
-TOLD = AfterValidator(_check_told)
+TOLD = AfterValidator(check_told)
 """Refuses a field with half a surrogate pair in a string, which JSON can write and no engine can be sent: for fields
 that somebody else reads, so that no schema looks at the strings inside them."""
 
@@ -197,7 +197,7 @@ JsonObject = Annotated[dict[str, object], TOLD]
 def _text_or_object(value: object) -> object:
     if not isinstance(value, str | dict):
         raise Misfit(invalid_type, None, "a string or an object")
-    return _check_told(value)
+    return check_told(value)
 
 
 TextOrObject = Annotated[str | dict[str, object], PlainValidator(_text_or_object)]
@@ -470,7 +470,7 @@ class FormattedFields(StructuredFields):
     def check_one_form(self) -> Self:
         if self.structured_outputs is not None and self.response_format is not None:
             why = "it and 'response_format' both say what an answer must be; give one of them"
-            raise Misfit(invalid_value, "structured_outputs", why)
+            raise Misfit(invalid_value, "structured_outputs", why, "response_format")
         return self
 
     @property
