@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/
 # come first.
 RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check check-text check-tests test test-long clients wheel triton bench clean
+.PHONY: setup model demo serve check check-text check-tests test test-long clients wheel image triton bench clean
 
 setup: $(READY)
 
@@ -72,6 +72,10 @@ clients: $(READY) model
 wheel: $(READY)
 	$(BIN)/python tools/wheel.py
 	$(PYTEST) -n 0 tests/packages/test_wheel.py --wheel "$$(ls -t dist/motet-*.whl | head -n 1)" $(ARGS)
+
+# Every line of the Dockerfile, carried out without a container engine; needs root, and debootstrap of Debian. 3 minutes.
+image: $(READY)
+	$(PYTEST) -n 0 -m image tests/packages/test_dockerfile.py $(ARGS)
 
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. Not in `test`: it fetches 290 MB.
 triton: $(READY)
