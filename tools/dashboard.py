@@ -26,7 +26,14 @@ EACH = "instance, worker"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 PANELS_A_ROW, WIDTH, HEIGHT = 3, 8, 8
 """Grafana's grid has 24 columns."""
-SECONDS, SHARE, BYTES_A_SECOND, A_SECOND, NUMBER = "s", "percentunit", "Bps", "ops", "short"
+SECONDS, SHARE, BYTES_A_SECOND, A_SECOND, NUMBER = "s", "percentunit", "Bps", "suffix:/s", "short"
+COLOURS = {
+    WorkerState.STARTING: "blue",
+    WorkerState.READY: "green",
+    WorkerState.DRAINING: "yellow",
+    WorkerState.SILENT: "orange",
+    WorkerState.DEAD: "red",
+}
 
 Query = tuple[str, str]
 """An expression, and the name of each of its series."""
@@ -72,7 +79,10 @@ def quantiles(metric: str, selector: str, *, by: str) -> tuple[Query, ...]:
 
 
 def gauges(metrics: dict[str, str], selector: str, *, by: str) -> tuple[Query, ...]:
-    """`metrics`: names, with what is said of each."""
+    """Returns values as they are. `metrics`: names, with what is said of each.
+
+    Counters of rare events are among them: one that begins with its first event has no rate that shows it.
+    """
     return tuple((f"sum by ({by}) (motet:{name}{{{selector}}})", named(by, said)) for name, said in metrics.items())
 
 
@@ -186,14 +196,14 @@ ROWS = (
                         "kv_blocks": "all",
                     },
                     WORKER,
-                    by=EACH,
+                    by="instance",
                 ),
-                "Kept for more choices of a prompt; cached blocks are free, and a prefix may still hit them.",
+                "Of all workers. Kept for more choices of a prompt; cached blocks are free, and a prefix may hit them.",
             ),
             Panel(
                 "KV blocks in use",
                 SHARE,
-                gauges({"kv_cache_usage_perc": "in use"}, WORKER, by=EACH),
+                gauges({"kv_cache_usage_perc": ""}, WORKER, by=EACH),
                 "By groups and leases.",
             ),
             Panel(
@@ -229,8 +239,8 @@ ROWS = (
                 "Prefills and transfers",
                 A_SECOND,
                 (
-                    per_second("prefills_total", WORKER, by=EACH, said="prefills"),
-                    per_second("kv_transfers_total", WORKER, by=EACH, said="transfers"),
+                    per_second("prefills_total", WORKER, by="instance", said="prefills"),
+                    per_second("kv_transfers_total", WORKER, by="instance", said="transfers"),
                 ),
                 "Both at most once a group, whatever n is.",
             ),
@@ -248,9 +258,9 @@ ROWS = (
             ),
             Panel(
                 "Transfers that failed",
-                A_SECOND,
-                (per_second("kv_transfer_failures_total", WORKER, by="kind"),),
-                "The prompt was then computed on the decode worker.",
+                NUMBER,
+                gauges({"kv_transfer_failures_total": ""}, WORKER, by="kind"),
+                "Since the engines started; empty if none has. The prompt was then computed on the decode worker.",
             ),
             Panel(
                 "Prompts computed without asking prefill",
@@ -263,7 +273,7 @@ ROWS = (
                 NUMBER,
                 (
                     *gauges({"kv_leases": "open"}, WORKER, by=EACH),
-                    per_second("kv_leases_expired_total", WORKER, by=EACH, said="expired a second"),
+                    per_second("kv_leases_expired_total", WORKER, by="instance", said="expired a second"),
                 ),
                 "Prefilled prompts kept for their readers. One expires if its reader gives no sign of life.",
             ),
@@ -293,15 +303,15 @@ ROWS = (
             ),
             Panel(
                 "Migrations",
-                A_SECOND,
-                (per_second("migrations_total", SERVER, by="cause, outcome"),),
-                "Groups that moved away from a worker, by cause and outcome.",
+                NUMBER,
+                gauges({"migrations_total": ""}, SERVER, by="cause, outcome"),
+                "Groups that moved away from a worker since the server started; empty if none has.",
             ),
             Panel(
                 "Choices that moved",
-                A_SECOND,
-                (per_second("choices_resumed_total", SERVER, by="instance"),),
-                "Unfinished choices that went on elsewhere.",
+                NUMBER,
+                gauges({"choices_resumed_total": ""}, SERVER, by="instance"),
+                "Unfinished choices that went on elsewhere, since the server started.",
             ),
             Panel(
                 "Engine restarts",
@@ -398,9 +408,14 @@ def placed(rows: tuple[Row, ...]) -> Iterator[dict[str, object]]:
 
 def drawn(panel: Panel) -> dict[str, object]:
     defaults: dict[str, object] = {"unit": panel.unit, "min": 0}
+    if panel.unit == SHARE:
+        defaults["max"] = 1
     if panel.kind == "state-timeline":
-        texts = {str(number): {"text": state, "index": number} for number, state in enumerate(WorkerState, 1)}
-        defaults["mappings"] = [{"type": "value", "options": texts}]
+        shown = {
+            str(number): {"text": state, "color": COLOURS[state], "index": number}
+            for number, state in enumerate(WorkerState, 1)
+        }
+        defaults["mappings"] = [{"type": "value", "options": shown}]
     return {
         "type": panel.kind,
         "title": panel.title,

@@ -1,4 +1,4 @@
-"""A real Prometheus that reads one server every second."""
+"""A real Prometheus that reads one server, every second unless told otherwise."""
 
 import re
 import shutil
@@ -16,7 +16,6 @@ from tests.hosts.servers import eventually
 from tests.patience import PATIENCE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
-INTERVAL = "1s"
 
 Series = dict[str, str]
 """The labels of one series."""
@@ -64,11 +63,11 @@ class Prometheus:
 
 
 @contextmanager
-def reading(target: str, folder: Path) -> Iterator[Prometheus]:
-    """Runs Prometheus with the configuration in `deploy`, for a server at `target` that is read every second."""
+def reading(target: str, folder: Path, *, every_s: int = 1) -> Iterator[Prometheus]:
+    """Runs Prometheus with the configuration in `deploy`, for a server at `target` that is read that often."""
     text = (DEPLOY / "prometheus.yml").read_text()
     text, changes = re.subn(
-        r"scrape_interval: \w+", f"scrape_interval: {INTERVAL}\n  evaluation_interval: {INTERVAL}", text
+        r"scrape_interval: \w+", f"scrape_interval: {every_s}s\n  evaluation_interval: {every_s}s", text
     )
     text, more = re.subn(r'targets: \["[\d.:]+"\]', f'targets: ["{target}"]', text)
     text, rules = re.subn(r"- rules.yml", f"- {DEPLOY / 'rules.yml'}", text)
@@ -87,6 +86,11 @@ def reading(target: str, folder: Path) -> Iterator[Prometheus]:
         finally:
             process.terminate()
             process.wait(PATIENCE_S)
+
+
+def asked_by_grafana(expression: str, *, rate_s: int) -> str:
+    """Returns an expression as Grafana sends it: of all servers, models and workers, with that rate interval."""
+    return re.sub(r"\$(server|model|worker)\b", ".*", expression).replace("$__rate_interval", f"{rate_s}s")
 
 
 def is_ready(http: httpx.Client) -> bool:
