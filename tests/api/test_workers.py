@@ -1,6 +1,7 @@
 """Models, status, metrics, health, drain: every worker is asked, and none can hold up the answer."""
 
 import asyncio
+import dataclasses
 from importlib.metadata import version
 
 import msgspec
@@ -101,6 +102,22 @@ async def test_a_dead_worker_is_shown_as_holding_nothing(serve: Serving, error: 
     assert 'motet:kv_transfers_total{model_name="tiny",role="decode",worker="decode-0"} 2.0' in text
     assert 'motet:worker_state{model_name="tiny",state="dead",worker="prefill-0"} 1.0' in text
     assert 'role="prefill"' not in text
+
+
+async def test_counters_of_a_worker_do_not_fall_when_it_dies_and_another_engine_takes_its_place(serve: Serving) -> None:
+    name = 'motet:kv_transfers_total{model_name="tiny",role="decode",worker="decode-0"}'
+    first, second = (ready(Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")) for _ in range(2))
+    workers = ListedWorkers([first])
+    served = await serve(workers=workers)
+    for report, shown in (
+        (first, 2),
+        (dataclasses.replace(first, state=WorkerState.DEAD), 2),
+        (dataclasses.replace(first, state=WorkerState.STARTING), 2),
+        (second, 4),
+        (second, 4),
+    ):
+        workers.listed[0] = report
+        assert f"{name} {shown}.0" in await served.metrics()
 
 
 @pytest.mark.slow

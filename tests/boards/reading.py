@@ -29,8 +29,9 @@ def program(name: str) -> str:
     return found
 
 
-def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+def promtool(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [program("promtool"), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def watched(folder: Path, forking: ForkingProcess, tmp_path_factory: pytest.Temp
         kill_the_writer(server)
         complete(server)
         prometheus.until('motet:migrations_total{cause="died"}')
-        prometheus.until("sum(motet:engine_restarts_total) >= 1")
+        prometheus.until("sum(motet:engine_restarts_total) >= 1 and count(motet:num_groups_running) == 3")
         yield prometheus
 
 
@@ -83,6 +83,12 @@ def test_the_loss_is_counted_by_its_cause_and_the_states_add_up(watched: Prometh
     assert (moved["cause"], moved["outcome"]) == ("died", "resumed")
     states = watched.ask("sum by (worker) (motet:worker_state) == 1")
     assert [one["worker"] for one in states] == ["decode-0", "decode-1", "prefill-0"]
+
+
+def test_no_counter_falls_when_an_engine_dies_and_another_takes_its_place(watched: Prometheus) -> None:
+    counters = [name for name in watched.names() if re.search("_(total|bucket|count|sum)$", name)]
+    assert len(counters) > 80
+    assert not [name for name in counters if watched.ask(f"resets({name}[1h]) > 0")]
 
 
 def test_variables_of_the_dashboard_have_values(watched: Prometheus) -> None:

@@ -1,9 +1,27 @@
-"""A group whose steps come at given times, with only those fields of a choice that a record needs."""
+"""What metrics are made from: a worker's figures, and a group whose steps come at given times, with only those fields
+of a choice that a record needs."""
 
 from dataclasses import dataclass
 
+from motet.metrics.engines import EngineSample
 from motet.metrics.groups import GroupMetrics
-from motet.types import FinishReason
+from motet.stats import EngineStats
+from motet.testing.engine import fake_info
+from motet.types import EngineInfo, FinishReason, Role
+
+ENGINE = object()
+
+
+def engine_sample(
+    worker: str = "engine-0",
+    stats: EngineStats | None = None,
+    *,
+    role: Role = Role.BOTH,
+    engine: object = ENGINE,
+    info: EngineInfo | None = None,
+) -> EngineSample:
+    """Returns what a worker with an engine says. `info`: None for that of a fake."""
+    return EngineSample(worker=worker, role=role, engine=engine, info=info or fake_info(role=role), stats=stats)
 
 
 @dataclass(frozen=True)

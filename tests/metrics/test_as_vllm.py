@@ -9,12 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.engines.vllm.report import scrape_of
 from motet.metrics.declare import PREFIX, VLLM_PREFIX, MetricKind, MetricPrefix, aliases_in
 from motet.metrics.groups import COUNTED, OBSERVED
-from motet.metrics.prometheus import CACHE_FACTS_IN_VLLM, EngineSample, Metrics, Scrape
+from motet.metrics.prometheus import CACHE_FACTS_IN_VLLM, Metrics, Scrape
 from motet.metrics.routing import RoutingFigures
 from motet.stats import EngineStats
-from motet.testing.engine import fake_info
 from motet.types import FinishReason, Role
-from tests.metrics.shown import ShownChoice, TimedGroup
+from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 ALIASES = [
@@ -47,15 +46,24 @@ IN_VLLM = {
     "cache_config_info": "gauge",
 }
 """Names and kinds, as the code of vLLM 0.32 declares them."""
+SLOW_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+BOUNDS = {
+    "time_to_first_token_seconds": {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, *SLOW_S, 160, 640, 2560},
+    "inter_token_latency_seconds": {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *SLOW_S},
+    "e2e_request_latency_seconds": {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960}
+    | {1920, 7680},
+    "request_prompt_tokens": {mantissa * 10**power for mantissa in (1, 2, 5) for power in range(6)},
+}
+"""Bounds of its buckets. Those of tokens end there with the longest prompt of the model."""
 
 
 def a_cell() -> Scrape:
     stats = EngineStats(choices_running=3, blocks_total=100, blocks_used=60, generated_tokens=5, prompt_tokens=10)
     return Scrape(
         engines=[
-            EngineSample("prefill-0", fake_info(role=Role.PREFILL), replace(stats, blocks_used=20, choices_running=1)),
-            EngineSample("decode-0", fake_info(role=Role.DECODE), replace(stats, choices_waiting=2)),
-            EngineSample("decode-1", fake_info(role=Role.DECODE), None),
+            engine_sample("prefill-0", replace(stats, blocks_used=20, choices_running=1), role=Role.PREFILL),
+            engine_sample("decode-0", replace(stats, choices_waiting=2), role=Role.DECODE),
+            engine_sample("decode-1", role=Role.DECODE),
         ],
         routing=RoutingFigures(queued=2, queued_choices=16),
     )
@@ -63,7 +71,7 @@ def a_cell() -> Scrape:
 
 def text_of(scrape: Scrape, metrics: Metrics | None = None) -> str:
     metrics = metrics or Metrics(MetricPrefix.VLLM)
-    return metrics.exposition(scrape, models=["m"], waiting=3, tasks=7).decode()
+    return metrics.exposition(scrape, models=["m"], waiting=3, tasks=7).body.decode()
 
 
 def samples(text: str) -> dict[str, float]:
@@ -79,6 +87,19 @@ def samples(text: str) -> dict[str, float]:
 
 def test_every_alias_is_a_metric_of_vllm_of_the_same_kind() -> None:
     assert {alias.name: str(alias.kind) for alias in ALIASES} == IN_VLLM
+
+
+def test_quantiles_are_as_fine_as_vllm_s() -> None:
+    ours = {alias.name: set(alias.bounds) for alias in ALIASES}
+    assert not {name: bounds - ours[name] for name, bounds in BOUNDS.items() if bounds - ours[name]}
+    ends = re.findall(r'^vllm:request_prompt_tokens_bucket.*le="([^"]*)"', text_of(Scrape()), re.MULTILINE)
+    assert ends[:3] == ["1.0", "2.0", "5.0"]  # written as vLLM writes them: a sum by `le` of servers of both adds up
+
+
+def test_reasons_that_have_not_occurred_are_counted_from_0() -> None:
+    """Prometheus sees no growth from a series that is not there to one that begins at 1."""
+    found = samples(text_of(Scrape()))
+    assert {found[f"vllm:request_success_total|finished_reason={reason}"] for reason in FinishReason} == {0}
 
 
 def test_the_page_has_the_row_of_every_alias() -> None:
@@ -114,7 +135,7 @@ def test_choices_that_wait_for_room_on_any_worker_count_as_waiting() -> None:
 
 
 def test_without_an_answer_of_an_engine_its_figures_are_absent() -> None:
-    silent = Scrape(engines=[EngineSample("engine-0", fake_info(), None)])
+    silent = Scrape(engines=[engine_sample()])
     found = samples(text_of(silent))
     assert "vllm:num_requests_running" not in found
     assert "vllm:cache_config_info|block_size=16|num_gpu_blocks=1024" in found

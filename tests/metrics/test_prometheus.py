@@ -14,14 +14,14 @@ from motet.deploy.child import block_size_in, figures_in
 from motet.metrics import prometheus
 from motet.metrics.declare import PREFIX, MetricKind, declared_in
 from motet.metrics.groups import COUNTED, OBSERVED, STEP_S
-from motet.metrics.prometheus import EngineSample, Metrics, Scrape
+from motet.metrics.prometheus import Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, UPDATE_S, RoutingFigures
 from motet.stats import EngineStats
 from motet.testing.engine import fake_info
 from motet.transfer.figures import SECONDS
 from motet.transfer.orders import FailureKind
 from motet.types import FinishReason, Role
-from tests.metrics.shown import ShownChoice, TimedGroup
+from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_ENGINES, OF_ROUTING = ([metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures))
@@ -34,14 +34,14 @@ DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
 
 
 def saying(stats: EngineStats) -> Scrape:
-    return Scrape(engines=[EngineSample("engine-0", fake_info(), stats)])
+    return Scrape(engines=[engine_sample(stats=stats)])
 
 
 def a_cell(*, prefill: EngineStats | None, decode: EngineStats | None) -> Scrape:
     return Scrape(
         engines=[
-            EngineSample("prefill-0", fake_info(role=Role.PREFILL), prefill),
-            EngineSample("decode-0", fake_info(role=Role.DECODE), decode),
+            engine_sample("prefill-0", prefill, role=Role.PREFILL),
+            engine_sample("decode-0", decode, role=Role.DECODE),
         ]
     )
 
@@ -59,7 +59,7 @@ def exposed(metrics: Metrics, scrape: Scrape | None = None) -> dict[str, float]:
 
 
 def text_of(metrics: Metrics, scrape: Scrape | None = None, *, models: Sequence[str] = ("m",)) -> str:
-    return metrics.exposition(scrape or Scrape(), models=models, waiting=3, tasks=7).decode()
+    return metrics.exposition(scrape or Scrape(), models=models, waiting=3, tasks=7).body.decode()
 
 
 def test_the_page_has_the_row_of_every_declared_metric() -> None:
@@ -217,7 +217,7 @@ def test_a_worker_shows_the_version_that_it_has_and_no_older_one() -> None:
     metrics = Metrics()
     for version in ("0", "step 1", "step 2"):
         info = msgspec.structs.replace(fake_info(), weight_version=version)
-        samples = exposed(metrics, Scrape(engines=[EngineSample("engine-0", info, EngineStats())]))
+        samples = exposed(metrics, Scrape(engines=[engine_sample(stats=EngineStats(), info=info)]))
         shown = [name for name in samples if name.startswith("motet:weight_version_info")]
         assert shown == [f"motet:weight_version_info|version={version}"] and samples[shown[0]] == 1
 
@@ -268,13 +268,13 @@ def test_a_group_leaves_its_times_and_counts() -> None:
 def test_times_between_steps_are_a_histogram() -> None:
     metrics = Metrics()
     group = TimedGroup(metrics.of("m"), 1)
-    for now_s in (0.0, 0.0025, 0.0055, 7.0055):
+    for now_s in (0.0, 0.0025, 0.0055, 700.0055):
         group.step([], now_s)
     samples = exposed(metrics)
     name = "motet:inter_token_latency_seconds"
     assert [samples[f"{name}_bucket|le={bound}"] for bound in STEP_S] == [1, *(2 for _ in STEP_S[1:])]
     assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 3
-    assert samples[f"{name}_sum"] == 7.0055
+    assert samples[f"{name}_sum"] == 700.0055
 
 
 def test_a_group_that_ended_early_leaves_only_the_times_that_it_has() -> None:

@@ -77,6 +77,8 @@ async def test_prefill_is_asked_only_if_a_ready_worker_could_read_its_ticket() -
     await answered(server, of_a("alone"))
     assert len(server.engines["prefill-a-vllm-0"].prefills) == 1
     assert server.router.figures().bypasses["prefill-down"] == 1
+    server.fleet.remove("prefill-a-vllm-0")
+    assert server.router.figures().bypasses["prefill-down"] == 1  # a counter does not vanish
 
 
 async def test_for_an_adapter_both_workers_of_a_pair_must_have_it() -> None:

@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
 
 from motet import __version__
@@ -22,7 +21,8 @@ from motet.api.service import WITHOUT_ENGINE, Membership, Seen, Service, look
 from motet.engines.base import Killable, WorkerState
 from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError, RequestError
 from motet.metrics.declare import MetricKind, declared_in, numbers
-from motet.metrics.prometheus import EngineSample, Scrape
+from motet.metrics.engines import EngineSample
+from motet.metrics.prometheus import Scrape
 from motet.metrics.routing import RoutingFigures
 from motet.settings.named_worker import NamedWorker, is_http_url, server_url
 from motet.stats import EngineStats
@@ -80,11 +80,13 @@ def admin_router(service: Service) -> APIRouter:
         return json_response(answer)
 
     @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(accept: Annotated[str, Header()] = "") -> Response:
+        """Shows all metrics in Prometheus' text format, or as OpenMetrics to a reader that accepts it."""
         scrape, tasks = await _scrape(service), len(asyncio.all_tasks())
-        waiting = service.admission.waiting
-        text = service.metrics.exposition(scrape, models=service.model_names, waiting=waiting, tasks=tasks)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+        told = service.metrics.exposition(
+            scrape, models=service.model_names, waiting=service.admission.waiting, tasks=tasks, accept=accept
+        )
+        return Response(told.body, headers={"content-type": told.content_type})
 
     @router.post("/drain")
     async def drain() -> Response:
@@ -107,17 +109,23 @@ async def _check_ready(service: Service) -> None:
 
 async def _scrape(service: Service) -> Scrape:
     """Asks the workers of this server: those elsewhere publish their own figures."""
-    reports, draining = service.workers.reports(), service.admission.draining
+    reports, draining, asked_s = service.workers.reports(), service.admission.draining, service.clock()
     workers = await look(reports, patience_s=PATIENCE_S, draining=draining, local_only=True)
     return Scrape(
-        engines=[
-            EngineSample(seen.report.id, seen.info, seen.stats)
-            for seen in workers
-            if seen.info is not None and seen.report.worker is not None and seen.report.worker.local
-        ],
+        engines=[sample for seen in workers if (sample := _sample(seen)) is not None],
+        asked_s=asked_s,
         routing=service.figures(),
         states={(seen.report.id, state.value): seen.state is state for seen in workers for state in WorkerState},
     )
+
+
+def _sample(seen: Seen) -> EngineSample | None:
+    """Returns what is known of a worker's engine; None for one that is elsewhere, or has never had an engine."""
+    report = seen.report
+    if report.worker is None or report.role is None or not report.worker.local:
+        return None
+    engine = report.worker.engine
+    return EngineSample(worker=report.id, role=report.role, engine=engine, info=seen.info, stats=seen.stats)
 
 
 async def _needed(service: Service) -> list[Seen]:

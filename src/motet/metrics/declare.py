@@ -38,7 +38,7 @@ class MetricKind(StrEnum):
     """Kinds of metrics in Prometheus."""
 
     COUNTER = "counter"
-    """Only grows while the process lives."""
+    """Only grows while the server lives."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 

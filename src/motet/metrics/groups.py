@@ -13,6 +13,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from motet.metrics.declare import Declared, MetricKind, counter, histogram
 from motet.types import FinishReason
@@ -24,9 +25,13 @@ ONE_ENGINE = "0"
 """Its value for a server without such ranks."""
 INFINITY = "+Inf"
 
-LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
-STEP_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-TOKENS = (1.0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+LONG_S = (1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+MINUTES_S = (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, *LONG_S, 160.0, 640.0, 2560.0)
+WHOLE_S = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, *MINUTES_S)
+STEP_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, *LONG_S)
+"""vLLM's bounds, and smaller ones: a trainer's groups may wait and write for many minutes."""
+TOKENS = (1.0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 CHOICES = (1.0, 2, 4, 8, 16, 32, 64, 128, 256)
 
 FIRST_TOKEN = histogram(
@@ -34,23 +39,23 @@ FIRST_TOKEN = histogram(
     "seconds",
     "Time to the first token of a group's first choice.",
     in_vllm=True,
-    bounds=LATENCY_S,
+    bounds=FIRST_S,
 )
 LAST_FIRST_TOKEN = histogram(
     "time_to_first_token_last_choice_seconds",
     "seconds",
     "Time to the first token of a group's last choice.",
-    bounds=LATENCY_S,
+    bounds=FIRST_S,
 )
 FINISH_SPREAD = histogram(
-    "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=LATENCY_S
+    "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=WHOLE_S
 )
 LATENCY = histogram(
     "e2e_request_latency_seconds",
     "seconds",
     "Time from a group's admission to its end.",
     in_vllm=True,
-    bounds=LATENCY_S,
+    bounds=WHOLE_S,
 )
 BETWEEN_STEPS = histogram(
     "inter_token_latency_seconds",
@@ -100,6 +105,8 @@ OBSERVED = (
     BETWEEN_STEPS,
 )
 COUNTED = (SUCCESS, GROUPS)
+USUAL_STATUS = ("200", "499", "500", "503")
+"""Counted from 0 on for every model; others from the first group that ends so."""
 
 
 class Shown(Protocol):
@@ -245,6 +252,8 @@ class GroupMetrics:
         self._model = model
         self._observed = families.values_of(model)
         self._counted = families.counted
+        self._counted[SUCCESS].update({(model, reason.value): 0 for reason in FinishReason})
+        self._counted[GROUPS].update({(model, status): 0 for status in USUAL_STATUS})
 
     def group_opened(
         self,
@@ -300,4 +309,4 @@ def counted(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labe
 def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
     """Returns each bound with the number of values up to it. `counts`: one more than `bounds`, or empty."""
     counts = counts or [0] * (len(bounds) + 1)
-    return list(zip([*map(str, bounds), INFINITY], accumulate(counts), strict=True))
+    return list(zip([*map(floatToGoString, bounds), INFINITY], accumulate(counts), strict=True))

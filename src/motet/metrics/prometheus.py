@@ -1,6 +1,7 @@
 """The metrics of one server, in a registry of their own, as Prometheus reads them.
 
-engines      read from `Engine.stats()` of each worker at each scrape: the fields of `EngineStats`
+engines      read from `Engine.stats()` of each worker at each scrape: the fields of `EngineStats`; counters
+             outlive the engines (`metrics.engines`)
 routing      read from the router at each scrape: the fields of `RoutingFigures`
 groups       observed when a step of a group comes and when the group ends, by model (`metrics.groups`)
 HTTP         counted here when a response has been sent
@@ -13,9 +14,12 @@ find, so these are figures of the server: the sum over its workers.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from motet.metrics.declare import (
@@ -29,6 +33,7 @@ from motet.metrics.declare import (
     gauge,
     numbers,
 )
+from motet.metrics.engines import EngineCounters, EngineSample
 from motet.metrics.groups import (
     ENGINE,
     MODEL,
@@ -42,9 +47,11 @@ from motet.metrics.groups import (
 )
 from motet.metrics.routing import RoutingFigures
 from motet.stats import EngineStats, total_stats
-from motet.types import EngineInfo
 
 WORKER_LABELS = (MODEL, "worker", "role")
+OPENMETRICS = "application/openmetrics-text"
+WITH_COLONS = "version=1.0.0; escaping=allow-utf-8"
+"""Without this prometheus_client 0.26 writes `_` for the colon of each sample's name, though not of its family's."""
 
 CACHE_FACTS = gauge(
     "cache_config_info",
@@ -59,7 +66,7 @@ CACHE_FACTS_IN_VLLM = gauge(
     labels=("block_size", "num_gpu_blocks"),
     prefix=VLLM_PREFIX,
 )
-"""vLLM's has many labels more; these two are what others read."""
+"""vLLM's has many labels more, though not the model's name; these two are what others read."""
 WEIGHT_VERSION = gauge(
     "weight_version_info",
     "1",
@@ -90,24 +97,23 @@ HTTP_REQUESTS = counter(
 )
 
 
-@dataclass(frozen=True)
-class EngineSample:
-    """A worker whose figures are published here."""
-
-    worker: str
-    info: EngineInfo
-    stats: EngineStats | None = None
-    """None if it did not answer; then it has no samples."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scrape:
     """The figures of engines and routing for one scrape."""
 
     engines: Sequence[EngineSample] = ()
+    asked_s: float = 0.0
+    """Time of the server's clock at which the engines were asked."""
     routing: RoutingFigures = field(default_factory=RoutingFigures)
     states: Mapping[tuple[str, str], bool] = field(default_factory=dict)
     """(worker, state) for all workers and states: True if the worker is in the state."""
+
+
+class Exposition(NamedTuple):
+    """The body of `/metrics`, and its type."""
+
+    body: bytes
+    content_type: str
 
 
 def exposed(
@@ -140,6 +146,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self._as_vllm = prefix is MetricPrefix.VLLM
         self._scrape = Scrape()
+        self._counters = EngineCounters()
         self._families = GroupFamilies(self.registry, aliases=self._as_vllm)
         self._by_model: dict[str, GroupMetrics] = {}
         """Every model that was ever served; a model that has gone keeps its counts."""
@@ -156,28 +163,33 @@ class Metrics(Collector):
     def http_request(self, *, handler: str, method: str, status: int) -> None:
         self._http[handler, method, str(status)] += 1
 
-    def exposition(self, scrape: Scrape, *, models: Iterable[str], waiting: int, tasks: int) -> bytes:
-        """Returns the text of `/metrics`. `models`: the models served now, which are in it from the first scrape on;
-        `waiting`: groups without their first token; `tasks`: tasks in the event loop."""
+    def exposition(
+        self, scrape: Scrape, *, models: Iterable[str], waiting: int, tasks: int, accept: str = ""
+    ) -> Exposition:
+        """Makes the body of `/metrics`. `models`: the models served now, which are in it from the first scrape on;
+        `waiting`: groups without their first token; `tasks`: tasks in the event loop; `accept`: the reader's header."""
         for model in models:
             self.of(model)
         self._scrape, self._waiting, self._tasks = scrape, waiting, tasks
-        return generate_latest(self.registry)
+        self._counters.note(scrape.engines, asked_s=scrape.asked_s)
+        if OPENMETRICS not in (kind.partition(";")[0].strip() for kind in accept.split(",")):
+            return Exposition(generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4)
+        encode, _ = choose_encoder(f"{OPENMETRICS}; {WITH_COLONS}")
+        return Exposition(encode(self.registry), CONTENT_TYPE_LATEST)
 
     def collect(self) -> Iterator[Metric]:
         scrape = self._scrape
         model = next(iter(self._by_model)) if len(self._by_model) == 1 else ""  # empty once there were several
-        workers = [((model, one.worker, one.info.role.value), one) for one in scrape.engines]
-        answers = [(labels, one.stats) for labels, one in workers if one.stats is not None]
-        yield from exposed(declared_in(EngineStats), answers, labels=WORKER_LABELS)
-        facts = family(CACHE_FACTS, WORKER_LABELS)
-        for labels, one in workers:
-            facts.add_metric([*labels, *(str(getattr(one.info, name)) for name in CACHE_FACTS.labels)], 1)
-        yield facts
-        versions = family(WEIGHT_VERSION, WORKER_LABELS)
-        for labels, one in workers:
-            versions.add_metric([*labels, one.info.weight_version], 1)
-        yield versions
+        workers = [((model, one.worker, one.role.value), one) for one in scrape.engines]
+        now = [(labels, one.stats) for labels, one in workers if one.stats is not None]
+        ever = [(labels, figures) for labels, one in workers if (figures := self._counters.of(one.worker)) is not None]
+        yield from engine_families(declared_in(EngineStats), now=now, ever=ever, labels=WORKER_LABELS)
+        infos = [(labels, one.info) for labels, one in workers if one.info is not None]
+        facts, versions = family(CACHE_FACTS, WORKER_LABELS), family(WEIGHT_VERSION, WORKER_LABELS)
+        for labels, info in infos:
+            facts.add_metric([*labels, *(str(getattr(info, name)) for name in CACHE_FACTS.labels)], 1)
+            versions.add_metric([*labels, info.weight_version], 1)
+        yield from (facts, versions)
         states = family(WORKER_STATE, (MODEL,))
         for (worker, state), is_so in scrape.states.items():
             states.add_metric((model, worker, state), int(is_so))
@@ -191,18 +203,32 @@ class Metrics(Collector):
         tasks.add_metric((), self._tasks)
         yield tasks
         if self._as_vllm:
-            yield from as_vllm(scrape, model)
+            yield from as_vllm(scrape, self._counters.total(), model=model)
 
 
-def as_vllm(scrape: Scrape, model: str) -> Iterator[Metric]:
-    """Yields the metrics of the engines under vLLM's names; without samples while no engine answers."""
+def engine_families(
+    metrics: Sequence[tuple[str, Declared]],
+    *,
+    now: Sequence[tuple[tuple[str, ...], EngineStats]],
+    ever: Sequence[tuple[tuple[str, ...], EngineStats]],
+    labels: tuple[str, ...],
+) -> Iterator[Metric]:
+    """Yields gauges with the figures of `now`, and all others with those of `ever`."""
+    yield from exposed([one for one in metrics if one[1].kind is MetricKind.GAUGE], now, labels=labels)
+    yield from exposed([one for one in metrics if one[1].kind is not MetricKind.GAUGE], ever, labels=labels)
+
+
+def as_vllm(scrape: Scrape, counted: EngineStats | None, *, model: str) -> Iterator[Metric]:
+    """Yields the metrics of the engines under vLLM's names: gauges while an engine answers, counters once one has.
+    `counted`: what all engines have counted; None if none has ever answered."""
     answers = [one.stats for one in scrape.engines if one.stats is not None]
     total = total_stats(answers)
     # Choices wait in the router until a worker has room, and in vLLM always in the engine.
     total = replace(total, choices_waiting=total.choices_waiting + scrape.routing.queued_choices)
-    labels, values = (MODEL, ENGINE), (model, ONE_ENGINE)
-    yield from exposed(aliases_in(EngineStats), [(values, total)] if answers else [], labels=labels)
-    facts = family(CACHE_FACTS_IN_VLLM, labels)
-    if infos := [one.info for one in scrape.engines]:
-        facts.add_metric([*values, str(infos[0].block_size), str(sum(info.num_blocks for info in infos))], 1)
+    values = (model, ONE_ENGINE)
+    now, ever = [(values, total)] if answers else [], [] if counted is None else [(values, counted)]
+    yield from engine_families(aliases_in(EngineStats), now=now, ever=ever, labels=(MODEL, ENGINE))
+    facts = family(CACHE_FACTS_IN_VLLM, (ENGINE,))
+    if infos := [one.info for one in scrape.engines if one.info is not None]:
+        facts.add_metric([ONE_ENGINE, str(infos[0].block_size), str(sum(info.num_blocks for info in infos))], 1)
     yield facts

@@ -161,7 +161,7 @@ class Router:
         figures.queued = len(self.waiting)
         figures.queued_choices = sum(journey.num_choices for journey in self._groups.values() if journey.waits)
         figures.choices = {member.id: member.books.open_choices for member in self.fleet.members}
-        if not (self._cell.prefill_may_come or self.fleet.serving().has_prefill):
+        if not (self._cell.prefill_may_come or self.fleet.serving().has_prefill or any(figures.bypasses.values())):
             figures.bypasses = {}
         if self._tickets is not None:
             figures.pull_fallbacks = dict(self._tickets.pull_fallbacks)
