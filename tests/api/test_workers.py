@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import re
+import time
 from importlib.metadata import version
 
 import msgspec
@@ -118,6 +120,13 @@ async def test_counters_of_a_worker_do_not_fall_when_it_dies_and_another_engine_
     ):
         workers.listed[0] = report
         assert f"{name} {shown}.0" in await served.metrics()
+
+
+async def test_metrics_tell_what_the_server_s_own_process_uses(served: Served) -> None:
+    found = re.findall(r"^process_(\w+) ([0-9.e+]+)$", await served.metrics(), re.MULTILINE)
+    figures = {name: float(value) for name, value in found}
+    assert figures["resident_memory_bytes"] > 2**20 and figures["open_fds"] > 3
+    assert 0 < figures["cpu_seconds_total"] <= time.process_time()
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from prometheus_client import ProcessCollector
+
 from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.failure import above_maximum
 from motet.api.incoming import IncomingWeights
@@ -181,6 +183,7 @@ class Service:
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)
         self.metrics = Metrics(config.metric_prefix)
+        ProcessCollector(registry=self.metrics.registry)
 
     @property
     def model_names(self) -> list[str]:
