@@ -39,6 +39,8 @@ class FakeServer:
         script: Script,
         *,
         api_key: str | None = None,
+        name: str = MODEL,
+        port: int = 0,
         max_model_len: int = 4096,
         parsers: ParserNames | None = None,
         **settings: Any,
@@ -46,8 +48,8 @@ class FakeServer:
         """`settings`: of the HTTP side."""
         self.engine = ImmortalEngine(script, max_model_len)
         self._plan = ServerPlan(
-            EngineConfig(model_path=str(folder), model_name=MODEL),
-            ServerConfig(port=0, served_model_name=MODEL, api_keys=(api_key,) if api_key else (), **settings),
+            EngineConfig(model_path=str(folder), model_name=name),
+            ServerConfig(port=port, served_model_name=name, api_keys=(api_key,) if api_key else (), **settings),
             tokenizer_path=folder,
             chat_template=None,
             parsers=parsers or ParserNames(),

@@ -23,7 +23,7 @@ CHROMIUM_FLAGS = [
 ]
 SERVED = ("smollm2", "--prefill", "1", "--decode", "2", "--bypass-tokens", "0", "--admin-key", "secret")
 SIZE = (1400, 1060)
-COLOURS = 96
+COLOURS = 128
 """Of a picture: enough for one, and a third of its size."""
 PATIENCE_MS = 60_000
 PROMPT = "Write a short story about a lighthouse keeper who sings in a choir of eight voices."
@@ -45,13 +45,14 @@ def take_all(browser: Browser, url: str) -> None:
     page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]})
     page.goto(url)
     page.get_by_role("tab", name="Workers").click()
-    page.fill("#admin-key", "secret")
+    page.click("#admin-key")
+    page.fill("#key", "secret")
+    page.keyboard.press("Enter")
     expect(page.locator("#worker-rows tr")).to_have_count(3)
     page.get_by_role("tab", name="Ask").click()
     page.fill("#prompt", PROMPT)
     page.fill("#max-tokens", "160")
     page.fill("#seed", "1")
-    page.locator("#prompt").evaluate("field => field.rows = 1")
     page.click("#send")
     last = page.locator(".facts").last
     expect(last).to_contain_text(re.compile(r" [3-7]\d tokens"), timeout=PATIENCE_MS)
@@ -59,7 +60,8 @@ def take_all(browser: Browser, url: str) -> None:
     page.locator("#legend button").click()
     expect(page.locator(".choice[data-moved=true]").first).to_be_visible(timeout=PATIENCE_MS)
     expect(page.locator("#said")).to_contain_text("go on", timeout=PATIENCE_MS)
-    page.wait_for_timeout(1000)  # the picture is of what is written after that
+    left = page.locator(".choice[data-state=writing][data-moved=false]")
+    expect(left).to_have_count(0, timeout=PATIENCE_MS)
     take(page, "killed")
     page.get_by_role("tab", name="Workers").click()
     expect(page.get_by_role("row", name="starting")).to_be_visible(timeout=PATIENCE_MS)

@@ -1,15 +1,35 @@
-"""A headless Chromium, and pages in it that may neither complain in the console nor ask anybody but their server."""
+"""A headless Chromium, and pages in it that may neither complain in the console nor ask anybody but their server; and
+servers whose engine writes as far as it is let."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
+from motet.testing.engine import Script
+from tests.page.asking import GatedServer, Start, worded
 from tests.patience import PATIENCE_S
 from tools.screenshots import CHROMIUM_FLAGS, chromium_path
 
 REFUSED = "Failed to load resource: "
 """Chromium says so of each refusal and each connection that fails, whatever the page makes of it."""
+
+expect.set_options(timeout=1000 * PATIENCE_S)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start(script: Script = worded, **settings: Any) -> GatedServer:
+            server = GatedServer(folder, script, **settings)
+            stack.enter_context(server)
+            return server
+
+        yield start
 
 
 @pytest.fixture(scope="module")

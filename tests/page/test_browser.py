@@ -1,103 +1,50 @@
 """The page in a real browser, with a scripted engine behind the server."""
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from motet.errors import EngineError
-from motet.testing.engine import Script
-from motet.types import ChoiceStart, GenerateRequest
-from tests.fake_server import FakeServer
+from tests.page.asking import WORDS, GatedServer, Start, ask, choices, click, give_key, stored, text_of, worded
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 OWNED = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>&amp;<b>bold</b>"
-WORDS = "alpha beta gamma delta"
-
-Start = Callable[..., "GatedServer"]
-
-expect.set_options(timeout=1000 * PATIENCE_S)
-
-
-class GatedServer(FakeServer):
-    """A server whose engine takes as many steps as it is let."""
-
-    def __init__(self, folder: Path, script: Script, **settings: Any) -> None:
-        super().__init__(folder, script, **settings)
-        self.steps = asyncio.Semaphore(0)
-        self.engine.gate = self.steps
-
-    def go(self, steps: int) -> None:
-        for _ in range(steps):
-            self._loop.call_soon_threadsafe(self.steps.release)
-
-
-def worded(_: GenerateRequest, start: ChoiceStart) -> list[int]:
-    return fake_answer(f"{start.index}: {WORDS}")
-
-
-@pytest.fixture
-def start(folder: Path) -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def start(script: Script = worded, **settings: Any) -> GatedServer:
-            server = GatedServer(folder, script, **settings)
-            stack.enter_context(server)
-            return server
-
-        yield start
-
-
-def ask(page: Page, server: FakeServer, **fields: str) -> None:
-    """Opens the page, fills in the fields and asks."""
-    page.goto(server.url)
-    for id, value in fields.items():
-        page.fill(f"#{id}", value)
-    expect(page.locator("#model option")).to_have_count(1)
-    page.click("#send")
-
-
-def choices(page: Page, state: str) -> Any:
-    return page.locator(f'.choice[data-state="{state}"]')
-
-
-def text_of(page: Page, index: int) -> str | None:
-    return page.locator(".choice .text").nth(index).text_content()
+OWNED += " \u05e9\u05dc\u05d5\u05dd \U0001f469\u200d\U0001f467 e\u0301"
+"""Markup, then Hebrew, a picture of three code points, and a letter of two."""
 
 
 def test_eight_choices_stream_one_is_stopped_and_four_more_follow(page: Page, start: Start) -> None:
     server = start()
-    ask(page, server)
+    ask(page, server, clicks=3)
     expect(choices(page, "waiting")).to_have_count(8)
     server.go(5)
     expect(choices(page, "writing")).to_have_count(8)
     expect(page.locator(".facts").first).to_contain_text("5 tokens")
     written = text_of(page, 3)
-    page.get_by_role("button", name="Stop choice 3").click()
-    expect(page.get_by_role("button", name="Stop choice 3")).to_be_disabled()
+    with page.expect_response("**/choices/3"):
+        page.get_by_role("button", name="Stop choice 3").click()
     server.go(200)
     expect(choices(page, "over")).to_have_count(8)
     assert [text_of(page, index) for index in range(8)] == [
         written if index == 3 else f"{index}: {WORDS}" for index in range(8)
     ]
-    expect(page.locator(".facts").nth(3)).to_contain_text("over: stopped · 5 tokens")
+    expect(page.locator(".facts").nth(3)).to_contain_text("stopped · 5 tokens")
     expect(page.locator(".receipt")).to_have_count(1)
     prompt = len(server.engine.requests[0].prompt)
     expect(page.locator("#blocks")).to_contain_text(f"Trunk: {prompt} prompt tokens.")
-    page.click("#more")
+    click(page, "more", times=2)
     server.go(200)
     expect(choices(page, "over")).to_have_count(12)
     assert [text_of(page, index) for index in range(8, 12)] == [f"{index}: {WORDS}" for index in range(8, 12)]
     expect(page.locator(".receipt")).to_have_count(2)
+    assert len(server.engine.requests) == 2
 
 
 def test_all_choices_are_stopped(page: Page, start: Start) -> None:
@@ -121,22 +68,22 @@ def test_the_choices_of_a_large_group_fit_on_a_phone(page: Page, start: Start) -
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-@pytest.mark.parametrize("shaded", [False, True])
-def test_what_is_written_stays_text(page: Page, start: Start, shaded: bool) -> None:
+def test_what_is_written_stays_text(page: Page, start: Start) -> None:
     server = start(lambda _, __: fake_answer(OWNED))
-    server.go(1000)
+    server.go(2000)
     page.goto(server.url)
-    page.set_checked("#shading", shaded)
     expect(page.locator("#model option")).to_have_count(1)
     page.fill("#prompt", OWNED)
     page.fill("#n", "2")
     page.fill("#max-tokens", "500")
-    page.click("#send")
-    expect(choices(page, "over")).to_have_count(2)
-    expect(page.locator(".receipt")).to_have_count(1)
-    assert [text_of(page, index) for index in range(2)] == [OWNED, OWNED]
-    assert page.locator("main img, main script, .text b").count() == 0
-    assert (page.locator(".text span").count() > 0) == shaded
+    for shaded in (False, True):
+        page.set_checked("#shading", shaded)
+        page.click("#send")
+        expect(page.locator(".receipt")).to_have_count(1)
+        expect(choices(page, "over")).to_have_count(2)
+        assert [text_of(page, index) for index in range(2)] == [OWNED, OWNED]
+        assert page.locator("main img, main script, .text b").count() == 0
+        assert (page.locator(".text span").count() > 0) == shaded
     assert page.title() == "Motet"
 
 
@@ -181,35 +128,40 @@ def test_a_busy_server_says_so(page: Page, start: Start) -> None:
         expect(page.locator(".choice")).to_have_count(0)
 
 
-def test_a_server_with_keys_asks_for_one_and_forgets_it_with_the_page(page: Page, start: Start) -> None:
-    server = start(api_key="sesame")
+def test_keys_are_asked_for_in_both_views_and_forgotten_with_the_page(page: Page, start: Start) -> None:
+    server = start(api_key="sesame", admin_key="boss")
     server.go(1000)
     page.goto(server.url)
-    dialog = page.get_by_role("dialog")
+    dialog, problem, admin = page.get_by_role("dialog"), page.locator("#problem"), page.locator("#admin-key")
     expect(dialog).to_contain_text("You didn't provide an API key.")
-    page.fill("#key", "wrong")
-    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(problem).to_contain_text("You didn't provide an API key.")
+    page.get_by_role("tab", name="Workers").click()
+    give_key(page, "wrong")
     expect(dialog).to_contain_text("Incorrect API key provided.")
-    page.fill("#key", "sesame")
-    page.keyboard.press("Enter")
-    expect(dialog).to_be_hidden()
-    expect(page.locator("#model option")).to_have_count(1)
+    page.click("#key-cancel")
+    expect(problem).to_contain_text("Incorrect API key provided.")
+    expect(page.locator("#worker-rows tr")).to_have_count(0)
+    page.get_by_role("tab", name="Ask").click()
     page.click("#send")
+    give_key(page, "sesame")
     expect(choices(page, "over")).to_have_count(8)
-    assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
-    page.reload()
-    expect(dialog).to_be_visible()
+    expect(problem).to_be_hidden()
+    expect(page.locator("#model option")).to_have_count(1)
 
-
-def test_the_views_are_changed_from_the_keyboard(page: Page, start: Start) -> None:
-    page.goto(start().url)
-    page.get_by_role("tab", name="Ask").focus()
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tab", name="Workers")).to_be_focused()
+    page.get_by_role("tab", name="Workers").click()
     expect(page.locator("#worker-rows tr")).to_have_count(1)
-    expect(page.locator("#form")).to_be_hidden()
-    page.keyboard.press("ArrowLeft")
-    expect(page.locator("#form")).to_be_visible()
+    admin.click()
+    expect(dialog).to_contain_text("Admin key of this server")
+    give_key(page, "sesame")
+    expect(dialog).to_contain_text("admin key in an Authorization header")
+    give_key(page, "boss")
+    expect(page.locator("#admin-said")).to_have_text("The page has the admin key until it is closed.")
+    assert stored(page) == [0, 0, "", f"{server.url}/"]
+    page.reload()
+    give_key(page, "sesame")
+    page.get_by_role("tab", name="Workers").click()
+    expect(admin).to_have_text("Enter the key")
 
 
 def test_a_stream_that_fails_ends_in_the_server_s_words(page: Page, start: Start) -> None:
@@ -219,7 +171,7 @@ def test_a_stream_that_fails_ends_in_the_server_s_words(page: Page, start: Start
     server.go(4)
     expect(page.get_by_role("alert")).to_have_text("the engine has had enough")
     expect(choices(page, "over")).to_have_count(2)
-    expect(page.locator(".facts").first).to_contain_text("over: broken off · 3 tokens")
+    expect(page.locator(".facts").first).to_contain_text("broken off · 3 tokens")
 
 
 def test_a_connection_that_breaks_off_is_told(page: Page, start: Start) -> None:
@@ -232,3 +184,46 @@ def test_a_connection_that_breaks_off_is_told(page: Page, start: Start) -> None:
     page.context.set_offline(True)
     page.click("#send")
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
+
+
+def test_a_server_that_falls_silent_is_told_and_can_be_left(page: Page, start: Start) -> None:
+    server = start()
+    ask(page, server, n="2")
+    server.go(2)
+    expect(choices(page, "writing")).to_have_count(2)
+    said = page.locator("#said")
+    page.route("**/v1/groups/**", lambda route: route.abort())
+    expect(said).to_have_text("The server does not answer at this moment.")
+    page.unroute("**/v1/groups/**")
+    expect(said).to_have_text("The server answers again.")
+    page.route("**/v1/groups/**", lambda route: route.abort())
+    page.click("#stop-all")
+    expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
+    expect(page.locator(".facts").first).to_contain_text("broken off")
+    expect(page.locator("#send")).to_be_enabled()
+
+
+def test_a_server_that_is_started_again_is_asked_as_before(page: Page, folder: Path) -> None:
+    problem, rows = page.get_by_role("alert"), page.locator("#worker-rows tr")
+    first = GatedServer(folder, worded)
+    with first:
+        first.go(1000)
+        ask(page, first, n="2")
+        expect(page.locator(".receipt")).to_have_count(1)
+        port = urlsplit(first.url).port
+    page.get_by_role("tab", name="Workers").click()
+    expect(problem).to_have_text("The server cannot be reached.")
+    second = GatedServer(folder, worded, port=port)
+    with second:
+        second.go(1000)
+        expect(rows).to_have_count(1)
+        expect(problem).to_be_hidden()
+        page.get_by_role("tab", name="Ask").click()
+        page.click("#more")
+        expect(problem).to_contain_text("group")
+        expect(page.locator("#more")).to_be_disabled()
+        assert [text_of(page, index) for index in range(2)] == [f"{index}: {WORDS}" for index in range(2)]
+        page.click("#send")
+        expect(page.locator(".receipt")).to_have_count(1)
+        expect(choices(page, "over")).to_have_count(2)
+        expect(problem).to_be_hidden()

@@ -12,8 +12,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from motet.deploy.child import ChildServer
+from tests.fake_server import FakeServer
 from tests.forked import ForkingProcess
 from tests.hosts.servers import eventually
+from tests.page.asking import give_key, text_of, worded
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
 
@@ -25,8 +27,6 @@ SCHEMA = {"type": "array", "minItems": 50, "items": {"type": "string", "minLengt
 """No answer is over before its most tokens."""
 EMPTY = [(0, 0), (0, 0)]
 PROMPT = "the hand in the sand and then the other hand"
-
-expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,8 @@ def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Pa
     expected = undisturbed(cell)
     page.goto(cell.url)
     page.get_by_role("tab", name="Workers").click()
-    page.fill("#admin-key", ADMIN_KEY)
+    page.click("#admin-key")
+    give_key(page, ADMIN_KEY)
     expect(page.locator("#worker-rows tr")).to_have_count(2)
     page.get_by_role("tab", name="Ask").click()
     engines = pids(cell)
@@ -103,12 +104,46 @@ def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(page
     page.get_by_role("tab", name="Workers").click()
     kill = page.get_by_role("button", name="Kill the engine of decode-1")
     kill.click()
-    expect(page.get_by_role("alert")).to_contain_text("admin key")
+    why = page.locator("#key-why")
+    expect(why).to_contain_text("admin key")
+    give_key(page, "wrong")
+    expect(why).to_contain_text("admin key")
     assert pids(cell) == before
-    page.fill("#admin-key", ADMIN_KEY)
-    kill.click()
+    give_key(page, ADMIN_KEY)
+    expect(page.locator("#said")).to_have_text("decode-1 was killed.")
     eventually(lambda: whole(cell) and pids(cell)["decode-1"] != before["decode-1"], bool)
     expect(page.locator("#worker-rows tr").nth(1)).to_contain_text("ready")
+
+
+def test_a_worker_is_drained_and_the_models_of_a_gateway_are_asked(
+    page: Page, cell: ChildServer, folder: Path, forking: ForkingProcess
+) -> None:
+    """One of its workers is a cell, the other a server that takes texts, as any OpenAI-compatible one does."""
+    texts = FakeServer(folder, worded, name="texts")
+    with (
+        texts,
+        forking.server(
+            ["--worker", cell.url, "--worker", f"{texts.url},openai", "--admin-key", ADMIN_KEY], command="gateway"
+        ) as gateway,
+    ):
+        eventually(lambda: whole(gateway), bool)
+        page.goto(gateway.url)
+        expect(page.locator("#model option")).to_have_text(["tiny", "texts"])
+        page.get_by_role("tab", name="Workers").click()
+        row, drain = page.locator("#worker-rows tr").first, page.get_by_role("button", name="Drain").first
+        drain.click()
+        give_key(page, ADMIN_KEY)
+        expect(page.locator("#said")).to_contain_text("gets no new groups.")
+        expect(row).to_contain_text("draining")
+        expect(drain).to_be_disabled()
+        page.get_by_role("tab", name="Ask").click()
+        page.click("#send")
+        expect(page.get_by_role("alert")).to_contain_text("drain")
+        page.select_option("#model", "texts")
+        page.click("#send")
+        expect(page.locator(".receipt")).to_have_count(1)
+        expect(page.locator("#blocks")).to_contain_text("the size of their KV blocks")
+        assert text_of(page, 7) == "7: alpha beta gamma delta"
 
 
 def test_a_reload_in_mid_stream_leaves_nothing(page: Page, cell: ChildServer) -> None:

@@ -85,7 +85,7 @@ export class Drawing {
     for (const worker of choices.flatMap((choice) => choice.parts.map((part) => part.worker))) {
       if (!worker || this.chips.has(worker)) continue;
       const chip = made("span");
-      const button = made("button", "", `Kill ${worker}`);
+      const button = made("button", "alarming", `Kill ${worker}`);
       button.type = "button";
       button.addEventListener("click", () => this.onKill(worker));
       chip.append(made("span", `dot ${colourOf(worker)}`), worker, " ", button);

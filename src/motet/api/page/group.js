@@ -4,8 +4,9 @@ import { call, chunksOf, read, ServerError } from "./server.js";
 import { colourOf } from "./colours.js";
 
 const LOOK_EVERY_MS = 400;
+const PATIENCE_MS = 5000; // for a look, or to stop; a stream may pause as long as it likes
 const SHADES = [0.9, 0.5, 0.2, 0.05]; // a token that is likelier than the first is not shaded
-const ENDS = { stop: "ended", length: "at its most tokens", abort: "stopped", tool_calls: "ended in a call" };
+const ENDS = { stop: "ended", length: "cut at max tokens", abort: "stopped", tool_calls: "ended in a call" };
 
 // One choice, in a column of its own. Whatever the server writes becomes text, never markup.
 class Choice {
@@ -114,10 +115,10 @@ class Choice {
   }
 
   showFacts() {
-    const end = this.finish ? `: ${ENDS[this.finish] ?? this.finish}` : "";
-    const words = `${this.state}${end}${this.moved ? ", moved" : ""} · ${this.tokens} tokens`;
+    const state = this.finish ? ENDS[this.finish] ?? this.finish : this.state;
+    const words = `${state}${this.moved ? ", moved" : ""} · ${this.tokens} tokens`;
     const workers = this.parts.map((part) => part.worker).filter(Boolean).join(" → ");
-    this.facts.replaceChildren(words, ...(workers ? [" · ", made("b", "", workers)] : []));
+    this.facts.replaceChildren(words, ...(workers ? [made("b", "", workers)] : []));
     this.element.className = `choice ${colourOf(this.worker)}`;
     this.element.dataset.state = this.state;
     this.element.dataset.moved = this.moved;
@@ -134,6 +135,9 @@ export class Group {
     this.promptTokens = null;
     this.choices = new Map();
     this.streams = new Set();
+    this.waiting = 0; // requests that the server has not answered yet
+    this.looking = null;
+    this.silent = false; // the last look had no answer
     this.forgotten = false;
     this.dirty = new Set();
     this.frame = 0;
@@ -144,25 +148,25 @@ export class Group {
   }
 
   get canHaveMore() {
-    return this.id !== null && !this.forgotten && (this.open || this.keptS > 0);
+    return this.id !== null && !this.forgotten && !this.waiting && (this.open || this.keptS > 0);
   }
 
-  // Asks for `count` choices and shows them as they come. Returns what the stream told at its end.
-  async ask(path, body, count) {
+  // Asks for `count` choices and shows them as they come. `before`: what to look at first. Returns what it told, and what
+  // the stream told at its end.
+  async ask(path, body, { count, before }) {
     const control = new AbortController();
-    const began = performance.now();
     const first = this.choices.size;
     const mine = Array.from({ length: count }, (_, place) => this.add(first + place));
     this.streams.add(control);
-    const told = { usage: null, group: null, mine, began, endMs: 0 };
+    const told = { usage: null, group: null, mine, before: null, began: 0, endMs: 0 };
     let response = null;
     const looking = setInterval(() => this.look(), LOOK_EVERY_MS);
     try {
-      response = await call("POST", path, { body, signal: control.signal });
+      response = await this.answer(path, body, { signal: control.signal, before, told });
       for await (const chunk of chunksOf(response)) {
         if (this.id === null) this.named(chunk.id);
         this.promptTokens ??= chunk.choices[0]?.prompt_token_ids?.length ?? null;
-        for (const choice of chunk.choices) this.take(choice, performance.now() - began);
+        for (const choice of chunk.choices) this.take(choice, performance.now() - told.began);
         told.usage = chunk.usage ?? told.usage;
         told.group = chunk.groups?.[0] ?? told.group;
       }
@@ -171,12 +175,28 @@ export class Group {
       if (error.name !== "AbortError") throw error;
     } finally {
       clearInterval(looking);
-      told.endMs = performance.now() - began;
+      told.endMs = performance.now() - told.began;
+      await this.looking; // what it was told may be older than the end of the stream
       await this.look();
       this.streams.delete(control);
       for (const choice of mine) this.close(choice, { refused: response === null });
     }
     return told;
+  }
+
+  async answer(path, body, { signal, before, told }) {
+    this.waiting += 1;
+    try {
+      told.before = await before();
+      told.began = performance.now();
+      return await call("POST", path, { body, signal });
+    } catch (error) {
+      if (error.status === 404) this.forgotten = true; // or there has never been one
+      throw error;
+    } finally {
+      this.waiting -= 1;
+      this.view.changed();
+    }
   }
 
   named(id) {
@@ -224,15 +244,21 @@ export class Group {
     this.view.drawing.show(this);
   }
 
-  // Asks how the group is: the stream does not tell which worker writes, nor that it has changed.
-  async look() {
+  // Asks how the group is: the stream does not tell which worker writes, nor that it has changed. One look at a time.
+  look() {
+    return (this.looking ??= this.lookNow().finally(() => (this.looking = null)));
+  }
+
+  async lookNow() {
     if (this.id === null || this.forgotten) return;
     let told;
     try {
-      told = await read(`v1/groups/${encodeURIComponent(this.id)}`);
-    } catch {
-      return; // it is forgotten, or the stream tells what is wrong
+      told = await read(this.path(), { signal: AbortSignal.timeout(PATIENCE_MS) });
+    } catch (error) {
+      this.hear(error.status !== 0); // it is forgotten, or the stream tells what is wrong
+      return;
     }
+    this.hear(true);
     this.promptTokens ??= told.prompt_tokens;
     const movedTo = new Set();
     for (const one of told.choices) {
@@ -246,27 +272,50 @@ export class Group {
     if (movedTo.size) this.view.say(`Choices go on at ${[...movedTo].join(" and ")}.`);
   }
 
+  // Notes whether the server answers, while a stream may pause for other reasons.
+  hear(answers) {
+    if (this.open && this.silent === answers) {
+      this.view.say(answers ? "The server answers again." : "The server does not answer at this moment.");
+    }
+    this.silent = !answers;
+  }
+
+  path(rest = "") {
+    return `v1/groups/${encodeURIComponent(this.id)}${rest}`;
+  }
+
   async stop(choice) {
     choice.button.disabled = true;
     try {
-      await call("DELETE", `v1/groups/${encodeURIComponent(this.id)}/choices/${choice.index}`);
+      await call("DELETE", this.path(`/choices/${choice.index}`), { signal: AbortSignal.timeout(PATIENCE_MS) });
     } catch (error) {
+      choice.button.disabled = choice.state !== "writing";
       this.view.fail(error);
     }
   }
 
-  // Ends all choices. Before the server has named the group, the connections are closed, which does the same.
+  // Ends all choices. If the server has not named the group yet, or cannot be reached, closing the connections does it.
   async stopAll() {
-    if (this.id === null) return this.streams.forEach((control) => control.abort());
+    if (this.id === null) return this.disconnect();
     await this.look(); // it is forgotten then
     this.forgotten = true;
-    await call("DELETE", `v1/groups/${encodeURIComponent(this.id)}`);
+    try {
+      await call("DELETE", this.path(), { signal: AbortSignal.timeout(PATIENCE_MS) });
+    } catch (error) {
+      this.disconnect();
+      throw error;
+    }
+  }
+
+  disconnect() {
+    for (const control of this.streams) control.abort();
   }
 
   // Called when the page goes: closing its connections ends the choices, and this makes the server forget the group.
   leave() {
     if (this.id === null || this.forgotten) return;
-    call("DELETE", `v1/groups/${encodeURIComponent(this.id)}`, { keepalive: true }).catch(() => {});
+    this.forgotten = true;
+    call("DELETE", this.path(), { keepalive: true }).catch(() => {});
   }
 }
 

@@ -13,7 +13,9 @@ const at = (id) => document.getElementById(id);
 const TABS = [at("tab-ask"), at("tab-workers")];
 
 let group = null;
+let sending = false; // from a click until the last choice is over
 
+// What has just happened, in a sentence that screen readers speak: milestones, never tokens.
 function say(words) {
   at("said").textContent = words;
 }
@@ -28,7 +30,10 @@ function clearProblem() {
   at("problem").textContent = "";
 }
 
-const workers = new WorkersTab({ rows: at("worker-rows"), totals: at("totals") }, { say, fail });
+const workers = new WorkersTab({
+  rows: at("worker-rows"), columns: at("columns"), totals: at("totals"), adminSaid: at("admin-said"), adminKey: at("admin-key"),
+  say, fail, clear: clearProblem, askForKey,
+});
 const drawing = new Drawing(
   { figure: at("figure"), picture: at("picture"), trunk: at("trunk"), tails: at("tails"), blocks: at("blocks"), legend: at("legend") },
   { onKill: (id) => workers.act(id, "kill"), canKill: () => keys.admin !== "" },
@@ -71,10 +76,26 @@ function parsed(schema) {
 }
 
 async function ask() {
+  if (sending || group?.open) return;
+  sending = true;
   clearProblem();
+  showButtons();
+  try {
+    await askNew();
+  } catch (error) {
+    if (error.code === "model_not_found") await listModels(); // for the next try
+    throw error;
+  } finally {
+    sending = false;
+  }
+}
+
+async function askNew() {
   const status = await read("status");
-  const kinds = status.workers.map((worker) => worker.kind);
-  const sizes = new Set(status.workers.map((worker) => worker.block_size).filter(Boolean));
+  if (!at("model").length) await listModels();
+  const asked = workersOf(at("model").value, status);
+  const kinds = asked.map((worker) => worker.kind);
+  const sizes = new Set(asked.map((worker) => worker.block_size).filter(Boolean));
   for (const worker of status.workers) colourOf(worker.id);
   const body = bodyOfForm({ exact: !kinds.includes("openai") }); // a server that takes texts may not know the field
   group?.leave();
@@ -83,6 +104,12 @@ async function ask() {
   drawing.begin({ maxTokens: body.max_tokens, blockSize: sizes.size === 1 ? [...sizes][0] : null });
   group = new Group({ list: at("choices"), drawing, say, fail, changed: showButtons }, { shaded: Boolean(body.logprobs), keptS: body.keep_s ?? 0 });
   await follow(group, "v1/chat/completions", body, { count: body.n ?? 1, title: "Receipt" });
+}
+
+// Returns the workers of a model; all, if none names it so.
+function workersOf(model, { workers }) {
+  const named = workers.filter((worker) => worker.model === model || worker.models?.includes(model));
+  return named.length ? named : workers;
 }
 
 async function askMore() {
@@ -94,18 +121,18 @@ async function askMore() {
 
 // Shows choices as they come, then what they have cost.
 async function follow(asked, path, body, { count, title }) {
-  const before = await totals();
-  say(`${count} choices are asked for.`);
-  const asking = asked.ask(path, body, count);
+  say(`${count} ${count === 1 ? "choice is" : "choices are"} asked for.`);
+  const asking = asked.ask(path, body, { count, before: totals });
   showButtons();
+  showAnswers();
   try {
     const told = await asking;
     const after = await totals();
     if (asked !== group) return;
-    at("receipts").append(receipt(title, told, before, after));
-    say(`${count} choices are over.`);
+    at("receipts").append(receipt(title, told, after));
+    say(`${count} ${count === 1 ? "choice is" : "choices are"} over.`);
   } catch (error) {
-    if (asked === group) say("The answer is not complete.");
+    if (asked === group) say(asked.choices.size ? "The answer is not complete." : "No choices are written.");
     throw error;
   } finally {
     showButtons();
@@ -115,7 +142,12 @@ async function follow(asked, path, body, { count, title }) {
 function showButtons() {
   at("stop-all").disabled = !group?.open;
   at("more").disabled = !group?.canHaveMore;
-  at("send").disabled = Boolean(group?.open);
+  at("send").disabled = sending || Boolean(group?.open);
+}
+
+// On a phone the form fills the screen: what has been asked for is scrolled to.
+function showAnswers() {
+  if (at("answers").getBoundingClientRect().top > innerHeight / 2) at("answers").scrollIntoView();
 }
 
 function tell(action) {
@@ -139,20 +171,22 @@ function openTab(tab) {
 let keyAsked = null;
 
 // Asks the reader for a key of this server, once at a time. Resolves to false if there is none to be had.
-function askForKey(why) {
-  keyAsked ??= askedForKey(why).finally(() => (keyAsked = null));
+function askForKey(why, whose) {
+  keyAsked ??= askedForKey(why, whose).finally(() => (keyAsked = null));
   return keyAsked;
 }
 
-function askedForKey(why) {
+function askedForKey(why, whose) {
   const dialog = at("key-dialog");
+  at("key-label").textContent = whose === "admin" ? "Admin key of this server" : "API key of this server";
   at("key-why").textContent = why;
+  at("key-why").hidden = !why;
   at("key").value = "";
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
     at("key-form").onsubmit = (event) => {
       event.preventDefault();
-      keys.client = at("key").value;
+      keys[whose] = at("key").value;
       dialog.close("key");
     };
     dialog.onclose = () => {
@@ -166,7 +200,8 @@ function askedForKey(why) {
 
 async function listModels() {
   const { data } = await read("v1/models");
-  at("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
+  const chosen = at("model").value;
+  at("model").replaceChildren(...data.map(({ id }) => new Option(id, id, false, id === chosen)));
 }
 
 function listen() {
@@ -175,7 +210,9 @@ function listen() {
   at("more").addEventListener("click", tell(askMore));
   at("stop-all").addEventListener("click", tell(() => group.stopAll()));
   at("stop").addEventListener("change", () => (at("k").disabled = at("stop").value === ""));
-  at("admin-key").addEventListener("input", () => (keys.admin = at("admin-key").value));
+  at("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("form").requestSubmit();
+  });
   for (const tab of TABS) tab.addEventListener("click", () => openTab(tab));
   at("tabs").addEventListener("keydown", (event) => {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;

@@ -22,11 +22,15 @@ export async function totals() {
   }
 }
 
-export function receipt(title, told, before, after) {
+export function receipt(title, told, after) {
   const element = made("section", "receipt");
   const rows = made("dl");
-  const row = (name, value) => rows.append(made("dt", "", name), made("dd", "", value));
-  const { usage, group, mine, endMs } = told;
+  const row = (name, value, list = rows) => {
+    const pair = made("div");
+    pair.append(made("dt", "", name), made("dd", "", value));
+    list.append(pair);
+  };
+  const { usage, group, mine, endMs, before } = told;
   const written = usage?.completion_tokens ?? mine.reduce((sum, choice) => sum + choice.tokens, 0);
   const firsts = mine.map((choice) => choice.firstMs).filter((ms) => ms !== null);
   row("prompt tokens", shown(usage?.prompt_tokens));
@@ -38,13 +42,13 @@ export function receipt(title, told, before, after) {
   row("first token of the last choice", seconds(firsts.length ? Math.max(...firsts) : null));
   if (group) row("stopped by", group.stopped_by ?? "nothing: all ended by themselves");
   if (group?.vote) row(`majority (${group.vote.count} of ${group.finished})`, group.vote.majority ?? "none");
-  rows.append(made("dt", "whose", "All requests to this server meanwhile:"));
+  const sums = made("dl");
   for (const [name, words] of SUMS) {
     const summed = name === "migrations" || name === "choices_resumed"; // the server counts these, not the engines
     const known = before && after && (summed || before.processes === after.processes);
-    row(words, known ? shown(after.sums[name] - before.sums[name]) : "not known: workers changed");
+    row(words, known ? shown(after.sums[name] - before.sums[name]) : "not known: workers changed", sums);
   }
-  element.append(made("h2", "", title), rows);
+  element.append(made("h2", "", title), rows, made("h3", "", "All requests to this server meanwhile"), sums);
   return element;
 }
 

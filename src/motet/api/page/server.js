@@ -16,23 +16,33 @@ export class ServerError extends Error {
 
 let askForKey = async () => false;
 
-// `ask`: gets a sentence, and resolves to true once `keys.client` is another one.
+// `ask`: gets a sentence and whose key is needed, "client" or "admin"; resolves to true once there is another one in `keys`.
 export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
 // Returns the response of a request that was not refused. `admin`: sends the operator's key in place of the client's.
 export async function call(method, path, { body, admin = false, signal, keepalive = false } = {}) {
+  const whose = admin ? "admin" : "client";
   for (;;) {
-    const response = await fetched(method, path, { body, key: admin ? keys.admin : keys.client, signal, keepalive });
+    const response = await fetched(method, path, { body, key: keys[whose], signal, keepalive });
     if (response.ok) return response;
     const error = await refusal(response);
-    if (error.status !== 401 || admin || keepalive || !(await askForKey(error.message))) throw error;
+    if (error.status === 401) keys[whose] = "";
+    if (error.status !== 401 || keepalive || !(await askForKey(error.message, whose))) throw error;
   }
 }
 
-export async function read(path) {
-  return (await call("GET", path)).json();
+export async function read(path, options = {}) {
+  return parsed(await (await call("GET", path, options)).text());
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ServerError(`This is no answer of a Motet server: ${text.slice(0, 200)}`);
+  }
 }
 
 async function fetched(method, path, { body, key, signal, keepalive }) {
@@ -73,9 +83,10 @@ export async function* chunksOf(response) {
     const events = (held + piece.value).split("\n\n");
     held = events.pop();
     for (const event of events) {
-      const data = event.replace(/^data: /, "");
+      if (!event.startsWith("data:")) continue; // a comment that keeps a connection open
+      const data = event.slice(5).trim();
       if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
+      const chunk = parsed(data);
       if (chunk.error) throw new ServerError(chunk.error.message, { code: chunk.error.code });
       yield chunk;
     }

@@ -1,0 +1,136 @@
+"""The page for everybody: axe finds nothing wrong in it, and no hand needs a mouse."""
+
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Locator, Page, expect
+
+from motet.types import ChoiceStart, GenerateRequest
+from tests.page.asking import WORDS, Start, choices, give_key, text_of
+from tests.tiny_tokenizer import fake_answer
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+AXE = """async (tags) => {
+    const { violations, passes } = await axe.run({ runOnly: tags, resultTypes: ["violations"] });
+    const wrong = violations.flatMap(({ id, nodes }) => nodes.map(({ target }) => `${id}: ${target}`));
+    if (document.documentElement.scrollWidth > innerWidth) wrong.push("the page scrolls sideways");
+    return [wrong, passes.some(({ id }) => id === "color-contrast")];
+}"""
+MOST_STOPS = 60
+"""More than the page has places for the keyboard's focus, while it shows eight choices."""
+SHADED = """spans => spans.forEach((span, place) => {
+    span.className = `s${place % 5}`;
+    span.textContent = "word"; // axe does not judge the contrast of a single letter
+})"""
+HEARD = """() => {
+    window.heard = [];
+    const note = (changes) => changes.forEach(({ target }) => target.textContent && heard.push(target.textContent));
+    for (const one of document.querySelectorAll("[role=status], [role=alert], [role=log], [aria-live]"))
+        new MutationObserver(note).observe(one, { childList: true, characterData: true, subtree: true });
+}"""
+
+
+def uneven(_: GenerateRequest, start: ChoiceStart) -> list[int]:
+    """Every other answer is short."""
+    return fake_answer(f"{start.index}: {WORDS}" if start.index % 2 else "no")
+
+
+def found_wrong(page: Page) -> list[str]:
+    wrong, contrast_seen = page.evaluate(AXE, WCAG)
+    assert contrast_seen
+    found: list[str] = wrong
+    return found
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 360)])
+def test_axe_finds_nothing_wrong(page: Page, start: Start, scheme: Any, width: int) -> None:
+    server = start(uneven, admin_key="boss")
+    page.set_viewport_size({"width": width, "height": 3000})
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.goto(server.url)
+    page.evaluate(AXE_SCRIPT)
+    page.check("#shading")
+    page.click("summary")
+    page.click("#send")
+    server.go(9)
+    expect(choices(page, "over")).to_have_count(4)
+    spans = page.locator(".text span")
+    expect(spans.nth(11)).to_be_attached()
+    spans.evaluate_all(SHADED)
+    assert found_wrong(page) == []
+    animations = "document.getAnimations().length"
+    assert page.evaluate(animations) == 0
+    page.emulate_media(reduced_motion="no-preference")
+    assert page.evaluate(animations) == 4
+    page.emulate_media(reduced_motion="reduce")
+    server.go(1000)
+    expect(page.locator(".receipt")).to_have_count(1)
+    page.fill("#schema", "{")
+    page.click("#send")
+    page.get_by_role("tab", name="Workers").click()
+    expect(page.locator("#worker-rows tr")).to_have_count(1)
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert found_wrong(page) == []
+    page.click("#admin-key")
+    give_key(page, "wrong")
+    expect(page.locator("#key-why")).to_be_visible()
+    assert found_wrong(page) == []
+
+
+def go_to(page: Page, there: Locator, key: str) -> None:
+    """Presses a key until the focus is there, and sees it at each place."""
+    for _ in range(MOST_STOPS):
+        page.keyboard.press(key)
+        style, width = page.evaluate(
+            "(({ outlineStyle, outlineWidth }) => [outlineStyle, outlineWidth])"
+            "(getComputedStyle(document.activeElement))"
+        )
+        assert (style, width) == ("solid", "3px")
+        if there.evaluate("one => one === document.activeElement"):
+            return
+    raise AssertionError(f"{there} cannot be reached with {key}")
+
+
+def test_all_is_done_from_the_keyboard_and_only_milestones_are_spoken(page: Page, start: Start) -> None:
+    server = start()
+    page.goto(server.url)
+    page.evaluate(HEARD)
+    expect(page.locator("#model option")).to_have_count(1)
+    go_to(page, page.locator("#prompt"), "Tab")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Name a boat.")
+    go_to(page, page.locator("#send"), "Tab")
+    page.keyboard.press("Enter")
+    expect(choices(page, "waiting")).to_have_count(8)
+    server.go(4)
+    expect(choices(page, "writing")).to_have_count(8)
+    go_to(page, page.locator(".choice button").nth(2), "Tab")
+    with page.expect_response("**/choices/2"):
+        page.keyboard.press("Enter")
+    server.go(200)
+    expect(page.locator(".receipt")).to_have_count(1)
+    expect(page.locator(".facts").nth(2)).to_contain_text("stopped · 4 tokens")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Answer 2")).to_be_focused()
+    go_to(page, page.locator("#more"), "Shift+Tab")
+    page.keyboard.press("Enter")
+    server.go(200)
+    expect(page.locator(".receipt")).to_have_count(2)
+    assert text_of(page, 11) == f"11: {WORDS}"
+    go_to(page, page.locator("#prompt"), "Shift+Tab")
+    page.keyboard.press("Control+Enter")
+    server.go(200)
+    expect(choices(page, "over")).to_have_count(8)
+    expect(page.locator(".receipt")).to_have_count(1)
+    go_to(page, page.get_by_role("tab", name="Ask"), "Shift+Tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Workers")).to_be_focused()
+    expect(page.locator("#worker-rows tr")).to_have_count(1)
+    expect(page.locator("#form")).to_be_hidden()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#form")).to_be_visible()
+    asked = [f"{count} choices are {done}." for count in (8, 4, 8) for done in ("asked for", "over")]
+    assert page.evaluate("heard") == asked
