@@ -260,7 +260,7 @@ ROWS = (
                 "Transfers that failed",
                 NUMBER,
                 gauges({"kv_transfer_failures_total": ""}, WORKER, by="kind"),
-                "Since the engines started; empty if none has. The prompt was then computed on the decode worker.",
+                "Since the server started; empty if none has. The prompt was then computed on the decode worker.",
             ),
             Panel(
                 "Prompts computed without asking prefill",

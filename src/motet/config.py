@@ -17,6 +17,7 @@ from typing import Final
 from motet.log import LogFormat
 from motet.metrics.declare import MetricPrefix
 from motet.settings.declaration import (
+    ASKED_KEY,
     ENGINES,
     EVERY,
     GATEWAY,
@@ -313,14 +314,16 @@ class ServerConfig:
         (),
         "API key that opens the server to a client; several times.",
         unset="none, every client may ask",
-        pattern=NOT_BLANK,
-        must="keys that are not empty",
+        pattern=ASKED_KEY,
+        must="keys of ASCII characters that are not blank",
         secret=True,
     )
     admin_key: str = setting(
         "",
         "Key that opens /drain, /workers and the routes of --rl in place of the API keys.",
         unset="none, and /workers cannot be changed",
+        pattern=r"[ -~]*",
+        must="ASCII characters",
         secret=True,
     )
     rl: bool = setting(False, "Open the routes that give the server new weights. API keys do not open them.")

@@ -33,6 +33,13 @@ class Elements(HTMLParser):
             self.texts[-1] += data
 
 
+@pytest.mark.parametrize("route", ["/", "/health", "/metrics", "/v1/models"])
+async def test_who_asks_for_the_head_alone_gets_it_without_a_body(served: Served, route: str) -> None:
+    head, whole = await served.http.head(route), await served.http.get(route)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+
+
 @pytest.mark.parametrize("route", sorted(PAGE_ROUTES))
 async def test_a_file_of_the_page_is_sent_with_headers_that_let_nothing_else_in(served: Served, route: str) -> None:
     answer = await served.http.get(route)

@@ -115,7 +115,7 @@ def test_an_invalid_value_is_refused_and_its_flag_named(names: str, values: tupl
         ("workers", ["http://a", "http://a/"], "--worker http://a, http://a/: http://a is named twice"),
         ("role_of", ["http://a=cook"], "--role-of http://a=cook: http://a=cook: a role is one of"),
         ("key_of", ["a=secret"], "--key-of 1 given: must be URL=KEY, such as http://host:8000=secret"),
-        ("api_keys", [""], "--api-key 1 given: must be keys that are not empty"),
+        ("api_keys", [""], "--api-key 1 given: must be keys of ASCII characters that are not blank"),
         ("app_name", " ", "--app-name  : must be not empty"),
     ],
 )

@@ -118,6 +118,8 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
         ({"gpu_memory_utilization": 0.9, "prefill": 1, "decode": 1}, "--gpu-memory-utilization 0.9 with --prefill 1"),
         ({"quantization": "int8", "kernels": "torch"}, "--quantization int8 with --kernels torch"),
         ({"admin_key": " "}, "--admin-key given with api_keys -"),
+        ({"admin_key": "clé"}, "--admin-key given: must be ASCII characters"),
+        ({"api_keys": ["k", "clé"]}, "--api-key 2 given: must be keys of ASCII characters"),
         ({"admin_key": "k", "api_keys": ["j", "k "]}, "--admin-key given with --api-key 2 given"),
         ({"worker_key": "k", "api_keys": ["k"]}, "--worker-key given with --api-key 1 given"),
         ({"worker_key": "k", "admin_key": "k"}, "--worker-key given with api_keys -"),

@@ -74,6 +74,8 @@ class App(FastAPI):
             await self.router(scope, receive, send)
             return
         scope.setdefault("state", {})["send"] = send
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server that has called this sends no body
         await super().__call__(scope, receive, send)
 
 

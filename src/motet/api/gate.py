@@ -61,6 +61,7 @@ NO_KEY = (
 )
 WRONG_KEY = "Incorrect API key provided."
 NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
+WRONG_ADMIN_KEY = "Incorrect admin key provided."
 NO_WORKER_KEY = (
     "/engine is for servers of ours, and needs this server's worker key in an Authorization header: start both with "
     "the same --worker-key."
@@ -120,7 +121,7 @@ class Gate:
             only_local=ONLY_LOCAL_WORKERS,
         )
         self._operators = (
-            Lock(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=NO_ADMIN_KEY)
+            Lock(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=WRONG_ADMIN_KEY)
             if admin
             else replace(self._clients, only_local=ONLY_LOCAL_OPERATORS, code="admin_key_required")
             if not api

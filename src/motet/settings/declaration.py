@@ -45,6 +45,8 @@ ONE_ADDRESS: Final = r"(?!\s*(0\.0\.0\.0|::|\*)\s*$)" + NOT_BLANK
 """Any address except those that mean every address of a machine."""
 SENT_KEY: Final = {"pattern": r"[!-~]*", "must": "visible ASCII characters without spaces", "secret": True}
 """A key for a header; a line break after it, as in many files, would make every call fail."""
+ASKED_KEY: Final = r"[ -~]*[!-~][ -~]*"
+"""A key that clients send: browsers and other programs do not agree on how a header holds other characters."""
 
 SERVE: Final = (ServerCommand.SERVE,)
 GATEWAY: Final = (ServerCommand.GATEWAY,)
