@@ -99,6 +99,7 @@ def test_a_skip_fails_the_run_and_says_why(refused: Run) -> None:
     assert "a skip fails the run" in refused.output
 
 
+@pytest.mark.slow
 def test_some_marks_may_skip_with_a_reason_and_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ALLOWED)
     assert run.exit_code == 0, run.output

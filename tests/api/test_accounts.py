@@ -16,6 +16,7 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="motet.api")
 
 
+@pytest.mark.slow
 async def test_a_group_is_logged_once_with_the_clients_request_id(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,6 +42,7 @@ def by_index(choices: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return joined
 
 
+@pytest.mark.slow
 @streamed_or_not
 async def test_a_batch_has_the_answers_of_single_requests(drawing: Served, stream: bool) -> None:
     answer = await drawing.complete(PROMPTS, n=N, seed=5, stream=stream, **FIELDS)

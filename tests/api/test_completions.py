@@ -388,6 +388,7 @@ async def test_prompt_logprobs_are_for_whole_answers(served: Served) -> None:
     assert named(await served.chat(prompt_logprobs=21)) == (400, "prompt_logprobs")
 
 
+@pytest.mark.slow
 async def test_log_probabilities_of_prompts_are_bounded_together(served: Served) -> None:
     """They are kept until the answer is sent: 250 prompts of 3900 tokens with 20 alternatives took 2 GB."""
     prompts = [[5] * 3900] * 25

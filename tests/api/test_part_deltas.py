@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ CHATS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(asked=CHATS, data=st.data())
 def test_chunks_joined_are_the_whole_answer(asked: ChatRequest, data: st.DataObject) -> None:
     waiting = [data.draw(events_of_a_choice(index, bool(asked.tools))) for index in range(2)]

@@ -54,6 +54,7 @@ async def test_streamed_response_is_the_whole_one(serve: Serving) -> None:
     assert len(deltas) > 3
 
 
+@pytest.mark.slow
 async def test_stream_of_the_official_client_comes_to_the_answer(served: Served) -> None:
     async with served.openai.responses.stream(model=MODEL, input="hi") as stream:
         texts = [event.delta async for event in stream if event.type == "response.output_text.delta"]

@@ -154,6 +154,7 @@ async def test_a_schema_that_is_nested_too_deeply_is_refused(served: Served) -> 
     assert (await served.http.post(CHAT, content=body, headers={"content-type": "application/json"})).status_code == 400
 
 
+@pytest.mark.slow
 async def test_others_are_answered_while_a_wide_schema_is_compiled(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine())
     wide = {f"p{i}": {"type": "integer"} for i in range(MAX_OPTIONAL)}

@@ -96,6 +96,7 @@ async def test_an_invalid_call_is_content_to_the_letter(serve_tools: CallingServ
             json.loads(call["function"]["arguments"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_choices_with_different_mistakes_do_not_disturb_each_other(
     serve_tools: CallingServing, stream: bool

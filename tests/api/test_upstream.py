@@ -280,6 +280,7 @@ async def test_a_body_that_breaks_off_reaches_no_server(serve_texts: TextServing
     assert before.peers[0].asked == []
 
 
+@pytest.mark.slow
 async def test_a_body_that_is_too_large_is_refused(serve_texts: TextServing) -> None:
     before = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_body_bytes=100))
 

@@ -131,6 +131,7 @@ async def test_a_byte_now_and_then_does_not_lengthen_the_time() -> None:
         dripping.cancel()
 
 
+@pytest.mark.slow
 async def test_a_body_that_nobody_reads_is_dropped_and_ends_in_time() -> None:
     async with serving(app, ConnectionLimits(receive_s=0.3)) as (_, reader, writer):
         writer.write(b"POST /keyless HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")

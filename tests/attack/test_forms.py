@@ -97,6 +97,7 @@ def test_usual_forms_keep_the_tokens_that_a_tokenizer_makes_of_their_words(gramm
     assert (json.dumps(NO_FORCING)[1:-1] in llguidance_source(grammar, {})) is much
 
 
+@pytest.mark.slow
 def test_a_text_without_a_choice_is_written_whole_in_any_tokens() -> None:
     grammars, word = grammars_of(), regex("(abc){2000}")
     assert follows(grammars, word, "abc" * 2000)

@@ -181,6 +181,7 @@ async def test_a_connection_that_fails_is_no_fault_of_this_server(serve: Serving
     assert (refused.status_code, error.message in refused.text) == (400 if error.status == 500 else 503, True)
 
 
+@pytest.mark.slow
 async def test_connections_that_are_being_made_are_bounded(serve: Serving) -> None:
     served = await serve()
     asked, go_on = asyncio.Semaphore(0), asyncio.Event()

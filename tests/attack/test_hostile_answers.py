@@ -59,6 +59,7 @@ def test_no_answer_of_a_vllm_server_is_more_than_a_fault() -> None:
         msgspec.json.encode(pieces)
 
 
+@pytest.mark.slow
 def test_nothing_else_that_a_vllm_server_says_is_more_than_a_fault() -> None:
     said = {"kv_transfer_params": {"remote_block_ids": [1]}, "data": [{"id": "m", "max_model_len": 9}], "version": "1"}
     prompt = {"choices": [], "prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1}}]}

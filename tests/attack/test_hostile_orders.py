@@ -46,6 +46,7 @@ async def answers(served: Served, path: str, body: bytes) -> int:
     return status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", Role)
 async def test_no_order_of_a_gateway_ends_more_than_itself(serve: Serving, role: Role) -> None:
     served = await serve(engine=WatchedEngine(role=role))

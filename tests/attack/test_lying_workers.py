@@ -30,6 +30,7 @@ STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "why"), STREAMS.values(), ids=STREAMS)
 async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
     folder: Path, answer: Callable[[GenerateRequest], bytes], why: str
@@ -51,6 +52,7 @@ async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
         assert why in worker["note"]
 
 
+@pytest.mark.slow
 async def test_a_defect_that_an_answer_runs_into_is_taken_for_a_fault_of_its_worker(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,6 +87,7 @@ REPORTS: dict[str, tuple[EngineReport | bytes, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lie", "why"), REPORTS.values(), ids=REPORTS)
 async def test_a_worker_whose_report_cannot_be_true_gets_nothing(
     folder: Path, lie: EngineReport | bytes, why: str
@@ -116,6 +119,7 @@ FILES: dict[str, Callable[[Path], dict[str, bytes]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", FILES.values(), ids=FILES)
 async def test_if_a_worker_sends_a_tokenizer_that_cannot_be_used_another_is_asked_for_its_own(
     folder: Path, files: Callable[[Path], dict[str, bytes]]
@@ -129,6 +133,7 @@ async def test_if_a_worker_sends_a_tokenizer_that_cannot_be_used_another_is_aske
         assert texts((await gateway.chat()).text) == EXPECTED
 
 
+@pytest.mark.slow
 async def test_an_answer_of_which_its_worker_says_nothing_goes_on_elsewhere(folder: Path) -> None:
     async with (
         lying(folder) as liar,

@@ -19,6 +19,7 @@ def row(n: int, last_first_s: float, total_s: float, *, separate_s: float) -> Ro
     return Row(n, timing(last_first_s, total_s), NOTHING, timing(last_first_s, separate_s))
 
 
+@pytest.mark.slow
 def test_a_run_prints_json_on_the_last_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--url", url, "--separate-url", url, "--ns", "1,3", "--separate-ns", "3", "--repeats", "2"]
     assert main([*arguments, "--prompt-tokens", "40", "--max-tokens", "5"]) == 0

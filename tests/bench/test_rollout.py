@@ -70,6 +70,7 @@ def test_generation_has_its_share_of_a_step_that_also_trains_and_updates() -> No
     assert [results.share(one) for one in results.served] == [1 / (1 + 3 + 1), 1 / (1 + 3)]
 
 
+@pytest.mark.slow
 def test_the_mismatch_of_the_trainer_s_own_log_probabilities_is_nothing(policy: Policy) -> None:
     """`rounded` compares with other weights, and gives the weights their digits back."""
     prompt, tokens = [5, 6, 7], [8, 9, 10, 11]

@@ -82,6 +82,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert once() == once()
 
 
+@pytest.mark.slow
 def test_routing_by_cost_finds_more_prompts_in_caches_than_round_robin() -> None:
     def hits(policy: Policy) -> float:
         made = groups(600, workers=8, load=0.7, engine=ENGINES["cpu"], seed=7)

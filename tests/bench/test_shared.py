@@ -58,6 +58,7 @@ async def test_prompts_of_a_case_have_in_common_what_it_says(case: str, tmp_path
         assert result.tokens == 3 * 4
 
 
+@pytest.mark.slow
 def test_a_run_compares_every_case_on_every_server_with_a_group_of_as_many(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ async def test_an_answer_is_read_alike_streamed_and_not(url: str, path: str) -> 
     assert streamed.done == 1
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_every_call_gets_the_status_and_the_code_that_it_names(guarded: str) -> None:
     async with connections(guarded, [KEY]) as (http,):
@@ -109,6 +110,7 @@ def test_another_status_or_another_code_is_not_what_a_call_must_get() -> None:
     assert [as_it_must_be(call, response) for response in (right, *others)] == [True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_client_does_all_kinds_of_things_and_leaves_nothing_open(guarded: str) -> None:
     """The server itself checks at its end that every group has ended."""

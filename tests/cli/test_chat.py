@@ -55,6 +55,7 @@ def test_the_url_may_end_in_v1(server: FakeServer) -> None:
     assert result.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_refusal_is_one_line(folder: Path) -> None:
     with FakeServer(folder, repeat, api_key="secret") as server:
         result = CliRunner().invoke(app, ["chat", "hello?", "--url", server.url])

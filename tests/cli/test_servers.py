@@ -53,6 +53,7 @@ def test_a_shell_completes_commands_and_flags(typed: str, found: list[str]) -> N
     assert CliRunner().invoke(app, env=environ, prog_name="motet").output.split() == found
 
 
+@pytest.mark.slow
 def test_invalid_settings_are_refused() -> None:
     fails(motet("serve", "--port", "70000"), 2, "--port 70000", "65535")
     fails(motet("serve", "--max-n", "300"), 2, "--max-n 300", "max_num_seqs 256")
@@ -266,6 +267,7 @@ def test_the_ready_line_tells_programs_where_the_gateway_is(ids: list[str], says
     assert line.endswith(says)
 
 
+@pytest.mark.slow
 def test_invalid_ray_settings_are_refused() -> None:
     fails(motet("ray", "--ingress", "both"), 2, "--ingress both", "gateway, direct")
     fails(motet("ray", "--prefill", "1"), 2, "--prefill 1", "--decode at least 1")

@@ -147,6 +147,7 @@ def test_a_higher_limit_is_left_alone(hard: int) -> None:
     assert resource.getrlimit(NOFILE) == (512, hard)
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_skips_objects_that_were_there_at_the_start() -> None:
     gc.collect()  # tests before it may have left more than half of them behind
     tracked, frozen = len(gc.get_objects()), gc.get_freeze_count()

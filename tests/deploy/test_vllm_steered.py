@@ -73,6 +73,7 @@ async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(
         assert 'vllm:kv_cache_usage_perc{engine="0",model_name="smollm2"} 0.0' in held
 
 
+@pytest.mark.slow
 async def test_choices_that_begin_later_are_as_cheap_as_another_request_with_the_prompt(folder: Path) -> None:
     async with pair_of(folder) as (network, prefill, decode, gateway):
         await until_met(network, decode)
@@ -85,6 +86,7 @@ async def test_choices_that_begin_later_are_as_cheap_as_another_request_with_the
     assert network.faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
 async def test_the_confidence_of_choices_is_known(folder: Path, scale_out: bool) -> None:
     async with FakeVLLM(switches=Switches(scale_out=scale_out)) as server, gateway_of(folder, server) as gateway:

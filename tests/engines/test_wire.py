@@ -61,6 +61,7 @@ carried = st.builds(
 frames = st.lists(deltas | carried, max_size=6)
 
 
+@pytest.mark.slow
 @given(frames, st.data())
 def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(content: list[Frame], data: st.DataObject) -> None:
     whole = b"".join(map(frame, content))

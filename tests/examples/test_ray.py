@@ -128,6 +128,7 @@ def test_serve_knows_every_field_of_the_configs(service: Document) -> None:
         assert json.loads(read.stdout) == yaml.safe_load(text)
 
 
+@pytest.mark.slow
 def test_the_service_is_one_for_the_operator(service: Document, validator: Any) -> None:
     assert [error.message for error in validator.iter_errors(service)] == []
 

@@ -100,6 +100,7 @@ async def test_a_ticket_is_released_by_a_completion_that_is_rejected_and_by_no_o
         decode.check()
 
 
+@pytest.mark.slow
 async def test_a_pull_that_hangs_is_ended_by_its_client_and_one_from_a_dead_server_fails() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:

@@ -143,6 +143,7 @@ LOGPROBS = st.floats(-50, 0)
 TOKENS = st.lists(st.lists(LOGPROBS, min_size=1, max_size=4).map(lambda values: token(*values)), max_size=40)
 
 
+@pytest.mark.slow
 @given(TOKENS, st.lists(st.integers(0, 40)), st.integers(1, 8), st.integers(1, 4))
 def test_tokens_in_any_bundles_have_the_same_lowest_mean(
     written: list[TokenLogprob], cuts: list[int], window: int, top: int

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ EVENTS: dict[str, Callable[[PlayedPull], object]] = {
 UNTIL_OVER = ("eleven seconds", "reads end by themselves", "reads end", "reads end", "reads end")
 
 
+@pytest.mark.slow
 @examples(500)
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=20))
 def test_every_pull_ends_once_and_gives_its_blocks_back_only_when_nothing_writes(events: list[str]) -> None:

@@ -3,6 +3,7 @@ cannot read it, each ticket is given back once, and each reader gets the beginni
 
 import asyncio
 
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ MIXED = [*OFTEN, *ADAPTER_ACTS * 2]
 acts = st.builds(Act, st.sampled_from(MIXED), st.integers(0, 31), st.integers(0, 6))
 
 
+@pytest.mark.slow
 @examples(150)
 @given(
     acts=st.lists(acts, min_size=10, max_size=60),

@@ -276,6 +276,7 @@ ACTS: dict[str, Callable[[Play], None]] = {
 TURN = "a turn of the loop"
 
 
+@pytest.mark.slow
 @examples(300)
 @given(
     acts=st.lists(st.sampled_from([*ACTS, TURN, TURN, TURN]), max_size=30),

@@ -182,6 +182,7 @@ def test_the_operators_choice_wins_over_a_template_of_gpt_oss(tokenizer: Tokeniz
     assert not formats(tokenizer, GPT_OSS, **names).harmony
 
 
+@pytest.mark.slow
 def test_gpt_oss_answers_in_harmony(tokenizer: Tokenizer) -> None:
     answer = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
     for made in (

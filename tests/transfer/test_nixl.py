@@ -72,6 +72,7 @@ def test_a_transport_prints_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_loopback_transport_listens_on_loopback_only() -> None:
     before = set(psutil.Process().net_connections("inet"))
     transport = NixlTransport("loopback", KVMemory().memory, ucx=LOOPBACK)

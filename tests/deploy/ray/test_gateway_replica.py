@@ -51,6 +51,7 @@ async def answers(gateway: RunningServer[Gateway]) -> None:
     assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 2
 
 
+@pytest.mark.slow
 async def test_workers_are_taken_when_they_are_ready_and_kept_until_they_leave(folder: Path) -> None:
     belongings, directory = Belongings(), FakeDirectory()
     seen = FakeDirectory(directory.book)

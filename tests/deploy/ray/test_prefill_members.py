@@ -55,6 +55,7 @@ async def until_member(decode: RunningWorker, url: str, state: WorkerState | Non
         await fleet.changed()
 
 
+@pytest.mark.slow
 async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(folder: Path) -> None:
     belongings, cell = Belongings(), DirectCell(folder)
     async with cell.prefill("first") as first, cell.decode() as decode:

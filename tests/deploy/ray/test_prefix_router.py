@@ -64,6 +64,7 @@ async def test_it_names_the_replica_of_serve_that_runs_the_worker(
     assert await until(router, lambda named: not named) == NOBODY
 
 
+@pytest.mark.slow
 async def test_eight_choices_at_one_replica_send_the_next_to_the_other(
     router: PrefixRouter, directory: FakeDirectory, folder: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_the_probe_finds_that_rows_without_padding_differ() -> None:
     assert not linears_agree(MODEL.to(torch.float32), torch.float32, counts=counts), "then padding would not be needed"
 
 
+@pytest.mark.slow
 def test_engines_with_other_weights_or_configurations_have_other_fingerprints_and_refuse_each_others_kv(
     tiny: Tiny, tmp_path: Path
 ) -> None:

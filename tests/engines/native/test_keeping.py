@@ -28,6 +28,7 @@ def asked(name: str, *, n: int = 2, seed: int = 0, keep_s: float = 0.0, **fields
     return replace(group(name, PROMPT, n=n, seed=seed, **{"max_tokens": 12, **fields}), keep_s=keep_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -63,6 +64,7 @@ def test_a_kept_prompt_is_given_up_before_any_choice_is_put_back(tiny: Tiny) -> 
     assert core.stats().preemptions == 0
 
 
+@pytest.mark.slow
 def test_a_prompt_that_was_prefilled_elsewhere_is_kept_where_it_is_decoded(tiny: Tiny) -> None:
     """The next group needs no ticket; one that has a ticket gives it back, and fetches nothing."""
     pair = Pair(tiny("llama"))
@@ -102,6 +104,7 @@ def test_a_prompt_that_cannot_be_kept_is_refused_by_name(changes: dict[str, int]
     assert refused.value.param == "keep_s"
 
 
+@pytest.mark.slow
 def test_over_the_bound_the_prompt_that_was_used_least_recently_is_kept_no_more(tiny: Tiny) -> None:
     """Each has 11 blocks, and the first two begin with the same 5."""
     core = make_core(tiny("llama"), keep_gb=gb_of(22))

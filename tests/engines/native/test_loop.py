@@ -112,6 +112,7 @@ def raising(_: Ticket) -> NoReturn:
     raise ZeroDivisionError("a bug")
 
 
+@pytest.mark.slow
 def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,6 +136,7 @@ def assert_same_rows(
         assert not different, f"{len(different)} of {len(keys)} rows of seed {seed} differ, the first {different[0]}"
 
 
+@pytest.mark.slow
 @BY_FAMILY_AND_NUMBERS
 def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
     parts = parts_of(tiny(family), numbers)
@@ -160,6 +161,7 @@ def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[st
         assert_same_rows(rows.rows, alone.rows, seeds)
 
 
+@pytest.mark.slow
 @BY_FAMILY_AND_NUMBERS
 def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
     """Each group has three choices, one of them from its beginning; all groups and strangers run at once."""
@@ -180,6 +182,7 @@ def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, number
     assert resumed.counters.replayed_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "way", "numbers"),
     pairwise(
@@ -198,6 +201,7 @@ def test_choice_i_of_a_group_is_the_single_request_with_seed_s_plus_i(
     assert len({tuple(tokens) for tokens in outcome.tokens.values()}) == n, "different seeds give different answers"
 
 
+@pytest.mark.slow
 @BY_NUMBERS
 def test_a_prefix_hit_gives_the_same_bits(numbers: dict[str, Any], tiny: Tiny) -> None:
     cold, cold_rows = recorded_over(parts_of(tiny("llama"), numbers, prefix_cache=False))
@@ -225,6 +229,7 @@ def test_another_salt_finds_nothing(tiny: Tiny) -> None:
     assert [cached(""), cached("a"), cached(""), cached("a"), cached("b")] == [0, 0, 80, 80, 0]
 
 
+@pytest.mark.slow
 def test_answers_enter_the_prefix_cache_only_when_asked(tiny: Tiny) -> None:
     for cache_answers in (False, True):
         core = make_core(tiny("llama"), cache_answers=cache_answers)

@@ -46,6 +46,7 @@ def tokens_of(outcomes: dict[str, Outcome]) -> dict[str, dict[int, list[int]]]:
     return {name: outcome.tokens for name, outcome in outcomes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("length", [83, 80, 5])
 def test_equal_prompts_that_come_at_once_are_computed_once(numbers: dict[str, Any], length: int, tiny: Tiny) -> None:
@@ -62,6 +63,7 @@ def test_equal_prompts_that_come_at_once_are_computed_once(numbers: dict[str, An
     assert tokens_of(together) == alone(plain_core(tiny("llama"), **numbers), requests)
 
 
+@pytest.mark.slow
 def test_more_groups_than_can_run_at_once_share_a_prompt_too(tiny: Tiny) -> None:
     """Four may run at once, and in each step four begin to follow, or are woken."""
     requests = [asked(f"g{i}", seed=10 * i, max_tokens=4) for i in range(16)]
@@ -120,6 +122,7 @@ def test_if_the_first_leaves_while_it_computes_another_takes_over(end: str, tiny
     assert {name: outcomes[name].tokens for name in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_different_prompts_with_one_beginning_compute_it_once(numbers: dict[str, Any], tiny: Tiny) -> None:
     """The one that comes first computes it, and the others need not wait for all of that one's prompt."""
@@ -132,6 +135,7 @@ def test_different_prompts_with_one_beginning_compute_it_once(numbers: dict[str,
     assert tokens_of(outcomes) == alone(plain_core(tiny("llama"), **numbers), [long, *questions])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
 def test_torch_reads_a_long_beginning_once_for_all_prompts_that_have_it(dtype: str, tiny: Tiny) -> None:
     beginning = prompt_of(520, 2)
@@ -195,6 +199,7 @@ def test_after_the_caches_are_emptied_nobody_joins_what_was_computed_before(tiny
     assert core.stats().prefill_tokens == 2 * len(PROMPT)
 
 
+@pytest.mark.slow
 def test_equal_prompts_fetch_one_prefilled_trunk_between_them(tiny: Tiny) -> None:
     """One prefill and one transfer, and the leases of all other tickets end."""
     pair = Pair(tiny("llama"))
@@ -211,6 +216,7 @@ def test_equal_prompts_fetch_one_prefilled_trunk_between_them(tiny: Tiny) -> Non
     pair.check_same(*requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=LONG) for seed in range(2, 12))])
 @pytest.mark.parametrize(
     ("family", "numbers"),

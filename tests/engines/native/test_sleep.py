@@ -60,6 +60,7 @@ def wake_whole(core: EngineCore, parts: Parts, sleeper: Sleeper) -> None:
     sleeper.wake()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("weights", [False, True], ids=["level 1", "level 2"])
 def test_groups_that_were_kept_go_on_after_the_sleep_as_if_nothing_had_been(
@@ -84,6 +85,7 @@ def test_groups_that_were_kept_go_on_after_the_sleep_as_if_nothing_had_been(
     assert core.info == before
 
 
+@pytest.mark.slow
 def test_the_memory_of_kv_and_weights_is_given_back(tiny: Callable[[str], Path]) -> None:
     """What is given back is full of zeros when it is next read."""
     parts = built(tiny("llama"), {"dtype": "float32", "kernels": "torch"})
@@ -108,6 +110,7 @@ def test_only_whole_pages_are_given_back_and_their_neighbours_stay() -> None:
     assert memory[begin + 3 * page :].all()
 
 
+@pytest.mark.slow
 def test_weights_that_a_trainer_brings_take_the_place_of_those_that_sleep(
     tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) ->
         parts.renewal.prepare_first()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True])
 def test_an_emptied_prefix_cache_finds_nothing_and_groups_under_way_do_not_notice(
     anew: bool, tiny: Callable[[str], Path]
@@ -172,6 +176,7 @@ def test_what_was_cached_before_is_computed_again(tiny: Callable[[str], Path]) -
     assert [one.prompt.cached_tokens for one in (first, hit, after) if one.prompt] == [0, 80, 0]
 
 
+@pytest.mark.slow
 def test_readers_of_an_engine_that_falls_asleep_find_their_leases_ended(make_pair: MakePair) -> None:
     pair: Pair = make_pair()
     request = group("g", prompt_of(100), n=3, seed=5)
@@ -194,6 +199,7 @@ def shown(pair: Pair, entry: int) -> int:
     return ctypes.c_int64.from_address(pair.p_transfers.memory.proof + 8 * entry).value
 
 
+@pytest.mark.slow
 def test_a_group_whose_pull_is_open_computes_its_prompt_after_the_sleep(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=3, seed=5)
     pair.hand_over(request)
@@ -207,6 +213,7 @@ def test_a_group_whose_pull_is_open_computes_its_prompt_after_the_sleep(pair: Pa
     pair.check_same(request)
 
 
+@pytest.mark.slow
 def test_memory_stays_while_a_worker_that_hangs_may_write_into_it(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=3, seed=5)
     pair.hand_over(request)

@@ -75,6 +75,7 @@ def drive(core: EngineCore, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "numbers"),
     [
@@ -169,6 +170,7 @@ def answer(core: EngineCore) -> dict[int, list[int]]:
     return run(core, [group("asked", PROMPT, n=2, seed=5)])["asked"].tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize(
     "part",
@@ -234,6 +236,7 @@ def test_weights_that_cannot_be_used_are_refused_by_name_and_the_old_ones_serve_
     assert answer(core) == before
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_tied_weights_have_one_content_under_both_names(tmp_path: Path) -> None:
     config = LlamaConfig(**{**config_of("llama").to_dict(), "tie_word_embeddings": True})

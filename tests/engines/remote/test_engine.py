@@ -209,6 +209,7 @@ async def test_a_reader_that_was_cancelled_can_read_on(serve: Serving) -> None:
         assert [delta async for delta in stream] == await deltas_of(FakeEngine(counting), group())
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_does_not_hold_up_others_or_fill_memory(serve: Serving) -> None:
     """The server may send only as much ahead as its outbox and the sockets hold."""
     sampling = SamplingParams(max_tokens=3000, logprobs=20)

@@ -212,6 +212,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
     )
 
 
+@pytest.mark.slow
 @given(requests())
 def test_every_choice_is_planned_once_with_its_prompt_and_seed_and_one_request_has_the_ticket(
     request: GenerateRequest,

@@ -64,6 +64,7 @@ def test_a_ticket_says_who_made_it_and_for_which_prompt() -> None:
     assert params_from(ticket) == PARAMS
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.text(),

@@ -51,6 +51,7 @@ def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[T
     return scene, tails, draw(reading(scene, lengths, at_least=0 if tails else 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES_MOSTLY_SLOW, ids=str)
 @examples(25)
 @given(data=st.data())

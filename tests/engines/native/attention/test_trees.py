@@ -47,6 +47,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @examples(16)
 @given(data=st.data())
@@ -59,6 +60,7 @@ def test_rows_of_a_tree_equal_the_definition_and_have_their_bits_alone(shape: Sh
         assert torch.equal(scene.attend([tail], [], rule)[0], output)
 
 
+@pytest.mark.slow
 def test_the_depth_of_a_tree_and_the_number_of_its_rows_change_no_bits() -> None:
     """Four levels; on the last one many rows."""
     watch = Watch()

@@ -121,6 +121,7 @@ def rounded(folder: Path) -> PreTrainedModel:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied head"])
 def test_log_probabilities_are_those_of_the_rounded_weights(tied: bool, tmp_path: Path) -> None:
     torch.manual_seed(3)
@@ -141,6 +142,7 @@ def test_log_probabilities_are_those_of_the_rounded_weights(tied: bool, tmp_path
     assert error("int8") < 0.5 * error("none"), "unrounded weights are another model"
 
 
+@pytest.mark.slow
 def test_an_engine_names_its_rounded_weights_in_fingerprint_and_kv_facts(tiny: Tiny) -> None:
     plain = make_core(tiny("llama"), dtype="bfloat16").info.fingerprint
     core = make_core(tiny("llama"), dtype="bfloat16", quantization="int8")

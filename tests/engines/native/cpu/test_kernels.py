@@ -128,6 +128,7 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
     assert max(ours) < 0.2, "the errors are small, not only smaller"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.02), ("float32", 2e-5)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(
@@ -187,6 +188,7 @@ def test_the_obstacle_names_what_the_kernels_cannot_run(tiny: Made) -> None:
     assert "(64, 100, 32)" in str(obstacle(found, model, dtype=torch.bfloat16, device=cpu))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_operator_can_demand_or_exclude_compiled_kernels(dtype: str, tiny: Made) -> None:
     compiled = make_core(tiny("llama"), dtype=dtype, kernels="compiled").info.fingerprint

@@ -132,6 +132,7 @@ KERNELS = [
 """Gemma 2 has a window and capped scores, Llama neither."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family", "dtype"), KERNELS)
 @examples(40)
 @given(data=st.data())

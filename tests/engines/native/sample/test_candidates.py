@@ -112,6 +112,7 @@ def test_a_token_of_weight_zero_is_never_drawn() -> None:
     assert (weights[0, drawn] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_dense_draw_is_the_inverse_of_the_whole_cumulative_sum() -> None:
     torch.manual_seed(1)
     weights = torch.rand(3, 8 * BLOCK) ** 8

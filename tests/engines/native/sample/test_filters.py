@@ -116,6 +116,7 @@ def sample(sampler: Sampler, logits: torch.Tensor, params: SamplingParams, draws
     return sampler.sample(logits, [Past(seed).sample_row(0, params) for seed in range(draws)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logits", LOGITS.values(), ids=LOGITS.keys())
 def test_tokens_are_kept_and_drawn_as_in_the_slow_definition(made: Made, logits: torch.Tensor) -> None:
     for name, params in PARAMS.items():
