@@ -3,12 +3,13 @@ answers as one that was started on the weights which it has then. NCCL is a libr
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from motet.engines.native.receiver import NcclReceiver
+from motet.engines.native.receiver import PROGRAM, NcclReceiver
 from tests.deploy.gateways import RunningGateway
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, chat
@@ -24,6 +25,7 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
+Receiver = Callable[..., NcclReceiver]
 BODY = chat("a chat", n=3)
 SMALL = 40_000
 """Bytes of a packed buffer: a model takes several."""
@@ -35,15 +37,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def receiver(library: str, forking: ForkingProcess) -> Receiver:
+    """Makes receivers whose process is forked."""
+    return partial(NcclReceiver, lambda: "cpu", library=library, start=partial(forking.talking, PROGRAM))
+
+
+@pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model with other weights."""
     return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("other"), seed=4))
 
 
 @pytest.fixture(scope="module")
-async def shared(folder: Path, library: str, forking: ForkingProcess) -> AsyncIterator[RunningCell]:
+async def shared(folder: Path, receiver: Receiver, forking: ForkingProcess) -> AsyncIterator[RunningCell]:
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
-        cell.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+        cell.service.receiver = receiver()
         yield cell
 
 
@@ -82,11 +90,17 @@ def receiver_pid(cell: RunningCell) -> int | None:
     ids=str,
 )
 async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_and_engines(
-    cell: RunningCell, library: str, form: dict[str, object], folder: Path, other: Path, answers: tuple[Answer, Answer]
+    cell: RunningCell,
+    forking: ForkingProcess,
+    library: str,
+    form: dict[str, object],
+    folder: Path,
+    other: Path,
+    answers: tuple[Answer, Answer],
 ) -> None:
     old, new = answers
     files = [weights_of(one) for one in (other, folder, other)]
-    async with trainer(Plan(cell.url, library, files, **form)) as running:  # type: ignore[arg-type]
+    async with trainer(Plan(cell.url, library, files, **form), forking) as running:  # type: ignore[arg-type]
         for number in range(3):
             await running.says(f"updated {number}")
     assert await ask(cell.http, CHAT, BODY) == new != old
@@ -103,11 +117,18 @@ async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_a
 
 
 async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
-    cell: RunningCell, library: str, other: Path, answers: tuple[Answer, Answer]
+    cell: RunningCell,
+    forking: ForkingProcess,
+    receiver: Receiver,
+    library: str,
+    other: Path,
+    answers: tuple[Answer, Answer],
 ) -> None:
     async with RunningGateway(cell.url, rl=True, admin_key="") as gateway:
-        gateway.service.receiver = NcclReceiver(lambda: "cpu", library=library)
-        async with trainer(Plan(gateway.serving.url, library, [weights_of(other)], buffer_bytes=SMALL)) as running:
+        gateway.service.receiver = receiver()
+        async with trainer(
+            Plan(gateway.serving.url, library, [weights_of(other)], buffer_bytes=SMALL), forking
+        ) as running:
             await running.says("updated 0")
         assert await ask(gateway.http, CHAT, BODY) == await ask(cell.http, CHAT, BODY) == answers[1]
         assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 0"}
@@ -116,6 +137,7 @@ async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
 @pytest.mark.parametrize("deaf", [False, True], ids=["nccl notices", "nccl waits for ever"])
 async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothing_else(
     cell: RunningCell,
+    forking: ForkingProcess,
     library: str,
     deaf: bool,
     other: Path,
@@ -125,7 +147,7 @@ async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothi
     if deaf:
         monkeypatch.setenv("FAKE_NCCL_DEAF", "1")
     plan = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=2)
-    async with trainer(plan) as running:
+    async with trainer(plan, forking) as running:
         await running.says("sent 2")
         await until(cell, lambda: open_files() == 1)
         assert receiver_pid(cell) is not None
@@ -142,21 +164,23 @@ async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothi
 
 
 async def test_a_second_trainer_takes_the_place_of_the_first(
-    cell: RunningCell, library: str, other: Path, answers: tuple[Answer, Answer]
+    cell: RunningCell, forking: ForkingProcess, library: str, other: Path, answers: tuple[Answer, Answer]
 ) -> None:
     halting = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=1)
-    async with trainer(halting) as first:
+    async with trainer(halting, forking) as first:
         await first.says("sent 1")
         await until(cell, lambda: open_files() == 1)
-        async with trainer(Plan(cell.url, library, [weights_of(other)])) as second:
+        async with trainer(Plan(cell.url, library, [weights_of(other)]), forking) as second:
             await second.says("updated 0")
         assert await ask(cell.http, CHAT, BODY) == answers[1]
     assert open_files() == 1
 
 
-async def test_a_shutdown_ends_an_update_that_is_on_its_way(cell: RunningCell, library: str, other: Path) -> None:
+async def test_a_shutdown_ends_an_update_that_is_on_its_way(
+    cell: RunningCell, forking: ForkingProcess, library: str, other: Path
+) -> None:
     plan = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=1)
-    async with trainer(plan) as running:
+    async with trainer(plan, forking) as running:
         await running.says("sent 1")
         await until(cell, lambda: open_files() == 1)
         assert (await cell.http.post("/shutdown_weight_transfer_engine")).status_code == 200
@@ -164,16 +188,16 @@ async def test_a_shutdown_ends_an_update_that_is_on_its_way(cell: RunningCell, l
         assert receiver_pid(cell) is None
 
 
-async def test_a_trainer_that_is_not_there_is_told_of(cell: RunningCell, library: str) -> None:
-    cell.service.receiver = NcclReceiver(lambda: "cpu", library=library, timeout_s=0.5)
+async def test_a_trainer_that_is_not_there_is_told_of(cell: RunningCell, receiver: Receiver, library: str) -> None:
+    cell.service.receiver = receiver(timeout_s=0.5)
     info = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
     refused = await init(cell, info)
     assert "has not done its part within 0.5 s" in refused
     cell.service.receiver = NcclReceiver(lambda: "cuda", library=library)
     assert "this server sees no CUDA device" in await init(cell, info)
-    cell.service.receiver = NcclReceiver(lambda: "cpu", library="/no such library")
+    cell.service.receiver = receiver(library="/no such library")
     assert "NCCL cannot be used" in await init(cell, info)
-    cell.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+    cell.service.receiver = receiver()
 
 
 async def until(cell: RunningCell, holds: Callable[[], bool]) -> None:

@@ -50,7 +50,7 @@ async def cell(folder: Path, forking: ForkingProcess) -> AsyncIterator[RunningCe
 
 @pytest.mark.parametrize("packed", [True, False])
 async def test_broadcast_weights_are_those_of_a_folder(
-    cell: RunningCell, trainer_s_gpu: str, packed: bool, folder: Path, tmp_path: Path
+    cell: RunningCell, forking: ForkingProcess, trainer_s_gpu: str, packed: bool, folder: Path, tmp_path: Path
 ) -> None:
     other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path, seed=4))
     assert isinstance(cell.service.receiver, NcclReceiver) and cell.service.receiver.device == GPU
@@ -60,7 +60,7 @@ async def test_broadcast_weights_are_those_of_a_folder(
     assert old != new
     files = [str(one / "model.safetensors") for one in (folder, other, folder)]
     plan = Plan(cell.url, LIBRARY, files, device=trainer_s_gpu, packed=packed, buffer_bytes=40_000)
-    async with trainer(plan) as running:
+    async with trainer(plan, forking) as running:
         for number in range(3):
             await running.says(f"updated {number}")
     assert await ask(cell.http, CHAT, BODY) == old

@@ -1,20 +1,15 @@
 """Runs a trainer beside a test, and looks at what a server keeps for it."""
 
-import asyncio
 import contextlib
 import os
-import signal
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 
-from motet.config import environment
+from tests.forked import ForkingProcess
 from tests.nccl.trainer import Plan
-
-ROOT = Path(__file__).parents[2]
 
 
 class RunningTrainer:
@@ -30,15 +25,14 @@ class RunningTrainer:
 
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
         await self._process.wait()
 
 
 @contextlib.asynccontextmanager
-async def trainer(plan: Plan) -> AsyncIterator[RunningTrainer]:
+async def trainer(plan: Plan, forking: ForkingProcess) -> AsyncIterator[RunningTrainer]:
     """Starts a trainer, which is killed at the end."""
-    command = (sys.executable, "-m", "tests.nccl.trainer")
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=ROOT, env=environment())
+    process = await forking.talking("tests.nccl.trainer")
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(plan) + b"\n")
     running = RunningTrainer(process)

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -60,16 +60,44 @@ class Answer(msgspec.Struct, frozen=True):
     """What went wrong."""
 
 
+async def start_receiving() -> Process:
+    """Starts the process. Raises EngineError."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", PROGRAM),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=engine_environ(environment()),
+        )
+    except OSError as error:
+        raise EngineError(f"the process that receives cannot be started: {error}") from error
+
+
+def cuda_device(workers: Workers) -> str | None:
+    """Returns the device on which tensors for these engines are received: that of one here, or the first GPU of this
+    machine if only engines elsewhere have one. None if no engine runs on a GPU."""
+    for report in workers.reports():
+        if report.worker is not None and report.worker.engine.info.device.startswith("cuda"):
+            return report.worker.engine.info.device if report.worker.local else "cuda"
+    return None
+
+
 class NcclReceiver:
     """The receiver of one server. It has a process from `join` to `close`."""
 
     def __init__(
-        self, choose_device: Callable[[], str | None], *, library: str = LIBRARY, timeout_s: float = TIMEOUT_S
+        self,
+        choose_device: Callable[[], str | None],
+        *,
+        library: str = LIBRARY,
+        timeout_s: float = TIMEOUT_S,
+        start: Callable[[], Awaitable[Process]] = start_receiving,
     ) -> None:
         """`choose_device`: returns the device that receives; None if there is none that could."""
         self._choose_device = choose_device
         self._library = library
         self._timeout_s = timeout_s
+        self._start = start
         self._process: Process | None = None
         self._one_at_a_time = asyncio.Lock()
         self.joined = False
@@ -91,7 +119,7 @@ class NcclReceiver:
             await self.close()
             if (device := self.device) is None:
                 raise EngineError("no engine of this server runs on a GPU")
-            self._process = await _started()
+            self._process = await self._start()
             await self._ask(Join(group, device, self._library, self._timeout_s))
             self.joined = True
 
@@ -136,24 +164,3 @@ class NcclReceiver:
         if process.stdin is not None:
             process.stdin.close()
         await process.wait()
-
-
-async def _started() -> Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", PROGRAM),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=engine_environ(environment()),
-        )
-    except OSError as error:
-        raise EngineError(f"the process that receives cannot be started: {error}") from error
-
-
-def cuda_device(workers: Workers) -> str | None:
-    """Returns the device on which tensors for these engines are received: that of one here, or the first GPU of this
-    machine if only engines elsewhere have one. None if no engine runs on a GPU."""
-    for report in workers.reports():
-        if report.worker is not None and report.worker.engine.info.device.startswith("cuda"):
-            return report.worker.engine.info.device if report.worker.local else "cuda"
-    return None
