@@ -18,6 +18,7 @@ from motet.types import ChoiceStart, Grammar, GrammarKind, SamplingParams
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import EOS_IDS, FORM, NUMBER, PERSON, token_of
 from tests.engines.native.paper import PaperEngine, answer, request
+from tests.pairwise import each_once
 from tests.property_settings import examples
 
 
@@ -105,8 +106,7 @@ def tell(outcome: Outcome) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("way", "n"), each_once([*WAYS], [1, 3]))
 def test_tokens_scores_and_ends_are_those_of_a_run_without_drafts(model: Path, way: str, n: int) -> None:
     asked = group("g", prompt_of(12) * 2, n=n, seed=4, **{"max_tokens": 90, **WAYS[way]})  # type: ignore[arg-type]
     without, core = make_core(model, draft_tokens=0), make_core(model, draft_tokens=8)

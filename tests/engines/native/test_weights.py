@@ -171,20 +171,22 @@ def answer(core: EngineCore) -> dict[int, list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize(
-    "part",
-    [
-        "model.layers.1.self_attn.k_proj.weight",
-        "model.layers.0.mlp.up_proj.weight",
-        "model.layers.0.mlp.gate_proj.weight",
-        "model.embed_tokens.weight",
-        "lm_head.weight",
-        "model.norm.weight",
-    ],
+    ("part", "numbers"),
+    each_once(
+        [
+            "model.layers.1.self_attn.k_proj.weight",
+            "model.layers.0.mlp.up_proj.weight",
+            "model.layers.0.mlp.gate_proj.weight",
+            "model.embed_tokens.weight",
+            "lm_head.weight",
+            "model.norm.weight",
+        ],
+        NUMBERS,
+    ),
 )
 def test_some_tensors_alone_can_be_new(
-    numbers: dict[str, Any], part: str, tiny: Callable[[str], Path], other: Callable[[str], Path], tmp_path: Path
+    part: str, numbers: dict[str, Any], tiny: Callable[[str], Path], other: Callable[[str], Path], tmp_path: Path
 ) -> None:
     old, new = load_file(tiny("llama") / FILE), load_file(other("llama") / FILE)[part] * 1.5
     parts = built(tiny("llama"), numbers)

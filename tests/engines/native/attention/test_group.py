@@ -53,7 +53,7 @@ def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[T
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES_MOSTLY_SLOW, ids=str)
-@examples(25)
+@examples(12)
 @given(data=st.data())
 def test_mixed_batches_equal_the_definition_and_each_row_has_its_bits_alone(shape: Shape, data: st.DataObject) -> None:
     scene, tails, trunks = data.draw(steps(shape))
