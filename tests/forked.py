@@ -39,8 +39,10 @@ from motet.engines.native.spawn import engine_environ
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36
 """The value in <sys/prctl.h>."""
-CLONE_NEWNET = 0x40000000
-"""The value in <sched.h>."""
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x20000
+"""The values in <sched.h>."""
+MS_BIND, MS_REC, MS_SLAVE = 2**12, 2**14, 2**19
+"""The values in <sys/mount.h>."""
 MADV_COLLAPSE = 25
 """The value in <linux/mman.h>."""
 LARGE_PAGE = 2**21
@@ -321,8 +323,19 @@ def become(order: Order, streams: Sequence[int]) -> None:
     os.environ.update(order.environ)  # noqa: TID251
     tempfile.tempdir = None
     if order.namespace:
-        with open(Path("/run/netns", order.namespace)) as namespace:
-            assert ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET) == 0
+        enter(order.namespace)
+
+
+def enter(name: str) -> None:
+    """Makes this process one of the network namespace, as `ip netns exec` does: files in /etc/netns replace others."""
+    libc = ctypes.CDLL(None)
+    with open(Path("/run/netns", name)) as namespace:
+        assert libc.setns(namespace.fileno(), CLONE_NEWNET) == 0
+    if own := list(Path("/etc/netns", name).glob("*")):
+        assert libc.unshare(CLONE_NEWNS) == 0
+        assert libc.mount(b"", b"/", None, MS_SLAVE | MS_REC, None) == 0
+        for file in own:
+            assert libc.mount(bytes(file), bytes(Path("/etc", file.name)), None, MS_BIND, None) == 0
 
 
 def run_engine() -> int:

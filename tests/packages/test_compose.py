@@ -18,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 
 from motet.config import environment
 from motet.deploy.child import ChildServer
+from tests.forked import ForkingProcess
 from tests.hosts.network import Host, NoNetwork, hosts
 from tests.packages.conftest import ROOT
 from tests.packages.dockerfile import instructions
@@ -88,7 +89,7 @@ def named(network: Mapping[str, Host]) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.hosts
-def test_the_services_serve_a_group_with_one_transfer(folder: Path) -> None:
+def test_the_services_serve_a_group_with_one_transfer(folder: Path, forking: ForkingProcess) -> None:
     """Each service runs with its own command and environment; only the model is another one."""
     meant = services({**SECRETS, "MOTET_MODEL": str(folder)})
     meant.pop("model")
@@ -98,7 +99,7 @@ def test_the_services_serve_a_group_with_one_transfer(folder: Path) -> None:
         except NoNetwork as error:
             pytest.skip(f"network namespaces cannot be made here: {error}")
         stack.enter_context(named(network))
-        *engines, gateway = (server(service, host=network[name]) for name, service in meant.items())
+        *engines, gateway = (server(service, host=network[name], forking=forking) for name, service in meant.items())
         with ThreadPoolExecutor(len(engines)) as pool:
             list(pool.map(stack.enter_context, engines))
         stack.enter_context(gateway)  # which waits for the others, as `depends_on` says
@@ -108,11 +109,11 @@ def test_the_services_serve_a_group_with_one_transfer(folder: Path) -> None:
             check(client)
 
 
-def server(service: Mapping[str, Any], *, host: Host) -> ChildServer:
+def server(service: Mapping[str, Any], *, host: Host, forking: ForkingProcess) -> ChildServer:
     command, *arguments = service["command"]
     tiny = {"serve": TINY, "gateway": ()}[command]
     environ = {**environment(), **service["environment"]}
-    return ChildServer([*arguments, *tiny], command=command, port=PORT, environ=environ, under=host.under)
+    return forking.server([*arguments, *tiny], command=command, port=PORT, environ=environ, under=host.under)
 
 
 def check(client: httpx.Client) -> None:

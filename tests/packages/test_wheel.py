@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
 from tools.wheel import KERNELS, missing_kernels
 
-pytestmark = [pytest.mark.slow, pytest.mark.kernels]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.kernels]  # `make wheel` runs them, whatever their marks
 
 IN_BASH = """
 PATH=$PATH:/usr/bin:/bin
