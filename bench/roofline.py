@@ -220,6 +220,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=1340, help="tokens of the prompt")
     parser.add_argument("--repeats", type=int, help="turns of everything")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of the engine")
+    parser.add_argument("--kv-cache-gb", type=float, default=2.0, help="memory for keys and values, in GiB")
     parser.add_argument("--quick", action="store_true", help="n = 1 and 32, and fewer turns")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
     arguments = parser.parse_args(argv)
@@ -238,6 +239,7 @@ def main(argv: Sequence[str]) -> int:
         most=max(arguments.ns),
         prompt_tokens=arguments.prompt_tokens,
         steps=WARM_UP + STEPS_A_TURN + 2,
+        kv_cache_gb=arguments.kv_cache_gb,
     )
     limits, parts = measure(stage, arguments.ns, arguments.repeats)
     stage.close()

@@ -99,7 +99,9 @@ class Watched:
 class Stage:
     """An engine on this machine's CPU, and its kernels by themselves."""
 
-    def __init__(self, folder: Path, *, threads: int, most: int, prompt_tokens: int, steps: int) -> None:
+    def __init__(
+        self, folder: Path, *, threads: int, most: int, prompt_tokens: int, steps: int, kv_cache_gb: float = 2.0
+    ) -> None:
         """`most`: the greatest number of choices; `steps`: the number of tokens that each may write."""
         if (kernels := c.library()) is None:
             raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
@@ -112,6 +114,7 @@ class Stage:
             kernels="compiled",
             max_model_len=prompt_tokens + steps,
             max_num_seqs=most,
+            kv_cache_gb=kv_cache_gb,
             prefix_cache=False,
             num_threads=threads,
         )

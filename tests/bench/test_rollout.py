@@ -85,7 +85,11 @@ def test_the_mismatch_of_the_trainer_s_own_log_probabilities_is_nothing(policy: 
 
 
 @pytest.mark.slow
-def test_a_server_is_measured_with_every_way_of_an_update(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("all_forked")
+def test_a_server_is_measured_with_every_way_of_an_update(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.rollout_update.STREAMED_N", 2)
     assert main(["--model", str(model), "--dtypes", "float32", *SMALL]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(report["updates"]) == {f"{way}, float32" for way in ("folder", "memory", "http")}

@@ -81,7 +81,8 @@ def test_a_run_with_a_tiny_model_tells_every_part(
 ) -> None:
     for name, value in {"LARGE": 64, "LARGE_ROWS": 8, "TILES": 1}.items():
         monkeypatch.setattr(f"bench.roofline.{name}", value)
-    sizes = ["--ns", "1,3", "--prompt-tokens", "100", "--repeats", "1", "--threads", "1"]
+    monkeypatch.setattr("bench.kernels.CACHED_BYTES", 2**16)
+    sizes = ["--ns", "1,3", "--prompt-tokens", "100", "--repeats", "1", "--threads", "1", "--kv-cache-gb", "0.05"]
     assert main(["--model", str(save_tiny_model("llama", tmp_path)), *sizes]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     shown = {(part["case"], part["part"]) for part in record["parts"]}

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PLAYS = (1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7)))
 """Seeds; a failure names its own. The seed decides what is done and asked, but the machine has a say in when."""
-PLAY_S = 5.0
+PLAY_S = 3.0
 """Length of the trouble in a play, in seconds; it goes on until FEWEST answers are there."""
 AT_ONCE = 12
 """Number of clients that ask at the same time."""

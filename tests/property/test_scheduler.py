@@ -124,4 +124,4 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
 
 
 TestScheduler = EngineOfEveryGroup.TestCase
-TestScheduler.settings = examples(120, steps=30)
+TestScheduler.settings = examples(60, steps=30)

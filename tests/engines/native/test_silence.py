@@ -4,8 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -123,32 +121,16 @@ async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path, for
         await asyncio.wait_for(native.died.wait(), PATIENCE_S)
 
 
-async def test_a_parent_that_was_busy_or_stopped_does_not_kill_its_engine(tiny: Tiny) -> None:
-    program = (
-        "import asyncio, sys, time, msgspec\n"
-        "from motet.config import EngineConfig\n"
-        "from motet.engines.native.client import NativeEngine\n"
-        "async def main():\n"
-        "    native = await NativeEngine.start(msgspec.json.decode(sys.argv[1], type=EngineConfig))\n"
-        "    time.sleep(1.5)\n"
-        "    await native.stats()\n"
-        "    await asyncio.sleep(0.6)\n"
-        "    print(native.info.pid, flush=True)\n"
-        "    await asyncio.to_thread(input)\n"
-        "    await native.stats()\n"
-        "    await asyncio.sleep(0.6)\n"
-        "    await native.close()\n"
-        "    print(native.died.is_set())\n"
-        "asyncio.run(main())\n"
-    )
-    config = msgspec.json.encode(engine_config(tiny("llama"), heartbeat_timeout_s=SILENCE_S)).decode()
-    pipe = subprocess.PIPE
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, config, stdin=pipe, stdout=pipe)
-    assert parent.stdout is not None
+async def test_a_parent_that_was_busy_or_stopped_does_not_kill_its_engine(tiny: Tiny, forking: ForkingProcess) -> None:
+    parent = await forking.talking("tests.engines.native.parent")
+    assert parent.stdin is not None and parent.stdout is not None
+    parent.stdin.write(msgspec.json.encode(engine_config(tiny("llama"), heartbeat_timeout_s=SILENCE_S)) + b"\n")
     assert psutil.pid_exists(int(await parent.stdout.readline()))
-    parent.send_signal(signal.SIGSTOP)
+    os.kill(parent.pid, signal.SIGSTOP)
     await asyncio.sleep(1.5 * SILENCE_S)  # time that passes for the engine and not for its parent
-    parent.send_signal(signal.SIGCONT)
-    said, _ = await parent.communicate(b"\n")
-    assert (said, parent.returncode) == (b"False\n", 0)
+    os.kill(parent.pid, signal.SIGCONT)
+    parent.stdin.write(b"\n")
+    assert await parent.stdout.read() == b"False\n"
+    assert await parent.wait() == 0
+    parent.stdin.close()
     assert not pipe_folders(parent.pid)

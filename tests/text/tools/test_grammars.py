@@ -11,6 +11,7 @@ from motet.errors import GrammarError
 from motet.text.formats import FORMATS
 from motet.text.tools.base import Tool, ToolFormat, ToolMode, ToolRules
 from motet.text.tools.cursor import Cursor
+from tests.pairwise import pairwise
 from tests.text.tools.recordings import read
 from tests.text.tools.walks import Walker
 
@@ -27,8 +28,11 @@ WEATHER = Tool(name="get_weather", parameters={**PARAMETERS, "$defs": {"Unit": U
 TIME = Tool(name="get_time", parameters={"type": "object", "properties": {}}, strict=False)
 TOOLS = (WEATHER, TIME)
 WISHES = ['"', '"}', "}", "]", ")", "</parameter>", "</arg_value>", "\\n", "é🙂", "</", "<", "\n", "celsius", "a b"]
-FORMAT = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-SPECIAL = pytest.mark.parametrize("special", [False, True], ids=["tags are text", "tags are tokens"])
+FORMS = [pytest.param(form, id=name) for name, form in FORMATS.items()]
+SPECIALS = [pytest.param(False, id="tags are text"), pytest.param(True, id="tags are tokens")]
+NUMBERS = [pytest.param(False, id="one"), pytest.param(True, id="many")]
+FORMAT, SPECIAL = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("special", SPECIALS)
+IN_ANY_WAY = pytest.mark.parametrize(("form", "special", "parallel"), pairwise(FORMS, SPECIALS, NUMBERS))
 DEEPSEEK = FORMATS["deepseek_v3"]
 CALL, SEPARATOR, CALL_END = DEEPSEEK.inner
 FENCED = "get_time\n```json\n{}\n```"
@@ -69,9 +73,7 @@ def check(calls: Sequence[tuple[str, dict[str, object]]]) -> None:
 
 
 @pytest.mark.slow
-@FORMAT
-@SPECIAL
-@pytest.mark.parametrize("parallel", [False, True], ids=["one", "many"])
+@IN_ANY_WAY
 def test_where_calls_are_required_only_calls_can_be_written(form: ToolFormat, special: bool, parallel: bool) -> None:
     rng, drawn = random.Random(1), 0
     allowed = walker(form, ToolMode.REQUIRED, parallel=parallel, special=special)
@@ -106,9 +108,7 @@ def test_a_text_without_a_tag_is_free_where_the_model_decides(form: ToolFormat, 
 
 
 @pytest.mark.slow
-@FORMAT
-@SPECIAL
-@pytest.mark.parametrize("parallel", [False, True], ids=["one", "many"])
+@IN_ANY_WAY
 def test_after_a_tag_only_a_call_may_come(form: ToolFormat, special: bool, parallel: bool) -> None:
     rng = random.Random(3)
     allowed = walker(form, ToolMode.AUTO, parallel=parallel, special=special)

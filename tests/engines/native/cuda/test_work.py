@@ -26,7 +26,7 @@ def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry
 @pytest.mark.parametrize(
     "shape", [SHAPES[1], *(pytest.param(shape, marks=pytest.mark.slow) for shape in (SHAPES[0], SHAPES[2]))], ids=str
 )
-@examples(30)
+@examples(16)
 @given(data=st.data())
 def test_work_cut_for_a_device_equals_the_definition(shape: Shape, data: st.DataObject) -> None:
     multiprocessors = data.draw(st.sampled_from([1, 4, 60]))
@@ -102,7 +102,7 @@ GEOMETRIES = st.builds(
 
 
 @pytest.mark.slow
-@examples(60)
+@examples(30)
 @given(
     GEOMETRIES,
     st.lists(
