@@ -65,15 +65,12 @@ def test_an_answer_goes_on_when_its_engine_dies_and_is_finished_after_a_signal_f
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_a_server_ends_when_the_program_that_started_it_is_killed(folder: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys; from motet.deploy.child import ChildServer\n"
-        "with ChildServer(sys.argv[1:]) as server: print(server.pid, flush=True); input()"
-    )
-    command = [sys.executable, "-c", program, str(folder), *TINY]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment(), "TMPDIR": str(tmp_path)}
-    ) as starter:
+def test_a_server_ends_when_the_program_that_started_it_is_killed(
+    forking: ForkingProcess, folder: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.e2e.starter", str(folder), *TINY]
+    environ = {**environment(), "TMPDIR": str(tmp_path)}
+    with forking.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as starter:
         assert starter.stdout is not None
         server_pid = int(starter.stdout.readline())
         starter.kill()

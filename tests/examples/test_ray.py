@@ -30,9 +30,10 @@ Document = dict[str, Any]
 SERVE = """
 import sys, yaml
 from ray.serve.schema import ServeDeploySchema
-print(ServeDeploySchema.model_validate(yaml.safe_load(sys.stdin)).model_dump_json(exclude_unset=True))
+for config in yaml.safe_load_all(sys.stdin):
+    print(ServeDeploySchema.model_validate(config).model_dump_json(exclude_unset=True))
 """
-"""Reads a config as Serve does, in a process of its own, since Ray warns when it is imported."""
+"""Reads configs as Serve does, in a process of its own, since Ray warns when it is imported."""
 
 
 def printed(command: str) -> str:
@@ -121,11 +122,11 @@ def test_the_service_has_the_config_that_its_command_prints(service: Document) -
 @pytest.mark.slow
 def test_serve_knows_every_field_of_the_configs(service: Document) -> None:
     """Serve drops unknown fields, so it must give back everything that it was given."""
-    for text in ((EXAMPLE / "motet.yaml").read_text(), service["spec"]["serveConfigV2"]):
-        command = (sys.executable, "-c", SERVE)
-        read = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-        assert read.returncode == 0, read.stderr
-        assert json.loads(read.stdout) == yaml.safe_load(text)
+    texts = [(EXAMPLE / "motet.yaml").read_text(), service["spec"]["serveConfigV2"]]
+    command = (sys.executable, "-c", SERVE)
+    read = subprocess.run(command, input="\n---\n".join(texts), capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    assert [json.loads(line) for line in read.stdout.splitlines()] == [yaml.safe_load(text) for text in texts]
 
 
 @pytest.mark.slow

@@ -1,11 +1,16 @@
-"""The parent of an engine, which is busy for longer than an engine may be silent, and which a test may stop.
+"""The parent of an engine, which a test may keep busy, stop and kill.
 
-It reads the engine's settings, says the engine's pid, waits for a line, and says whether the engine has died.
+It reads the engine's settings, and says the engine's pid once nothing of the pipes is left on the disk. Told `busy`, it
+keeps its loop from running for longer than an engine may be silent; told anything, it asks the engine for its figures
+and lets a watcher look at it. It says whether the engine has died each time, and when its standard input ends.
 """
 
 import asyncio
+import os
 import sys
 import time
+from pathlib import Path
+from tempfile import gettempdir
 
 import msgspec
 
@@ -17,16 +22,21 @@ from tests.forked import ForkedForkingProcess
 
 async def be_parent(config: EngineConfig, spawn: Spawn) -> None:
     native = await NativeEngine.start(config, spawn=spawn)
-    busy_s, later_s = 1.5 * config.heartbeat_timeout_s, 0.6 * config.heartbeat_timeout_s
-    time.sleep(busy_s)  # noqa: ASYNC251  nothing of this process goes on
-    await native.stats()
-    await asyncio.sleep(later_s)
+    await asyncio.to_thread(wait_until_connected)
     say(str(native.info.pid))
-    await asyncio.to_thread(sys.stdin.readline)
-    await native.stats()
-    await asyncio.sleep(later_s)
+    while order := await asyncio.to_thread(sys.stdin.readline):
+        if order == "busy\n":
+            time.sleep(1.5 * config.heartbeat_timeout_s)  # noqa: ASYNC251  nothing of this process goes on
+        await native.stats()
+        await asyncio.sleep(0.6 * config.heartbeat_timeout_s)
+        say(str(native.died.is_set()))
     await native.close()
     say(str(native.died.is_set()))
+
+
+def wait_until_connected() -> None:
+    while any(Path(gettempdir()).glob(f"motet-{os.getpid()}-*")):
+        time.sleep(0.05)
 
 
 def say(line: str) -> None:

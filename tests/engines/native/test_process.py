@@ -15,6 +15,7 @@ import psutil
 import pytest
 import zmq
 
+from motet.config import EngineConfig
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.protocol import Launch, Unable
 from motet.engines.native.spawn import Spawn, engine_environ
@@ -35,7 +36,7 @@ from motet.types import FinishReason, GenerateRequest, GroupDelta
 from tests.e2e.processes import wait_until_gone
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.grammars import tiny_tokenizer
-from tests.forked import ForkingProcess
+from tests.forked import ForkingProcess, TalkingProcess
 from tests.patience import PATIENCE_S
 from tests.text.feeding import ids_of, stopping
 from tests.tiny_engine import engine_config
@@ -259,28 +260,24 @@ async def test_an_engine_ignores_signals_that_the_terminal_sends_to_all_processe
     assert sum([len(delta.choices) async for delta in stream]) == 99
 
 
-async def test_an_engine_dies_with_its_parent_and_leaves_no_file(tiny: Tiny) -> None:
-    program = (
-        "import asyncio, os, sys, msgspec\n"
-        "from pathlib import Path\n"
-        "from tempfile import gettempdir\n"
-        "from motet.config import EngineConfig\n"
-        "from motet.engines.native.client import NativeEngine\n"
-        "async def main():\n"
-        "    native = await NativeEngine.start(msgspec.json.decode(sys.argv[1], type=EngineConfig))\n"
-        "    while any(Path(gettempdir()).glob(f'motet-{os.getpid()}-*')):\n"
-        "        await asyncio.sleep(0.05)\n"
-        "    print(native.info.pid, flush=True)\n"
-        "    await asyncio.Event().wait()\n"
-        "asyncio.run(main())\n"
-    )
-    config = msgspec.json.encode(engine_config(tiny("llama"))).decode()
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, config, stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    child = int(await parent.stdout.readline())
-    assert not pipe_folders(parent.pid)  # while both live: killing them at the same time leaves none
-    parent.kill()
-    await parent.wait()
+@asynccontextmanager
+async def parent_of(config: EngineConfig, forking: ForkingProcess) -> AsyncIterator[tuple[TalkingProcess, int]]:
+    """Starts a parent, which is killed at the end, and yields it with the pid of its engine."""
+    parent = await forking.talking("tests.engines.native.parent")
+    assert parent.stdin is not None and parent.stdout is not None
+    try:
+        parent.stdin.write(msgspec.json.encode(config) + b"\n")
+        yield parent, int(await parent.stdout.readline())
+    finally:
+        parent.kill()
+        await parent.wait()
+        parent.stdin.close()
+
+
+async def test_an_engine_dies_with_its_parent_and_leaves_no_file(tiny: Tiny, forking: ForkingProcess) -> None:
+    async with parent_of(engine_config(tiny("llama")), forking) as (parent, child):
+        assert psutil.pid_exists(child)
+        assert not pipe_folders(parent.pid)  # while both live: killing them at the same time leaves none
     await asyncio.to_thread(wait_until_gone, child, PATIENCE_S)
 
 

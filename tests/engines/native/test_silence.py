@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -18,7 +17,7 @@ from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError, EngineSilentError
 from motet.types import Role
 from tests.engines.native.drive import group, prompt_of
-from tests.engines.native.test_process import engine, idle, pipe_folders, tokens_of
+from tests.engines.native.test_process import engine, idle, parent_of, pipe_folders, tokens_of
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
@@ -122,15 +121,16 @@ async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path, for
 
 
 async def test_a_parent_that_was_busy_or_stopped_does_not_kill_its_engine(tiny: Tiny, forking: ForkingProcess) -> None:
-    parent = await forking.talking("tests.engines.native.parent")
-    assert parent.stdin is not None and parent.stdout is not None
-    parent.stdin.write(msgspec.json.encode(engine_config(tiny("llama"), heartbeat_timeout_s=SILENCE_S)) + b"\n")
-    assert psutil.pid_exists(int(await parent.stdout.readline()))
-    os.kill(parent.pid, signal.SIGSTOP)
-    await asyncio.sleep(1.5 * SILENCE_S)  # time that passes for the engine and not for its parent
-    os.kill(parent.pid, signal.SIGCONT)
-    parent.stdin.write(b"\n")
-    assert await parent.stdout.read() == b"False\n"
-    assert await parent.wait() == 0
-    parent.stdin.close()
+    async with parent_of(engine_config(tiny("llama"), heartbeat_timeout_s=SILENCE_S), forking) as (parent, child):
+        assert parent.stdin is not None and parent.stdout is not None
+        parent.stdin.write(b"busy\n")
+        assert await parent.stdout.readline() == b"False\n"
+        assert psutil.pid_exists(child)
+        os.kill(parent.pid, signal.SIGSTOP)
+        await asyncio.sleep(1.5 * SILENCE_S)  # time that passes for the engine and not for its parent
+        os.kill(parent.pid, signal.SIGCONT)
+        parent.stdin.write(b"look\n")
+        parent.stdin.write_eof()
+        assert await parent.stdout.read() == b"False\nFalse\n"
+        assert await parent.wait() == 0
     assert not pipe_folders(parent.pid)
