@@ -36,7 +36,7 @@ A class knows its HTTP status, its code, and if the same group may be tried else
 A dependency's errors are translated in the file that imports it.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 
 class MotetError(Exception):
@@ -69,6 +69,12 @@ class RequestError(MotetError, status=400, type="invalid_request_error"):
         self.code = code or self.code
         self.others = others
 
+    def reworded(self, message: str, *, param: str | None, others: tuple[str, ...]) -> Self:
+        """Returns a new error with these words. The old one may be raised again, for another client."""
+        error = type(self).__new__(type(self), message)
+        vars(error).update(vars(self), message=message, param=param, others=others)
+        return error
+
 
 class TokenNeed(NamedTuple):
     """The tokens of a request that is too long for the model."""
@@ -82,8 +88,18 @@ class TokenNeed(NamedTuple):
 
 
 class ContextLengthError(RequestError, code="context_length_exceeded"):
-    need: TokenNeed | None = None
-    """None if only an engine knows the numbers."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        others: tuple[str, ...] = (),
+        need: TokenNeed | None = None,
+    ) -> None:
+        """`need`: None if only an engine knows the numbers."""
+        super().__init__(message, param=param, code=code, others=others)
+        self.need = need
 
 
 class GrammarError(RequestError, code="invalid_grammar"):
@@ -136,14 +152,7 @@ class UpstreamRefusalError(RequestError):
 
     def of(self, part: str) -> "UpstreamRefusalError":
         """Returns the same error for a part of what the client wants."""
-        return UpstreamRefusalError(
-            f"{part}: {self.message}",
-            status=self.status,
-            type=self.type,
-            param=self.param,
-            code=self.code,
-            retry_after_s=self.retry_after_s,
-        )
+        return self.reworded(f"{part}: {self.message}", param=self.param, others=self.others)
 
 
 class OverloadedError(MotetError, status=503, type="overloaded_error", code="overloaded", may_retry=True):

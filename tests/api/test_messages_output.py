@@ -25,7 +25,7 @@ W = TypeVar("W", bound=MessageBody)
 
 def writer(kind: type[W], *, shown: bool = True) -> W:
     head = Head(id="msg_5c0a", created=1, model="tiny", fingerprint="f")
-    return kind(head, request_id="req-1", thoughts_shown=shown)
+    return kind(head, request_id="req-1", thoughts_shown=shown, names=lambda: ())
 
 
 def both_ways(

@@ -35,7 +35,7 @@ W = TypeVar("W", bound=ResponseBody)
 def writer(kind: type[W], tokenizer: Tokenizer, asked: ChatRequest | None = None) -> W:
     head = Head(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
     echo = echo_json(ResponsesRequest.model_validate({"input": "hi"}))
-    return kind(head, echo, tokenizer=tokenizer, chat=asked or chat())
+    return kind(head, echo, tokenizer=tokenizer, chat=asked or chat(), names=lambda: ())
 
 
 def both_ways(

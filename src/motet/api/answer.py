@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from motet.api.admission import ANOTHER_SERVER, Place
 from motet.api.body import in_turn
 from motet.api.caller import body_send, body_write, while_client_stays
-from motet.api.failure import CLIENT_GONE, Names, error_json, renamed
+from motet.api.failure import CLIENT_GONE, error_json
 from motet.api.groups import (
     FEW_GROUPS,
     SENT,
@@ -60,8 +60,6 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
     content_type = EVENTS
     streams = True
     """True if there are bytes before the end; if not, an error at any time still has its HTTP status."""
-    names: Names = ()
-    """The client's names of the fields that errors of an engine name, if they are others than those of a chat."""
     starts_at_once = False
     """True if the headers go out as soon as the groups are open, and later all that has come since the last send."""
 
@@ -74,6 +72,10 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
     def close(self, usage: UsedT) -> Sequence[bytes]:
         """Returns what ends a stream, or the whole answer: pieces, which are sent one by one, so that others get their
         turn."""
+
+    def as_asked(self, error: RequestError) -> RequestError:
+        """Returns an engine's error with the client's names of the fields that it names."""
+        return error
 
     def fail(self, error: Exception) -> bytes:
         """Returns how a stream that has begun ends when it cannot go on."""
@@ -190,7 +192,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _fail(self, error: Exception) -> None:
         if isinstance(error, RequestError):
-            error = renamed(error, self._writer.names)
+            error = self._writer.as_asked(error)
         self._status = error.status if isinstance(error, MotetError) else 500
         if not (self._started and self._writer.streams):
             self._failure = error

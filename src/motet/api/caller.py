@@ -26,13 +26,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.api.admission import ANONYMOUS
 from motet.api.body import Body, read_json
+from motet.api.dialect import speaks_anthropic
 from motet.api.failure import (
     CLIENT_GONE,
     ErrorResponse,
     error_body,
     invalid_value,
     schema_failure,
-    speaks_anthropic,
     validation_failure,
 )
 from motet.api.schemas.shared import ignored_paths

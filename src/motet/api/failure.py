@@ -5,9 +5,9 @@
     routing (unknown path, method)      404, 405
     anything else                       500; the reason is in the log, not on the wire
 
-Below `/v1/messages` the same errors are in Anthropic's shape: `{"type": "error", "error": {"type", "message"},
-"request_id"}`. Errors of a chat that was made of another request name the fields of that one (`renamed`). After the
-first byte of a stream the same object goes out as an event (`AnswerWriter.fail`).
+In Anthropic's dialect (`dialect`) the same errors are `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+Errors of a chat that was made of another request name the fields of that one (`renamed`). After the first byte of a
+stream the same object goes out as an event (`AnswerWriter.fail`).
 """
 
 import re
@@ -18,11 +18,11 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from motet.api.dialect import speaks_anthropic
 from motet.errors import (
     BodyTooLargeError,
     ContextLengthError,
@@ -44,11 +44,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 INTERNAL = ErrorBody("The server had an error while processing your request.", MotetError.type, code="internal_error")
 
-MESSAGES = "/v1/messages"
-"""The routes below it speak Anthropic's dialect."""
-MODELS = "/v1/models"
-"""These speak it with clients that send `ANTHROPIC_VERSION`."""
-ANTHROPIC_VERSION = "anthropic-version"
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -108,16 +103,16 @@ def names_table(names: Iterable[tuple[str, str]]) -> Names:
 
 
 def renamed(error: RequestError, names: Names) -> RequestError:
-    """Returns the error with the client's names of the fields that it names."""
+    """Returns a new error, with the client's names of the fields that it names."""
+    message = error.message
     fields = error.others if error.param is None else (error.param, *error.others)
     for name in fields:
         here = _client_name(name, names)
         # A client's own words are in quotes too, so only names of fields that the error knows are replaced.
         named = re.compile(rf"(?:^|(?<=')|(?<=\bfor )){re.escape(name)}(?!\w)")
-        error.message = named.sub(here.replace("\\", r"\\"), error.message)
-    error.param = error.param and _client_name(error.param, names)
-    error.others = tuple(_client_name(name, names) for name in error.others)
-    return error
+        message = named.sub(here.replace("\\", r"\\"), message)
+    param = error.param and _client_name(error.param, names)
+    return error.reworded(message, param=param, others=tuple(_client_name(name, names) for name in error.others))
 
 
 def _client_name(name: str, names: Names) -> str:
@@ -187,28 +182,6 @@ def _too_long(need: TokenNeed) -> str:
         f"input length and `max_tokens` exceed context limit: {needs}, decrease input length or `max_tokens` and try "
         "again"
     )
-
-
-def of_messages(path: str) -> bool:
-    """Returns True for the routes that speak Anthropic's dialect with everybody."""
-    return is_below(path, MESSAGES)
-
-
-def speaks_anthropic(scope: Scope) -> bool:
-    """Returns True if the answer is to be in Anthropic's dialect. Its clients, and no others, send a version of it."""
-    path = route_of(scope)
-    return of_messages(path) or (is_below(path, MODELS) and ANTHROPIC_VERSION in Headers(scope=scope))
-
-
-def is_below(path: str, *routes: str) -> bool:
-    return any(path == route or path.startswith(f"{route}/") for route in routes)
-
-
-def route_of(scope: Scope) -> str:
-    """Returns the path as routes see it: without that under which the app is mounted, on Ray its `route_prefix`."""
-    path, mounted = str(scope["path"]), str(scope.get("root_path", ""))
-    within = path.removeprefix(mounted)  # Starlette takes it off only before a slash
-    return within if within.startswith("/") else path
 
 
 class ErrorResponse(Response):

@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from motet.api.failure import ErrorResponse, is_below, route_of
+from motet.api.dialect import is_below, route_of
+from motet.api.failure import ErrorResponse
 from motet.api.page import PAGE_ROUTES
 from motet.config import ServerConfig
 from motet.engines.wire import WORKER_KEY_CODE
@@ -178,7 +179,7 @@ def _encoded(keys: Sequence[str]) -> list[bytes]:
 
 
 def of_a_page(headers: Headers) -> bool:
-    """Returns True if a browser sends the request for a web page that is not this server's own."""
+    """Returns True if a browser sends the request for a web page."""
     return "origin" in headers or headers.get("sec-fetch-site", "") not in FROM_NO_OTHER_SITE
 
 

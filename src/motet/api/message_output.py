@@ -16,7 +16,7 @@ import pydantic_core
 
 from motet.api.answer import GroupsWriter
 from motet.api.failure import message_error
-from motet.api.one_answer import MESSAGE_NAMES, NamedEvent, WholeOutput
+from motet.api.one_answer import MakeNames, NamedEvent, WholeOutput
 from motet.api.plan import Head
 from motet.text.choice import ChoiceEvent
 from motet.text.group import GroupStep
@@ -175,14 +175,12 @@ def message_usage(usage: Usage) -> dict[str, object]:
 class MessageBody(WholeOutput):
     """Writes a message in one piece."""
 
-    names = MESSAGE_NAMES
-
-    def __init__(self, head: Head, *, request_id: str, thoughts_shown: bool) -> None:
+    def __init__(self, head: Head, *, request_id: str, thoughts_shown: bool, names: MakeNames) -> None:
         """`request_id`: that of the request, for its errors."""
         self._head = head
         self._request_id = request_id
         self._output = MessageOutput(thoughts_shown=thoughts_shown)
-        super().__init__(self._output)
+        super().__init__(self._output, names)
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         return [msgspec.json.encode(self._message(usage))]

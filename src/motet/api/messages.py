@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import GroupsWriter, json_response
 from motet.api.caller import PostRoute, new_router, with_body
-from motet.api.failure import MESSAGES
+from motet.api.dialect import MESSAGES
 from motet.api.message_output import MessageBody, MessageEvents
 from motet.api.one_answer import MESSAGE_NAMES, PASSED_ON, AskedAsChat
 from motet.api.plan import Plan
@@ -47,11 +47,14 @@ def messages_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def messages(body: MessagesRequest, request: Request) -> Response:
+        asked = as_chat(body)
+
         def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
             kind = MessageEvents if body.stream else MessageBody
-            return kind(plan.head, request_id=plan.groups[0].trace, thoughts_shown=chat.include_reasoning)
+            trace, shown = plan.groups[0].trace, chat.include_reasoning
+            return kind(plan.head, request_id=trace, thoughts_shown=shown, names=asked.names)
 
-        return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
+        return await asked.answer(service, request, prefix=ID_PREFIX, writer=writer)
 
     async def count_tokens(body: MessagePrompt, _: Request) -> Response:
         return json_response({"input_tokens": await as_chat(body).num_tokens(service)})

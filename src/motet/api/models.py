@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from motet.api.answer import json_response
 from motet.api.caller import PostRoute, new_router, with_body
-from motet.api.failure import MODELS, invalid_value, speaks_anthropic
+from motet.api.dialect import MODELS, speaks_anthropic
+from motet.api.failure import invalid_value
 from motet.api.plan import beside_the_loop, chat_prompt, text_prompt
 from motet.api.schemas.completions import DetokenizeBody, TokenizeBody
 from motet.api.served import ServedModel, TextModel, model_named

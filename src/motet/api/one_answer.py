@@ -54,6 +54,8 @@ FIELDS: Sequence[tuple[str, str, str]] = (
 MESSAGE_NAMES: Names = names_table((there, here) for there, here, _ in FIELDS)
 RESPONSE_NAMES: Names = names_table((there, here) for there, _, here in FIELDS)
 
+MakeNames = Callable[[], Names]
+"""Returns the client's names of the fields of a chat, once there is an error."""
 MakeWriter = Callable[[Plan, ChatRequest], GroupsWriter]
 
 
@@ -65,8 +67,7 @@ class AskedAsChat:
     """Raises what the chat's schema raises."""
     num_parts: int
     """Blocks or items to be made into turns."""
-    names: Callable[[], Names]
-    """Returns the names of its fields, once there is an error."""
+    names: MakeNames
     prompt_param: str
     """The field with the turns."""
 
@@ -125,8 +126,12 @@ class WholeOutput(GroupsWriter):
     content_type = "application/json"
     streams = False
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, names: MakeNames) -> None:
         self._fed = output.feed
+        self._names = names
+
+    def as_asked(self, error: RequestError) -> RequestError:
+        return renamed(error, self._names())
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         self._feed(steps)

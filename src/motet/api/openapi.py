@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from motet import __version__
 from motet.api.answer import json_response
 from motet.api.caller import PostRoute, new_router
-from motet.api.failure import of_messages
+from motet.api.dialect import of_messages
 from motet.api.service import Service
 
 REF_TEMPLATE = "#/components/schemas/{model}"

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request, Response
 from motet.api.answer import GroupsWriter, json_response
 from motet.api.caller import PostRoute, new_router, with_body
 from motet.api.failure import Names, error_body, invalid_value, names_table
-from motet.api.one_answer import PASSED_ON, RESPONSE_NAMES, AskedAsChat, NamedEvent, WholeOutput
+from motet.api.one_answer import PASSED_ON, RESPONSE_NAMES, AskedAsChat, MakeNames, NamedEvent, WholeOutput
 from motet.api.plan import Head, Plan
 from motet.api.response_output import INCOMPLETE, Members, ResponseOutput, Status
 from motet.api.schemas.chat import ChatRequest, joined
@@ -61,14 +61,17 @@ def responses_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def responses(body: ResponsesRequest, request: Request) -> Response:
+        asked = as_chat(body)
+
         def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
             if left_out := {tool.type for _, _, tool in body.placed_tools() if isinstance(tool, BuiltInTool)}:
                 told = {"request_id": plan.groups[0].trace, "types": sorted(left_out)}
                 log.info("built-in tools are left out", extra={"fields": told})
             kind = ResponseEvents if body.stream else ResponseBody
-            return kind(plan.head, echo_json(body), tokenizer=plan.served.tokenizer, chat=chat, origins=origins(body))
+            tokenizer, echo = plan.served.tokenizer, echo_json(body)
+            return kind(plan.head, echo, tokenizer=tokenizer, chat=chat, names=asked.names, origins=origins(body))
 
-        return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
+        return await asked.answer(service, request, prefix=ID_PREFIX, writer=writer)
 
     async def input_tokens(body: ResponsesRequest, _: Request) -> Response:
         count = await as_chat(body).num_tokens(service)
@@ -187,8 +190,6 @@ def _nested(flat: object, types: Sequence[str] = ("function", "allowed_tools")) 
 class ResponseBody(WholeOutput):
     """Writes a Response in one piece."""
 
-    names = RESPONSE_NAMES
-
     def __init__(
         self,
         head: Head,
@@ -196,13 +197,14 @@ class ResponseBody(WholeOutput):
         *,
         tokenizer: Tokenizer,
         chat: ChatRequest,
+        names: MakeNames,
         origins: Mapping[str, Members] | None = None,
     ) -> None:
         """`echo`: the members of the request that the Response repeats, a JSON object. `origins`: see `origins`."""
         self._head = head
         self._echo = echo
         self._output = ResponseOutput(head.id.removeprefix(ID_PREFIX), tokenizer, chat=chat, origins=origins or {})
-        super().__init__(self._output)
+        super().__init__(self._output, names)
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         return [self._whole(usage)]

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from motet.api.failure import CLIENT_GONE, error_body, route_of
+from motet.api.dialect import route_of
+from motet.api.failure import CLIENT_GONE, error_body
 from motet.api.served import ServedModel
 from motet.errors import MotetError
 from motet.metrics.groups import GroupRecord

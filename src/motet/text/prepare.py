@@ -63,13 +63,12 @@ class Preparer:
 
     def _too_long(self, said: str, shorter: str, *, param: str, prompt: int, answer: int = 0) -> ContextLengthError:
         most = self._info.max_model_len
-        error = ContextLengthError(
+        return ContextLengthError(
             f"This model's maximum context length is {most} tokens. However, {said}. Please reduce the length of the "
             f"{shorter}.",
             param=param,
+            need=TokenNeed(prompt, answer, most),
         )
-        error.need = TokenNeed(prompt, answer, most)
-        return error
 
 
 def _part(param: str) -> str:

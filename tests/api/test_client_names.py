@@ -1,0 +1,52 @@
+"""Errors of an engine name the fields of the client's request, also where that request became one for a chat."""
+
+import pytest
+
+from motet.api.failure import renamed
+from motet.api.one_answer import MESSAGE_NAMES, RESPONSE_NAMES
+from motet.errors import RequestError, UpstreamRefusalError
+from tests.api import messaging
+from tests.api.calling import CallingServing
+from tests.api.responding import ask, streamed
+from tests.api.serving import named, saying
+from tests.api.test_responses_tools import FLAT_TIME, FLAT_WEATHER
+
+pytestmark = pytest.mark.anyio
+
+
+def of_second_tool() -> RequestError:
+    param = "tools[1].function.parameters"
+    return RequestError(f"Invalid '{param}': too deep, see 'stop'.", param=param, code="deep", others=("stop",))
+
+
+async def test_an_engine_s_error_names_the_tool_of_a_namespace_where_it_is(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying("a few words"))
+    tools = [FLAT_TIME, {"type": "namespace", "name": "map", "tools": [FLAT_WEATHER]}]
+    served.engine.fail_after = {2: of_second_tool()}
+    *_, error, _ = streamed(await ask(served, stream=True, tools=tools))
+    assert error.type == "error"
+    assert (error.param, error.code) == ("tools[1].tools[0].parameters", "deep")
+    assert error.message.startswith("Invalid 'tools[1].tools[0].parameters': too deep")
+    assert named(await ask(served, tools=tools)) == (400, "tools[1].tools[0].parameters")
+
+
+async def test_one_error_for_two_clients_has_the_names_of_each(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying("a few words"))
+    served.engine.fail_after = {0: of_second_tool()}
+    assert named(await ask(served)) == (400, "tools[1].parameters")
+    message = (await messaging.ask(served)).json()["error"]["message"]
+    assert message == "Invalid 'tools[1].input_schema': too deep, see 'stop_sequences'."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [of_second_tool(), UpstreamRefusalError("stop: no", status=429, type="limit", param="stop", code=None)],
+)
+def test_an_error_with_other_names_is_a_new_one_of_the_same_kind(error: RequestError) -> None:
+    before = (str(error), dict(vars(error)))
+    message, response = renamed(error, MESSAGE_NAMES), renamed(error, RESPONSE_NAMES)
+    assert (str(error), dict(vars(error))) == before
+    for new in (message, response):
+        assert (type(new), new.status, new.type, new.code) == (type(error), error.status, error.type, error.code)
+        assert str(new) == new.message
+    assert "stop_sequences" in message.message and "stop_sequences" not in response.message
