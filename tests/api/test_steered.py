@@ -1,5 +1,6 @@
 """`group`: how a request steers its choices, on every route that has it, whole and streamed."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -85,6 +86,14 @@ async def test_each_prompt_of_a_completion_is_steered_by_itself(serve: Serving) 
         6: "stop",
         7: "abort",
     }
+
+
+async def test_the_reports_of_a_stream_come_in_the_order_of_the_prompts(serve: Serving) -> None:
+    """Not in the order in which the groups were over."""
+    served = await serve(lambda asked, _: [70] * (1 + 8 * asked.request_id.endswith("-0")) + [0])
+    served.engine.gate = asyncio.Semaphore(20)  # both take their steps by turns
+    streamed = chunks(await served.complete(["x", "y"], stream=True, group={"vote": True, "extract": "last_line"}))
+    assert [told["id"] for told in streamed[-1]["groups"]] == [one.request_id for one in served.engine.requests]
 
 
 async def test_confidence_takes_log_probabilities_that_the_answer_does_not_show(serve: Serving) -> None:

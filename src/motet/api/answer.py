@@ -259,8 +259,8 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
         self._include_usage = include_usage
         self._without_usage = b',"usage":null' + END if include_usage else END
         """The end of a chunk after its choices."""
-        self._reports: list[GroupReport] = []
-        """The reports on groups with a policy that are over."""
+        self._reports: dict[int, GroupReport] = {}
+        """Number of the prompt -> the report on its group, for those with a policy that are over."""
 
     def close(self, usage: UsedT) -> Sequence[bytes]:
         """Returns the chunks without choices, with the reports and the usage if there are any, and the end of the
@@ -270,7 +270,8 @@ class EventWriter(AnswerWriter[StepT, UsedT]):
             last = self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE
         if not self._reports:
             return [last]
-        return [self._constant + b',"choices":[],"groups":' + json_bytes(self._reports) + self._without_usage, last]
+        reports = [self._reports[number] for number in sorted(self._reports)]
+        return [self._constant + b',"choices":[],"groups":' + json_bytes(reports) + self._without_usage, last]
 
 
 class CountingWriter(EventWriter[GroupStep, Usage]):
@@ -283,7 +284,7 @@ class CountingWriter(EventWriter[GroupStep, Usage]):
         """Tokens in the chunks so far. The engine is ahead of them: the text of its last tokens may be held back."""
 
     def _note_reports(self, steps: Sequence[GroupStep]) -> None:
-        self._reports += [step.report for step in steps if step.report is not None]
+        self._reports |= {step.group: step.report for step in steps if step.report is not None}
 
     def _told(self, usage: Callable[[], Usage]) -> Usage | None:
         """Returns the usage for the chunks of these steps if they tell it; it is added up over all choices."""

@@ -287,7 +287,7 @@ class UpstreamChunks(EventWriter[TextStep, Usage | None]):
         )
 
     def close(self, usage: Usage | None) -> Sequence[bytes]:
-        self._reports = self._reported()
+        self._reports = dict(enumerate(self._reported()))
         return super().close(usage)
 
 
