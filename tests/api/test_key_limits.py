@@ -1,12 +1,14 @@
 """The limits of one API key count a request from before anything runs to the end of its answer, whatever ends it."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from motet.api.admission import ANONYMOUS, ClientLoad, KeyLimits
-from motet.errors import EngineError, OverloadedError, RateLimitedError
+from motet.errors import EngineError, MotetError, OverloadedError, RateLimitedError
 from tests.api.serving import ROUTES, Served, Serving, WatchedEngine, coded, later, named
 
 pytestmark = pytest.mark.anyio
@@ -126,6 +128,32 @@ async def test_an_answer_that_fails_gives_its_share_back(serve: Serving) -> None
     served = await limited(serve, WatchedEngine(fail_after={1: EngineError("broke")}), requests=1)
     for stream in (True, False, True):
         assert (await post(served, ONE, stream=stream)).status_code == (200 if stream else 500)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("failing", [{}, {1: EngineError("broke")}])
+async def test_a_client_that_has_the_last_byte_may_ask_again(
+    serve: Serving, stream: bool, failing: dict[int, MotetError]
+) -> None:
+    """It may be quicker than the server, which has the end of the request still to notice."""
+    served = await limited(serve, WatchedEngine(fail_after=failing), requests=1)
+    body = json.dumps({"prompt": "hi", "stream": stream}).encode()
+    counted: list[int] = []
+
+    async def receive() -> Message:
+        if counted or not unread:
+            await asyncio.Event().wait()  # it is cancelled after the answer has ended
+        return unread.pop()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            counted.append(len(served.service.key_limits.clients))
+
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    headers = [(b"authorization", f"Bearer {ONE}".encode()), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    await served.app({**scope, "client": ("127.0.0.1", 1), "state": {}}, receive, send)
+    assert counted == [0]
 
 
 async def test_a_request_that_finds_no_place_gives_its_share_back(serve: Serving) -> None:

@@ -187,6 +187,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             await self._start()
         for piece in pieces[:-1]:
             await self._send(piece, more=True)
+        self._uncount()
         await self._send(pieces[-1] if pieces else b"")
         self._status = SENT
 
@@ -199,7 +200,14 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             return
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
+        self._uncount()
         await self._send(self._writer.fail(error))
+
+    def _uncount(self) -> None:
+        """Takes the choices off the client's limits: before the last byte, since with that it may ask for more."""
+        if self._counted:
+            self._counted = False
+            self._service.key_limits.leave(self._client or "", self._num_choices)
 
     def _usage(self) -> UsedT:
         """Returns the usage of the whole request so far."""
@@ -221,8 +229,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         if self._merged is not None:
             await self._merged.aclose()
         async with AsyncExitStack() as closing:  # one that fails does not keep the others open
-            if self._counted:
-                closing.callback(self._service.key_limits.leave, self._client or "", self._num_choices)
+            closing.callback(self._uncount)
             for place in self._places:
                 closing.callback(place.leave)
             for number, group in enumerate(reversed(self._groups)):
