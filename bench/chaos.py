@@ -1,8 +1,9 @@
 """Kills engines of a cell every few seconds under mixed load: is any answer lost, doubled, late or different?
 
-Every kind of request is sent once undisturbed. Then clients send them over and over while engine processes are killed
-and stopped, and every answer is compared with the undisturbed one, choice by choice: text, finish reason,
-log-probabilities, usage. In the end nothing may be left: no block, lease or group on any engine.
+Every kind of request is sent once undisturbed: chats, completions, messages, groups with a deterministic policy. Then
+clients send them over and over while engine processes are killed and stopped, and every answer is compared with the
+undisturbed one, choice by choice: text, finish reason, log-probabilities, usage, what the policy has done. In the end
+nothing may be left: no block, lease or group on any engine.
 
     python -m bench.chaos [--gateway] [--minutes 10] [--clients 6] [--check]
 
@@ -25,10 +26,12 @@ from statistics import quantiles
 
 import httpx
 
-from bench.chaos_requests import Answer, Outcome, Request, ask, mixed_requests
+from bench.chaos_answers import Answer, Outcome, ask
+from bench.chaos_requests import Request, mixed_requests
 from bench.chaos_servers import kept_servers
 from bench.chaos_strikes import DRAINED, KILLED, STOPPED, Status, Striker, left_behind
 from bench.report import Bound, Floor, machine, tell
+from bench.soak_groups import message_requests, steered_requests
 from motet.deploy.child import ChildServer
 
 KINDS = 40
@@ -131,7 +134,8 @@ class Plan:
 
     async def run(self, striker: Striker, log: Callable[[], str]) -> Report:
         http = striker.client
-        requests = mixed_requests(KINDS, seed=self.seed)
+        messages = [message for message, _ in message_requests(self.seed)]
+        requests = [*mixed_requests(KINDS, seed=self.seed), *steered_requests(self.seed), *messages]
         expected = [await ask(http, request) for request in requests]
         if failed := [answer.error for answer in expected if answer.error is not None]:
             raise SystemExit(f"a request failed before anything was struck: {failed[0]}")

@@ -61,7 +61,7 @@ class PulsedEngine(FakeEngine):
         super().__init__(lambda request, start: tokens, info=info)
         self.died = asyncio.Event()
         self.pulse = pulse
-        self.steps = cache(lambda n, max_tokens, scored: scripted(tokens, n, max_tokens, scored=scored))
+        self.steps = cache(lambda indices, max_tokens, scored: scripted(tokens, indices, max_tokens, scored=scored))
 
     def generate(self, request: GenerateRequest) -> "PulsedGroup":
         group = PulsedGroup(self, request)
@@ -77,20 +77,25 @@ class PulsedGroup(FakeGroup):
         super().__init__(engine, request)
         self._pulse = engine.pulse
         sampling = request.sampling
-        steps = engine.steps(len(request.choices), sampling.max_tokens, sampling.logprobs is not None)
+        indices = tuple([start.index for start in request.choices])
+        steps = engine.steps(indices, sampling.max_tokens, sampling.logprobs is not None)
         reports = itertools.chain([PromptReport(cached_tokens=0)], itertools.repeat(None))
         self._deltas = map(GroupDelta, itertools.repeat(request.request_id), steps, reports)
 
     def __anext__(self) -> Awaitable[GroupDelta]:  # type: ignore[override]  # it is awaited all the same
+        if self._left:
+            raise StopAsyncIteration
         try:
             return self._pulse.next(next(self._deltas))
         except StopIteration:
             raise StopAsyncIteration from None
 
 
-def scripted(tokens: Sequence[int], n: int, max_tokens: int, *, scored: bool = False) -> list[tuple[ChoiceDelta, ...]]:
-    """Returns the deltas of all choices for each step. `scored`: with a log-probability for each token."""
-    ids = list(itertools.islice(itertools.cycle(tokens), n * STRIDE + max_tokens))
+def scripted(
+    tokens: Sequence[int], indices: Sequence[int], max_tokens: int, *, scored: bool = False
+) -> list[tuple[ChoiceDelta, ...]]:
+    """Returns the deltas of the choices for each step. `scored`: with a log-probability for each token."""
+    ids = list(itertools.islice(itertools.cycle(tokens), max(indices) * STRIDE + max_tokens))
     end = Finish(FinishReason.LENGTH)
 
     def delta(index: int, step: int) -> ChoiceDelta:
@@ -98,4 +103,4 @@ def scripted(tokens: Sequence[int], n: int, max_tokens: int, *, scored: bool = F
         logprobs = (TokenLogprob(token_id, -LOGPROB * (step + 1), 1),) if scored else None
         return ChoiceDelta(index, (token_id,), logprobs, end if step == max_tokens - 1 else None)
 
-    return [tuple(delta(index, step) for index in range(n)) for step in range(max_tokens)]
+    return [tuple(delta(index, step) for index in indices) for step in range(max_tokens)]

@@ -1,12 +1,14 @@
 """Measures what hostile clients with a key cost a neighbour: large requests of all kinds, sent again and again.
 
 A server with an engine that takes a step every 10 ms runs in a process of its own. A neighbour streams from it, first
-alone, then beside clients that send the requests of `bench.hostile_cases` in turn. "lag" is how late a task of the
-server's event loop wakes that sleeps for a millisecond, as far as the server itself is to blame; "step" is the mean
-time between two tokens of the neighbour. Prints a table, the goals, and JSON on the last line.
+alone, then beside clients that send the requests of `bench.hostile_cases` and do what is in `bench.hostile_courses`, in
+turn. "lag" is how late a task of the server's event loop wakes that sleeps for a millisecond, as far as the server
+itself is to blame; "step" is the mean time between two tokens of the neighbour. Nothing may be answered with a 500, and
+when the hostile clients are gone, no group and no task of theirs may be left. Prints a table, the goals, and JSON on
+the last line.
 
-With `--each`, every request is sent alone, three times. Its lag is the greatest while it was answered, and of the three
-times the least, since other work on the machine can only add to it.
+With `--each`, every request is sent alone, three times, and every course once. Its lag is the greatest while it was
+answered, and of the three times the least, since other work on the machine can only add to it.
 
 Run: python -m bench.hostile [--clients 4] [--seconds 10] [--each]
 """
@@ -17,13 +19,15 @@ import http.client
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,6 +35,7 @@ import uvloop
 
 from bench.frontend_server import serve
 from bench.hostile_cases import ANSWERED, MESSAGE, REFUSED
+from bench.hostile_courses import COURSES
 from bench.report import Floor, machine, table, tell
 
 JSON = {"content-type": "application/json"}
@@ -41,6 +46,11 @@ STEP_S = 0.01
 MOST_LAG_MS = 50.0
 MOST_STEP_RATIO = 1.2
 TOLD_AT_ONCE = 100
+SETTLE_S = 30.0
+SPARE_TASKS = 3
+"""Tasks more than before that may be there: the measuring client's own connection has some."""
+TASKS = re.compile(r"(?m)^motet:event_loop_tasks (.*)$")
+FAILED = re.compile(r'(?m)^motet:http_requests_total\{.*status="500".*\} (.*)$')
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,18 @@ class Share:
     lag_p999_ms: float
     lag_max_ms: float
     step_ms: float
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What hostile clients have left."""
+
+    failures: int
+    """Answers with the status 500."""
+    groups: int
+    """Groups that still run."""
+    tasks: int
+    """Tasks of the event loop, more than before."""
 
 
 async def watching(serving: Coroutine[None, None, None]) -> None:
@@ -78,24 +100,45 @@ def requests_by_name() -> dict[str, tuple[str, bytes]]:
     return refused | {name: (path, make()) for name, (path, make) in ANSWERED.items()}
 
 
+def send(server: str, path: str, content: bytes) -> int:
+    """Returns the status of the answer; 0 if there is none, as for a body that is refused before its end."""
+    connection = http.client.HTTPConnection(server)
+    try:
+        connection.request("POST", path, content, JSON)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def acts(url: str) -> dict[str, Callable[[], list[int]]]:
+    """Returns all requests and courses, by their names. Each returns the statuses that it was told."""
+    server = urlsplit(url).netloc
+
+    def sending(path: str, content: bytes) -> list[int]:
+        return [send(server, path, content)]
+
+    each: dict[str, Callable[[], list[int]]] = {
+        name: partial(sending, path, content) for name, (path, content) in requests_by_name().items()
+    }
+    return each | {name: partial(course, server) for name, course in COURSES.items()}
+
+
 def attack(url: str, *, clients: int) -> None:
-    """Sends all cases again and again, until its standard input ends, as it does with its parent."""
-    requests = list(requests_by_name().values())
+    """Does all of it again and again, until its standard input ends, as it does with its parent."""
+    every = list(acts(url).values())
     os.nice(NICENESS)
 
-    def send(first: int) -> None:
-        for path, body in itertools.islice(itertools.cycle(requests), first, None):
-            connection = http.client.HTTPConnection(urlsplit(url).netloc)
-            try:
-                connection.request("POST", path, body, JSON)
-                connection.getresponse().read()
-            except (OSError, http.client.HTTPException):  # a body that is refused before its end
-                pass
-            finally:
-                connection.close()
+    def go_on(first: int) -> None:
+        for act in itertools.islice(itertools.cycle(every), first, None):
+            with suppress(OSError):
+                act()
 
     for number in range(clients):
-        threading.Thread(target=send, args=(number * len(requests) // clients,), daemon=True).start()
+        threading.Thread(target=go_on, args=(number * len(every) // clients,), daemon=True).start()
     sys.stdin.read()
 
 
@@ -144,28 +187,47 @@ def watched() -> Iterator[tuple[str, list[tuple[float, float]]]]:
     reading.join()
 
 
-def measure(*, clients: int, seconds: float) -> dict[str, Share]:
+def tasks_and_failures(url: str) -> tuple[int, int]:
+    told = httpx.get(f"{url}/metrics").text
+    return int(float(TASKS.findall(told)[0])), int(sum(map(float, FAILED.findall(told))))
+
+
+def aftermath(url: str, *, tasks_before: int) -> Aftermath:
+    """Waits for a while until nothing is left, and returns what is."""
+    deadline_s = time.monotonic() + SETTLE_S
+    while True:
+        (worker,) = httpx.get(f"{url}/status").json()["workers"]
+        tasks, failures = tasks_and_failures(url)
+        left = Aftermath(failures, worker["groups_running"] + worker["groups_waiting"], tasks - tasks_before)
+        if (left.groups == 0 and left.tasks <= SPARE_TASKS) or time.monotonic() > deadline_s:
+            return left
+        time.sleep(0.5)
+
+
+def measure(*, clients: int, seconds: float) -> tuple[dict[str, Share], Aftermath]:
     with watched() as (url, lags):
         alone = share(url, lags, seconds=seconds)
+        tasks_before, _ = tasks_and_failures(url)
         with running("--attack", url, "--clients", str(clients)):
             beside = share(url, lags, seconds=seconds)
-    return {"alone": alone, "beside hostile clients": beside}
+        left = aftermath(url, tasks_before=tasks_before)
+    return {"alone": alone, "beside hostile clients": beside}, left
 
 
 def lag_of_each() -> list[tuple[str, int, float]]:
-    """Returns the name, the status and the lag in milliseconds of each request, the greatest lag first."""
+    """Returns the name, the greatest status and the lag in milliseconds of each act, the greatest lag first."""
     found = []
-    with watched() as (url, lags), httpx.Client(base_url=url, timeout=600) as client:
-        for name, (path, body) in requests_by_name().items():
-            greatest = []
-            for _ in range(3):
+    with watched() as (url, lags):
+        for name, act in acts(url).items():
+            greatest, told = [], [0]
+            for _ in range(1 if name in COURSES else 3):
                 began = time.monotonic()
-                status = client.post(path, content=body, headers=JSON).status_code
+                told += act()
                 ended = time.monotonic()
                 while not lags or lags[-1][0] < ended:  # they come in pieces
                     time.sleep(0.01)
                 greatest.append(1000 * max(lag for woke, lag in list(lags) if began < woke <= ended + 0.05))
-            found.append((name, status, min(greatest)))
+            found.append((name, max(told), min(greatest)))
     return sorted(found, key=lambda row: -row[2])
 
 
@@ -187,17 +249,23 @@ def main(argv: Sequence[str]) -> int:
     if arguments.each:
         each = lag_of_each()
         columns = [("request", "<"), ("status", "d"), ("lag ms", ".1f")]
-        worst = Floor("greatest lag of a request, ms", each[0][2], MOST_LAG_MS)
-        return tell({"each": each}, table(columns, each), about=machine(), floors=[worst], check=arguments.check)
-    found = measure(clients=arguments.clients, seconds=arguments.seconds)
+        goals = [
+            Floor("greatest lag of a request, ms", each[0][2], MOST_LAG_MS),
+            Floor("requests answered with a 500", sum(status == 500 for _, status, _ in each), 0),
+        ]
+        return tell({"each": each}, table(columns, each), about=machine(), floors=goals, check=arguments.check)
+    found, left = measure(clients=arguments.clients, seconds=arguments.seconds)
     alone, beside = found.values()
     columns = [("neighbour", "<"), *((name, ".2f") for name in ("lag p50 ms", "p99.9", "max", "step ms"))]
     goals = [
         Floor("lag at p99.9 beside hostile clients, ms", beside.lag_p999_ms, MOST_LAG_MS),
         Floor("step beside hostile clients, of alone", beside.step_ms / alone.step_ms, MOST_STEP_RATIO),
+        Floor("answers with a 500", left.failures, 0),
+        Floor("groups left", left.groups, 0),
+        Floor("tasks left", left.tasks, SPARE_TASKS),
     ]
     rows = [(name, *asdict(one).values()) for name, one in found.items()]
-    record = {name: asdict(one) for name, one in found.items()}
+    record = {name: asdict(one) for name, one in found.items()} | {"left": asdict(left)}
     return tell(record, table(columns, rows), about=machine(), floors=goals, check=arguments.check)
 
 

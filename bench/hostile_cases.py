@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
-RESPONSES = "/v1/responses"
+RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 CALLS = [{"type": "function", "function": {"name": "f"}}]
 MESSAGE = {"role": "user", "content": "x"}
 CALLED = [
@@ -13,6 +13,10 @@ CALLED = [
 ]
 Make = Callable[[], bytes]
 """Makes a body. It is made when it is sent: all of them together have 150 MB."""
+TEXT_BLOCK = '{"type":"text","text":"x"}'
+SLOW_PATTERN = "[ab]*a[ab]{20}[^x]*([a-z]{100}|.)"
+"""RE2 has no automaton for it that is small enough, so it tries all of its instructions at each byte."""
+POSTERIORS = {"any_of": [{"posterior": 0.999_999_9} for _ in range(8)]}
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
@@ -26,6 +30,23 @@ def tools(count: int) -> list[dict[str, object]]:
 
 def chat(**fields: object) -> bytes:
     return json.dumps({"messages": [MESSAGE], "max_tokens": 20, **fields}).encode()
+
+
+def message(**fields: object) -> bytes:
+    return json.dumps({"messages": [MESSAGE], "max_tokens": 20, **fields}).encode()
+
+
+def steered(group: object, **fields: object) -> bytes:
+    """Returns a chat of many choices with a policy."""
+    return chat(**{"n": 256, "max_tokens": 60, "group": group, **fields})
+
+
+def nested(times: int) -> dict[str, object]:
+    """Returns conditions inside one another."""
+    inner: dict[str, object] = {"finished": 1}
+    for _ in range(times):
+        inner = {"any_of": [inner]}
+    return inner
 
 
 def body(**fields: object) -> bytes:
@@ -131,8 +152,68 @@ REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
         lambda: chat(structured_outputs={"json": '{"items":' * 4000 + "{}" + "}" * 4000}),
         "structured_outputs.json",
     ),
+    "conditions": (CHAT, lambda: steered({"stop_when": {"any_of": [{"finished": 1}] * 20_000}}), "group"),
+    "conditions inside one another": (
+        CHAT,
+        lambda: steered({"stop_when": nested(3)}),
+        "group.stop_when.any_of[0].any_of",
+    ),
+    "a long pattern": (
+        CHAT,
+        lambda: steered({"vote": True, "extract": {"regex": "a" * 7_000_000}}),
+        "group.extract.regex",
+    ),
+    "a wide pattern": (
+        CHAT,
+        lambda: steered({"vote": True, "extract": {"regex": "\\pL{1000}" * 90}}),
+        "group.extract.regex",
+    ),
+    "a long pointer": (
+        CHAT,
+        lambda: steered({"vote": True, "extract": {"json_pointer": "/a" * 3_000_000}}),
+        "group.extract.json_pointer",
+    ),
+    "unknown keys of a policy": (CHAT, lambda: steered({f"k{number}": 1 for number in range(9000)}), "group.k0"),
+    "a wide window": (CHAT, lambda: steered({"confidence": {"window": 2**62, "below": 1}}), "group.confidence.window"),
+    "turns of a message": (
+        MESSAGES,
+        lambda: padded('{"max_tokens":1,"messages":[', json.dumps(MESSAGE) + ",", last="{}]}"),
+        None,
+    ),
+    "blocks of a message": (
+        MESSAGES,
+        lambda: padded('{"max_tokens":1,"messages":[{"role":"user","content":[', TEXT_BLOCK + ",", last="{}]}]}"),
+        None,
+    ),
+    "blocks of a system": (
+        COUNT_TOKENS,
+        lambda: padded(
+            '{"messages":[{"role":"user","content":"x"}],"system":[', TEXT_BLOCK + ",", last="{}]}", size=900_000
+        ),
+        None,
+    ),
+    "a call as deep as can be": (
+        MESSAGES,
+        lambda: (
+            b'{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f",'
+            b'"input":' + b'{"a":' * 1_000_000
+        ),
+        None,
+    ),
+    "a long text to count": (
+        COUNT_TOKENS,
+        lambda: message(messages=[{"role": "user", "content": "x y " * 10**6}]),
+        None,
+    ),
+    "128 large tools of a message": (
+        MESSAGES,
+        lambda: message(tools=[{"name": f"f{number}", "input_schema": wide(60)} for number in range(128)]),
+        None,
+    ),
+    "long stop sequences": (MESSAGES, lambda: message(stop_sequences=["x" * 100_000] * 60), None),
 }
-"""What is refused, by its name: route, what makes the body, and the field that the error names."""
+"""What is refused, by its name: route, what makes the body, and the field that the error names; None for messages,
+whose errors name it in words."""
 
 ANSWERED: Mapping[str, tuple[str, Make]] = {
     "250 prompts of 3900 tokens": (COMPLETIONS, lambda: body(prompt=[[5] * 3900] * 250, max_tokens=1)),
@@ -153,5 +234,32 @@ ANSWERED: Mapping[str, tuple[str, Make]] = {
     "64 stop strings": (CHAT, lambda: chat(n=256, stream=True, stop=[f"{number}{'zq' * 50}" for number in range(64)])),
     "16,000 biases": (CHAT, lambda: chat(n=64, logit_bias={str(number): 1 for number in range(16_000)})),
     "calls for 64": (CHAT, lambda: chat(n=64, tools=tools(1), stream=True)),
+    "256 values by a slow pattern": (CHAT, lambda: steered({"vote": True, "extract": {"regex": SLOW_PATTERN}})),
+    "256 long answers, 8 conditions": (
+        CHAT,
+        lambda: steered({"stop_when": POSTERIORS, "extract": "last_line"}, max_tokens=200, stream=True),
+    ),
+    "256 choices, one by one": (CHAT, lambda: steered({"start": 1, "extract": "boxed", "vote": True}, max_tokens=1)),
+    "256 choices, step by step": (CHAT, lambda: steered({"deterministic": True}, max_tokens=200, stream=True)),
+    "256 choices, their confidence": (
+        CHAT,
+        lambda: steered({"confidence": {"window": 8192, "warm_up": 128, "percentile": 50}}, stream=True),
+    ),
+    "250 prompts, steered": (
+        COMPLETIONS,
+        lambda: body(
+            prompt=[[5] * 900] * 250, n=4, max_tokens=2, group={"start": 1, "vote": True, "extract": "last_number"}
+        ),
+    ),
+    "kept for an hour": (CHAT, lambda: chat(n=4, max_tokens=1, keep_s=3600, stop=["zq" * 500] * 16)),
+    "a message": (MESSAGES, lambda: message(max_tokens=200, stream=True)),
+    "a message of many blocks": (
+        MESSAGES,
+        lambda: message(messages=[{"role": "user", "content": [json.loads(TEXT_BLOCK)] * 1800}], max_tokens=1),
+    ),
+    "tokens of a long text": (
+        COUNT_TOKENS,
+        lambda: body(messages=[{"role": "user", "content": "hello world " * 1900}], system="x " * 100),
+    ),
 }
 """What is answered, by its name: as much as a client may ask for in one way or another."""

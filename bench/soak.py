@@ -6,7 +6,10 @@ each round the clients are gone for a moment: then nothing may be left on any en
 open files, threads, processes, temporary files and shared memory (`bench/soak_samples.py`). One decode engine is never
 killed, so that an engine is sampled over the whole run too.
 
-    python -m bench.soak [--minutes 60] [--clients 3] [--pause 1] [--check]
+    python -m bench.soak [--minutes 60] [--clients 3] [--pause 1] [--single] [--check]
+
+The server sends traces all the while; their collector is there in every second round. With `--single` it is one engine,
+which nobody kills.
 
 The first five minutes are for warming up: what grows is what grows after them. What each client does follows from the
 seed; how far it comes in the time does not.
@@ -30,21 +33,34 @@ from statistics import median
 import httpx
 from rich.table import Table
 
-from bench.chaos_requests import Answer, Request, ask
+from bench.chaos_answers import Answer, ask
+from bench.chaos_requests import Request
 from bench.chaos_strikes import KILLED, Striker, left_behind
 from bench.load import progress
+from bench.ports import free_port
 from bench.report import Bound, Floor, machine, table, tell
-from bench.soak_clients import KEY_MAX_CHOICES, KEY_MAX_REQUESTS, Client, Connections, Tally
-from bench.soak_requests import filling_requests, seeded_requests, wide_requests
+from bench.soak_clients import (
+    KEY_MAX_CHOICES,
+    KEY_MAX_REQUESTS,
+    Client,
+    Connections,
+    Tally,
+    Undisturbed,
+    ask_undisturbed,
+)
+from bench.soak_requests import filling_requests, wide_requests
 from bench.soak_samples import Sample, Watcher, slope_per_hour
+from bench.traces import collector
 from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.grammar.compiled import MAX_KEPT_MB
 
 CELL = ("--prefill", "1", "--decode", "2", "--kv-cache-gb", "0.25")
 LIVES = ("--heartbeat-timeout", "5", "--engine-restarts", "9999")
+SINGLE = ("--kv-cache-gb", "0.25")
 NAME = "soaked"
-SPARED = "decode-1"
+SPARED, ONLY = "decode-1", "engine-0"
+"""The engine that is never killed, in a cell and alone."""
 FILLINGS = 3 * MAX_KEPT_MB
 """Number of forms sent at first, so many that each of the two decode engines has its fill of them, not only the API."""
 STRIKE_EVERY_S = 20.0
@@ -74,13 +90,17 @@ GROWING: Mapping[str, Figure] = {
     "spared engine: open files": lambda sample: sample.spared.files,
     "spared engine: threads": lambda sample: sample.spared.threads,
     "all engines: resident MB": lambda sample: sample.engines_mb,
+    "sender of traces: resident MB": lambda sample: sample.sender.rss_mb,
+    "sender of traces: open files": lambda sample: sample.sender.files,
+    "sender of traces: threads": lambda sample: sample.sender.threads,
     "temporary files": lambda sample: sample.temporary,
     "shared memory": lambda sample: sample.shared,
 }
 COUNTED = tuple(name for name in GROWING if "resident" not in name)
 """What must not be more at the end than after the first minutes."""
-SPARE = {"spared engine: open files": 3}
-"""How many more there may be: one for each prefill engine that died since the last one was met a minute ago."""
+SPARE = {"spared engine: open files": 3, "sender of traces: open files": 1}
+"""How many more there may be: one for each prefill engine that died since the last one was met a minute ago, and the
+connection to a collector that is there."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +127,13 @@ class Report:
     """Lines of the server's log that tell of an error that nobody handled."""
     after: Sequence[str] = ()
     """What was left when the server had ended: processes, temporary files, shared memory."""
+    single: bool = False
+
+    @property
+    def _floors_of_strikes(self) -> list[Floor]:
+        """Nobody strikes the only engine of a server."""
+        strikes = sum(self.strikes.values()) / self.minutes
+        return [] if self.single else [Floor("strikes a minute", strikes, 1, Bound.AT_LEAST)]
 
     @property
     def growth(self) -> dict[str, Growth]:
@@ -132,12 +159,14 @@ class Report:
             Floor("choices lost or twice", outcome.lost + outcome.duplicates, 0),
             Floor("left on engines at rest", max(sum(sample.left.values()) for sample in self.samples), 0),
             Floor("left after the server", len(self.after), 0),
+            Floor("groups known after their time", len(self.tally.still_known), 0),
             Floor("errors that nobody handled, in the log", len(self.faults), 0),
             *(Floor(f"{name}, more", growth[name].last - growth[name].settled, SPARE.get(name, 0)) for name in COUNTED),
+            Floor("sender of traces: MB an hour", growth["sender of traces: resident MB"].per_hour, MOST_MB_AN_HOUR),
             Floor("API process: MB an hour", growth["API process: resident MB"].per_hour, MOST_MB_AN_HOUR),
             Floor("spared engine: MB an hour", growth["spared engine: resident MB"].per_hour, MOST_MB_AN_HOUR),
             Floor("429s", tally.statuses["burst: 429"], 1, Bound.AT_LEAST),
-            Floor("strikes a minute", sum(self.strikes.values()) / self.minutes, 1, Bound.AT_LEAST),
+            *self._floors_of_strikes,
         ]
 
     def tell(self, *, check: bool) -> int:
@@ -153,7 +182,7 @@ class Report:
             "unexpected": "; ".join([*tally.unexpected, *outcome.errors][:5]) or "none",
             "wrong": "; ".join([*outcome.different, *tally.malformed][:5]) or "none",
             "log": "; ".join(self.faults[:5]) or "no error that nobody handled",
-            "left at the end": "; ".join(self.after) or "nothing",
+            "left at the end": "; ".join([*self.after, *tally.still_known]) or "nothing",
         }
         shown = [samples_table(self.samples), growth_table(self.growth)]
         record = {name: value for name, value in vars(self).items() if name not in ("machine", "samples", "tally")}
@@ -192,14 +221,17 @@ class Plan:
     clients: int
     pause_s: float
     seed: int
+    single: bool = False
+    """True for one engine, which nobody kills."""
 
-    async def run(self, server: ChildServer, *, keys: Sequence[str], watcher: Watcher) -> Report:
-        """Warms the server up, lets the clients go in rounds, and takes a sample after each."""
-        pairs = await self._warm_up(server.url, keys)
-        progress(f"warm: {len(pairs)} seeded requests")
+    async def run(self, server: ChildServer, *, keys: Sequence[str], watcher: Watcher, traces: int) -> Report:
+        """Warms the server up, lets the clients go in rounds, and takes a sample after each. `traces`: the port to
+        which the server sends its traces."""
+        undisturbed = await self._warm_up(server.url, keys)
+        progress(f"warm: {len(undisturbed.seeded)} seeded requests")
         tally = Tally()
         clients = [
-            Client(tally, pairs, dice=random.Random(self.seed + number), pause_s=self.pause_s, model=NAME)
+            Client(tally, undisturbed, dice=random.Random(self.seed + number), pause_s=self.pause_s, model=NAME)
             for number in range(self.clients)
         ]
         strikes: Counter[str] = Counter()
@@ -216,48 +248,51 @@ class Plan:
             round_minutes = min(ROUND_MINUTES, max(self.minutes - minute, 0.1), self.minutes / 6)
             until_s = time.monotonic() + 60 * round_minutes
             dice = random.Random(f"{self.seed} {len(samples)}")
-            strikes += await one_round(server.url, keys, clients=clients, dice=dice, until_s=until_s)
+            with collector(traces) if len(samples) % 2 else contextlib.nullcontext():
+                strikes += await self._one_round(server.url, keys, clients=clients, dice=dice, until_s=until_s)
         minutes = (time.monotonic() - began_s) / 60
         async with connections(server.url, keys[:1]) as (http,):
             totals = (await http.get("/status")).json()["totals"]
-        return Report(machine(), minutes, watcher.cpu_s() / 60 / minutes, samples, tally, dict(strikes), totals)
+        cores = watcher.cpu_s() / 60 / minutes
+        return Report(machine(), minutes, cores, samples, tally, dict(strikes), totals, single=self.single)
 
-    async def _warm_up(self, url: str, keys: Sequence[str]) -> list[tuple[Request, Answer]]:
-        """Returns the seeded requests with their undisturbed answers. Also fills what is kept up to a bound, so that it
+    async def _warm_up(self, url: str, keys: Sequence[str]) -> Undisturbed:
+        """Returns what clients send, with the undisturbed answers. Also fills what is kept up to a bound, so that it
         does not look like growth later: forms, threads, the buffers of the widest step."""
-        requests = seeded_requests(self.seed)
         async with connections(url, keys) as owned:
-            answers = await ask_all(owned[0], requests)
+            undisturbed = await ask_undisturbed(owned[0], self.seed)
             fillings = filling_requests(FILLINGS)
             shares = [(own, fillings[place :: len(owned)]) for place, own in enumerate(owned)]
             shares += [(own, [wide]) for own in owned for wide in wide_requests(KEY_MAX_REQUESTS - 1)]
             filled = await asyncio.gather(*(ask_all(own, share) for own, share in shares))
-        every = [*answers, *chain.from_iterable(filled)]
+        every = chain.from_iterable(filled)
         if failed := [f"{request.name}: {answer.error}" for request, answer in every if answer.error is not None]:
             raise SystemExit("requests failed before anything was struck: " + "; ".join(failed[:5]))
-        return answers
+        return undisturbed
+
+    async def _one_round(
+        self, url: str, keys: Sequence[str], *, clients: Sequence[Client], dice: random.Random, until_s: float
+    ) -> Counter[str]:
+        """Lets the clients go until then, while engines are killed. Returns the strikes. The last key is that of
+        bursts."""
+        async with connections(url, keys) as (*owned, burst):
+            spared = frozenset({SPARED, ONLY})
+            striker = Striker(owned[0], (STRIKE_EVERY_S, STRIKE_EVERY_S), {KILLED: 1.0}, dice, spared=spared)
+            striking = asyncio.create_task(striker.run())
+            try:
+                async with asyncio.TaskGroup() as going:
+                    for client, own in zip(clients, owned, strict=True):
+                        going.create_task(client.run(Connections(own, burst), until_s=until_s))
+            finally:
+                striking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await striking
+            await asyncio.gather(*(one.check_forgotten(own) for one, own in zip(clients, owned, strict=True)))
+        return striker.counts
 
 
 async def ask_all(http: httpx.AsyncClient, requests: Sequence[Request]) -> list[tuple[Request, Answer]]:
     return [(request, await ask(http, request)) for request in requests]
-
-
-async def one_round(
-    url: str, keys: Sequence[str], *, clients: Sequence[Client], dice: random.Random, until_s: float
-) -> Counter[str]:
-    """Lets the clients go until then, while engines are killed. Returns the strikes. The last key is that of bursts."""
-    async with connections(url, keys) as (*owned, burst):
-        striker = Striker(owned[0], (STRIKE_EVERY_S, STRIKE_EVERY_S), {KILLED: 1.0}, dice, spared=frozenset({SPARED}))
-        striking = asyncio.create_task(striker.run())
-        try:
-            async with asyncio.TaskGroup() as going:
-                for client, own in zip(clients, owned, strict=True):
-                    going.create_task(client.run(Connections(own, burst), until_s=until_s))
-        finally:
-            striking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await striking
-    return striker.counts
 
 
 async def at_rest(url: str, key: str, *, watcher: Watcher, minute: float, sent: int) -> Sample:
@@ -289,11 +324,14 @@ def soak(plan: Plan, model: str) -> Report:
     keys = [f"key-{number}" for number in range(plan.clients)] + ["key-of-bursts"]
     limits = ("--key-max-requests", str(KEY_MAX_REQUESTS), "--key-max-choices", str(KEY_MAX_CHOICES))
     known = [part for key in keys for part in ("--api-key", key)]
-    arguments = [model, "--served-model-name", NAME, *CELL, *LIVES, *limits, *known]
+    engines, spared = (SINGLE, ONLY) if plan.single else ((*CELL, *LIVES), SPARED)
+    traces = free_port()
+    sent = ("--otlp-endpoint", f"http://127.0.0.1:{traces}")
+    arguments = [model, "--served-model-name", NAME, *engines, *limits, *known, *sent]
     with tempfile.TemporaryDirectory() as temporary:
         with ChildServer(arguments, environ={**environment(), "TMPDIR": temporary}) as server:
-            watcher = Watcher(server.pid, Path(temporary), spared=SPARED)
-            report = asyncio.run(plan.run(server, keys=keys, watcher=watcher))
+            watcher = Watcher(server.pid, Path(temporary), spared=spared)
+            report = asyncio.run(plan.run(server, keys=keys, watcher=watcher, traces=traces))
             faults = FAULT.findall(server.log)
         after = [*watcher.alive(), *watcher.temporary(), *watcher.shared()]
     return replace(report, after=after, faults=faults)
@@ -307,8 +345,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of requests and strikes")
     parser.add_argument("--model", default="smollm2", help="model of the cell (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
+    parser.add_argument("--single", action="store_true", help="one engine, which nobody kills")
     arguments = parser.parse_args(argv)
-    plan = Plan(arguments.minutes, arguments.clients, arguments.pause, arguments.seed)
+    plan = Plan(arguments.minutes, arguments.clients, arguments.pause, arguments.seed, arguments.single)
     return soak(plan, arguments.model).tell(check=arguments.check)
 
 

@@ -1,7 +1,8 @@
 """The clients of the soak run: each does one thing after the other, in an order that follows from its seed.
 
 A client waits for answers and compares them, leaves in the middle of some, asks wrongly, sends more at a time than its
-key may, and breaks off connections in the middle of a head or a body.
+key may, breaks off connections in the middle of a head or a body, and has groups that are steered, looked at, ended and
+asked for more (`soak_groups`). Some of what it sends has a place in a trace, or headers that name none.
 """
 
 import asyncio
@@ -15,13 +16,31 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from bench.chaos_requests import CHAT, Answer, Outcome, Request, ask
-from bench.soak_requests import Call, chat, fresh_request, heavy_form, refused_calls, short_calls
+from bench.chaos_answers import Answer, Outcome, ask
+from bench.chaos_requests import CHAT, Request
+from bench.soak_groups import (
+    KEEP_S,
+    Course,
+    Steered,
+    known,
+    large_groups,
+    message_requests,
+    some_steered,
+    steered_requests,
+)
+from bench.soak_requests import Call, chat, fresh_request, heavy_form, refused_calls, seeded_requests, short_calls
 from bench.stream import bytes_of, follow
 from motet.errors import EngineError
 
 KEY_MAX_REQUESTS, KEY_MAX_CHOICES = 3, 200
 BURST = 6
+TRACES = (
+    "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00",
+    "00-00000000000000000000000000000000-0000000000000000-01",
+    "no trace",
+)
+"""Values of `traceparent`: one that is recorded, one that is not, and two that count as none."""
 LEAST_PAUSE_S = 0.1
 """A server needs a moment to notice that a client has left, and until then the request counts for its key."""
 
@@ -42,11 +61,42 @@ class Tally:
     unexpected: list[str] = field(default_factory=list)
     """Other statuses and codes than there should be, and what broke."""
     malformed: list[str] = field(default_factory=list)
-    """Answers to fresh requests that lack a choice or do not have their form."""
+    """Answers to fresh requests that lack a choice or do not have their form, and those of groups that are steered or
+    asked for more, if they are not what the whole group is."""
+    still_known: list[str] = field(default_factory=list)
+    """Groups that the server knew when their time was up."""
 
     @property
     def sent(self) -> int:
         return sum(self.acts.values())
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What clients send over and over, with the answers before anything was struck."""
+
+    seeded: Sequence[tuple[Request, Answer]]
+    """Their answers are always the same."""
+    steered: Sequence[tuple[Steered, Answer]]
+    """With the answer to the request without its policy."""
+    large: Sequence[tuple[Request, Answer]]
+    """The groups of which courses have a part."""
+
+
+async def ask_undisturbed(http: httpx.AsyncClient, seed: int) -> Undisturbed:
+    """Sends everything once. Ends the run if anything fails."""
+    seeded = [*seeded_requests(seed), *steered_requests(seed)]
+    messages, steered, large = message_requests(seed), some_steered(seed), large_groups(seed)
+    asked = [*seeded, *(one for pair in messages for one in pair), *(one.without for one in steered), *large]
+    answers = {request.name: await ask(http, request) for request in asked}
+    if failed := [f"{name}: {answer.error}" for name, answer in answers.items() if answer.error is not None]:
+        raise SystemExit("requests failed before anything was struck: " + "; ".join(failed[:5]))
+    of_chats = [(message, answers[chat.name]) for message, chat in messages]
+    return Undisturbed(
+        [*((one, answers[one.name]) for one in seeded), *of_chats],
+        [(one, answers[one.without.name]) for one in steered],
+        [(one, answers[one.name]) for one in large],
+    )
 
 
 @dataclass(frozen=True)
@@ -61,17 +111,22 @@ class Client:
     """One client. `run` goes on where the last run ended."""
 
     def __init__(
-        self, tally: Tally, seeded: Sequence[tuple[Request, Answer]], *, dice: random.Random, pause_s: float, model: str
+        self, tally: Tally, undisturbed: Undisturbed, *, dice: random.Random, pause_s: float, model: str
     ) -> None:
-        """`seeded`: requests and their undisturbed answers; `pause_s`: mean pause between two acts."""
+        """`pause_s`: mean pause between two acts."""
         self._tally = tally
-        self._seeded = seeded
+        self._undisturbed = undisturbed
+        self._seeded = undisturbed.seeded
+        self._kept: dict[str, float] = {}
+        """Groups that the server was asked to keep, and when their time is up."""
         self._dice = dice
         self._pause_s = pause_s
         self._short, self._refused = short_calls(model), refused_calls()
         self._acts: Mapping[str, tuple[float, Callable[[Connections], Awaitable[None]]]] = {
             "compared": (40, self._compare),
             "fresh": (16, self._ask_fresh),
+            "steered": (12, self._ask_steered),
+            "group": (12, self._run_course),
             "left in a stream": (12, self._leave_stream),
             "left before an answer": (6, self._leave_answer),
             "short": (14, lambda to: self._call(to, self._dice.choice(self._short))),
@@ -86,6 +141,7 @@ class Client:
         while time.monotonic() < until_s:
             (name,) = self._dice.choices(list(self._acts), weights)
             self._tally.acts[name] += 1
+            to.own.headers.update({"traceparent": self._dice.choice(TRACES)})
             try:
                 await self._acts[name][1](to)
             except (OSError, httpx.HTTPError, EngineError) as error:
@@ -103,6 +159,29 @@ class Client:
             self._tally.unexpected.append(f"{fresh.request.name}: {answer.error}")
         elif answer.lost(fresh.request.n) or answer.duplicates() or not fresh.suits(answer):
             self._tally.malformed.append(f"{fresh.request.name}: {answer.texts} {answer.finishes}")
+
+    async def _ask_steered(self, to: Connections) -> None:
+        steered, whole = self._dice.choice(self._undisturbed.steered)
+        answer = await ask(to.own, steered.request)
+        if answer.error is not None:
+            self._tally.unexpected.append(f"{steered.request.name}: {answer.error}")
+        else:
+            self._tally.malformed += [f"{steered.request.name}: {fault}" for fault in steered.faults(answer, whole)]
+
+    async def _run_course(self, to: Connections) -> None:
+        course = Course(to.own, *self._dice.choice(self._undisturbed.large), self._dice)
+        try:
+            await course.run()
+        finally:
+            self._tally.malformed += [f"group: {fault}" for fault in course.faults]
+            if course.id:
+                self._kept[course.id] = time.monotonic() + KEEP_S
+
+    async def check_forgotten(self, http: httpx.AsyncClient) -> None:
+        """Waits until the time of all groups is up, and notes which the server still knows then."""
+        await asyncio.sleep(max(0.0, max(self._kept.values(), default=0.0) - time.monotonic()))
+        self._tally.still_known += await known(http, list(self._kept))
+        self._kept.clear()
 
     async def _leave_stream(self, to: Connections) -> None:
         lines = self._dice.randrange(40)

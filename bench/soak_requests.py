@@ -11,7 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.chaos_requests import CHAT, COMPLETIONS, SUBJECTS, Answer, Request, mixed_requests
+from bench.chaos_answers import Answer
+from bench.chaos_requests import CHAT, COMPLETIONS, SUBJECTS, Request, mixed_requests
+from bench.soak_groups import MESSAGES
+from motet.api.page import PAGE_ROUTES
 
 RESPONSES, GENERATE = "/v1/responses", "/inference/v1/generate"
 SIZES = (1, 1, 2, 4, 8, 16, 64)
@@ -169,6 +172,8 @@ def short_calls(model: str) -> list[Call]:
         Call("tokenize", "POST", "/tokenize", body={"prompt": "the sea " * 50, "return_token_strs": True}),
         Call("tokenize", "POST", "/tokenize", body={"messages": messages, "tools": TOOLS}),
         Call("detokenize", "POST", "/detokenize", body={"tokens": [30, 400, 500]}),
+        Call("count tokens", "POST", f"{MESSAGES}/count_tokens", body={"messages": messages}),
+        *(Call("page", "GET", path, headers={}) for path in sorted(PAGE_ROUTES)),
         *(Call("models", "GET", path) for path in ("/v1/models", f"/v1/models/{model}")),
         *(Call("state", "GET", path) for path in ("/health", "/ping", "/ready", "/version")),
         *(Call("status", "GET", path) for path in ("/status", "/workers", "/metrics")),
@@ -201,6 +206,9 @@ def refused_calls() -> list[Call]:
             {"token_ids": [5, 6], "sampling_params": {}, "kv_transfer_params": {"do_remote_decode": True}},
         ),
         ("/detokenize", None, {"tokens": ["x"]}),
+        (CHAT, None, chat("x", n=4, group={"stop_when": {"finished": 5}})),
+        (CHAT, None, chat("x", n=4, group={"vote": True, "extract": {"regex": "(?=a)"}})),
+        (CHAT, "unknown_parameter", chat("x", group={"colour": "blue"})),
     ]
     calls = [Call(f"400 {number}", "POST", path, 400, code, body) for number, (path, code, body) in enumerate(bodies)]
     calls += [
@@ -208,6 +216,12 @@ def refused_calls() -> list[Call]:
         Call("no key", "GET", "/v1/models", 401, "invalid_api_key", headers={}),
         Call("wrong model", "POST", CHAT, 404, "model_not_found", chat("x", model="nobody")),
         Call("wrong path", "GET", "/v1/nothing", 404, "unknown_url"),
+        Call("a message without a length", "POST", MESSAGES, 400, body=chat("x")),
+        Call("a message with choices", "POST", MESSAGES, 400, body=chat("x", n=2, max_tokens=2)),
+        Call("no such group", "GET", "/v1/groups/chatcmpl-0", 404, "group_not_found"),
+        Call("more of no group", "POST", "/v1/groups/chatcmpl-0/more", 404, "group_not_found", {"n": 1}),
+        Call("no such choice", "DELETE", "/v1/groups/chatcmpl-0/choices/0", 404, "group_not_found"),
+        Call("no file of the page", "GET", "/page/page.py", 404, "unknown_url"),
         Call("no such response", "GET", "/v1/responses/resp_1", 404),
         Call("wrong method", "GET", CHAT, 405, "method_not_allowed"),
         Call("fixed workers", "DELETE", "/workers/decode-0", 404, "fixed_workers"),

@@ -2,6 +2,7 @@
 
 API process       resident memory, open files, threads, children (zombies too), tasks of asyncio
 spared engine     the same for an engine that lives as long as the server
+sender            the same for the process that sends traces
 other engines     their memory as a sum only: they are killed, and begin again small
 this machine      temporary files, shared memory
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from bench.memory import gone
+from motet.tracing.sender import PROGRAM
 
 MB = 1e6
 SHARED_MEMORY = Path("/dev/shm")
@@ -43,6 +45,7 @@ class Sample:
     """Number of things that clients had done until then."""
     api: Held
     spared: Held
+    sender: Held
     tasks: int
     """Number of tasks in the event loop of the API process."""
     engines_mb: float
@@ -91,12 +94,20 @@ class Watcher:
             sent=sent,
             api=held_by(self._pid),
             spared=held_by(pids[self._spared]),
+            sender=self._sender(),
             tasks=tasks,
             engines_mb=sum(held_by(pid).rss_mb for pid in pids.values()),
             temporary=len(self.temporary()),
             shared=len(self.shared()),
             left=left,
         )
+
+    def _sender(self) -> Held:
+        """Returns what the process holds that sends traces; nothing if there is none."""
+        children = psutil.Process(self._pid).children()
+        pids = [child.pid for child in children if PROGRAM in child.cmdline()]
+        self._pids |= set(pids)
+        return held_by(pids[0]) if pids else Held(0.0, 0, 0, 0)
 
     def temporary(self) -> list[str]:
         return sorted(name for name in os.listdir(self._temporary) if not name.startswith(CACHE_OF_TORCH))

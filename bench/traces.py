@@ -65,9 +65,9 @@ class TakesAll(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def collector() -> Iterator[str]:
-    """A collector in a process of its own, so that it does not slow the clients down."""
-    command = [sys.executable, "-m", "bench.traces", "--collect"]
+def collector(port: int = 0) -> Iterator[str]:
+    """A collector in a process of its own, so that it does not slow the clients down. `port`: 0 for any."""
+    command = [sys.executable, "-m", "bench.traces", "--collect", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None  # it was asked for
         try:
@@ -76,8 +76,8 @@ def collector() -> Iterator[str]:
             process.kill()
 
 
-def collect() -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), TakesAll)
+def collect(port: int) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", port), TakesAll)
     print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
     server.serve_forever()
 
@@ -127,14 +127,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=20, help="requests of a repeat")
     parser.add_argument("--repeats", type=int, default=25, help="measurements of each load")
     parser.add_argument("--check", action="store_true", help="fail when the floor is missed")
-    parser.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--collect", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    if arguments.collect:
-        collect()
+    if arguments.collect is not None:
+        collect(arguments.collect)
     rows = {}
     with collector() as url, Server("motet") as off, Server("motet", "--otlp-endpoint", url) as on:
         for n in arguments.ns:

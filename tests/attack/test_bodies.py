@@ -69,7 +69,7 @@ async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_m
     began = time.thread_time()
     response = await served.http.post(path, content=body, headers={"content-type": "application/json"})
     busy_s = time.thread_time() - began
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert (response.status_code, response.json()["error"].get("param")) == (400, param)
     assert busy_s < 1  # of the loop's own thread: the client is in it too, and sends megabytes
 
 

@@ -106,7 +106,7 @@ def test_a_missing_token_is_noticed() -> None:
 
 
 def test_scripted_choices_begin_in_different_places_and_end_together() -> None:
-    steps = scripted(range(10), n=2, max_tokens=3)
+    steps = scripted(range(10), indices=(0, 1), max_tokens=3)
     assert [[delta.token_ids for delta in step] for step in steps] == [[(0,), (7,)], [(1,), (8,)], [(2,), (9,)]]
     assert [[delta.finish for delta in step] for step in steps] == [
         [None, None],

@@ -13,10 +13,22 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.chaos_requests import CHAT, COMPLETIONS, Answer, Request, ask
+from bench.chaos_answers import Answer, ask
+from bench.chaos_requests import CHAT, COMPLETIONS, Request
 from bench.chaos_strikes import KILLED, Status, Striker
 from bench.soak import Report, connections, main
-from bench.soak_clients import Client, Connections, Tally, as_it_must_be, send
+from bench.soak_clients import Client, Connections, Tally, Undisturbed, as_it_must_be, send
+from bench.soak_groups import (
+    KEEP_S,
+    MESSAGES,
+    Course,
+    Steered,
+    known,
+    large_groups,
+    message_requests,
+    not_first_of,
+    some_steered,
+)
 from bench.soak_requests import GENERATE, RESPONSES, Call, fresh_request, refused_calls, seeded_requests, short_calls
 from bench.soak_samples import SHARED_MEMORY, Held, Sample, Watcher, slope_per_hour
 from motet.config import cache_folder, environment
@@ -117,13 +129,66 @@ async def test_a_client_does_all_kinds_of_things_and_leaves_nothing_open(guarded
     tally = Tally()
     request = Request("chat", CHAT, BODIES[CHAT])
     async with connections(guarded, [KEY, KEY]) as (own, burst):
-        seeded = [(request, await ask(own, request))]
-        clients = [Client(tally, seeded, dice=random.Random(s), pause_s=0.001, model=MODEL) for s in range(6)]
+        steered, large = some_steered(1), large_groups(1)
+        undisturbed = Undisturbed(
+            [(request, await ask(own, request))],
+            [(one, await ask(own, one.without)) for one in steered],
+            [(one, await ask(own, one)) for one in large],
+        )
+        clients = [Client(tally, undisturbed, dice=random.Random(s), pause_s=0.001, model=MODEL) for s in range(6)]
         until_s = time.monotonic() + 1.0
         await asyncio.gather(*(client.run(Connections(own, burst), until_s=until_s) for client in clients))
     assert len(tally.acts) >= 7
+    assert tally.malformed == tally.unexpected == []
     assert tally.outcome.identical == tally.outcome.finished > 0
     assert tally.sent == sum(tally.acts.values())
+
+
+@pytest.mark.anyio
+async def test_a_message_is_read_as_the_chat_that_has_the_same_answer(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        for message, chat in message_requests(1)[:4]:
+            assert message.path == MESSAGES
+            told, expected = await ask(http, message), await ask(http, chat)
+            assert told.error is None
+            assert told.same_as(expected), (message.name, told, expected)
+
+
+@pytest.mark.anyio
+async def test_a_course_of_a_group_finds_nothing_wrong_and_the_group_is_known_for_its_time(url: str) -> None:
+    (large, *_) = large_groups(1)
+    async with httpx.AsyncClient(base_url=url) as http:
+        whole = await ask(http, large)
+        for seed in range(3):
+            course = Course(http, large, whole, random.Random(seed))
+            await course.run()
+            assert course.faults == []
+            assert await known(http, [course.id]) == ([] if course.forgotten else [course.id])
+    assert KEEP_S > 1
+
+
+def test_choices_that_are_not_the_beginning_of_the_whole_group_are_told() -> None:
+    whole = Answer(texts={0: "abc", 1: "de"}, finishes={0: ["stop"], 1: ["length"]})
+    ended = Answer(texts={0: "ab", 1: "de"}, finishes={0: ["abort"], 1: ["length"]})
+    assert not_first_of(ended, whole) == []
+    for wrong in (
+        Answer(texts={0: "ax"}, finishes={0: ["abort"]}),
+        Answer(texts={0: "ab"}, finishes={0: ["stop"]}),
+        Answer(texts={1: "de"}, finishes={1: ["stop"]}),
+        Answer(texts={2: ""}, finishes={2: ["abort"]}),
+    ):
+        assert len(not_first_of(wrong, whole)) == 1
+
+
+def test_a_report_that_does_not_tell_what_is_in_the_answer_is_a_fault() -> None:
+    steered = Steered(Request("sum", CHAT, {"n": 3}))
+    whole = Answer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["stop"]})
+    report = {"id": "g", "n": 3, "begun": 2, "finished": 1, "aborted": 1, "stopped_by": "finished"}
+    answer = Answer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["abort"]}, groups=[report])
+    assert steered.faults(answer, whole) == []
+    for wrong in ({"begun": 3}, {"finished": 2}, {"stopped_by": None}, {"vote": {"values": {"0": "6"}}}):
+        answer.groups = [report | wrong]
+        assert len(steered.faults(answer, whole)) == 1, wrong
 
 
 @pytest.mark.anyio
@@ -171,7 +236,18 @@ def test_a_sample_shows_what_a_process_holds(tmp_path: Path) -> None:
 
 HELD = Held(rss_mb=200.0, files=50, threads=9, children=3)
 SAMPLES = [
-    Sample(minute, 10, api=HELD, spared=HELD, tasks=20, engines_mb=3000.0, temporary=0, shared=8, left={"leases": 0})
+    Sample(
+        minute,
+        10,
+        api=HELD,
+        spared=HELD,
+        sender=HELD,
+        tasks=20,
+        engines_mb=3000.0,
+        temporary=0,
+        shared=8,
+        left={"leases": 0},
+    )
     for minute in range(0, 61, 2)
 ]
 
