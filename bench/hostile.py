@@ -4,7 +4,7 @@ A server with an engine that takes a step every 10 ms runs in a process of its o
 alone, then beside clients that send the requests of `bench.hostile_cases` and do what is in `bench.hostile_courses`, in
 turn. "lag" is how late a task of the server's event loop wakes that sleeps for a millisecond, as far as the server
 itself is to blame; "step" is the mean time between two tokens of the neighbour. Nothing may be answered with a 500, and
-when the hostile clients are gone, no group and no task of theirs may be left. Prints a table, the goals, and JSON on
+when the hostile clients are gone, no choice and no task of theirs may be left. Prints a table, the goals, and JSON on
 the last line.
 
 With `--each`, every request is sent alone, three times, and every course once. Its lag is the greatest while it was
@@ -69,8 +69,8 @@ class Aftermath:
 
     failures: int
     """Answers with the status 500."""
-    groups: int
-    """Groups that still run."""
+    choices: int
+    """Choices that still are written, or wait."""
     tasks: int
     """Tasks of the event loop, more than before."""
 
@@ -198,8 +198,8 @@ def aftermath(url: str, *, tasks_before: int) -> Aftermath:
     while True:
         (worker,) = httpx.get(f"{url}/status").json()["workers"]
         tasks, failures = tasks_and_failures(url)
-        left = Aftermath(failures, worker["groups_running"] + worker["groups_waiting"], tasks - tasks_before)
-        if (left.groups == 0 and left.tasks <= SPARE_TASKS) or time.monotonic() > deadline_s:
+        left = Aftermath(failures, worker["choices_running"] + worker["choices_waiting"], tasks - tasks_before)
+        if (left.choices == 0 and left.tasks <= SPARE_TASKS) or time.monotonic() > deadline_s:
             return left
         time.sleep(0.5)
 
@@ -261,7 +261,7 @@ def main(argv: Sequence[str]) -> int:
         Floor("lag at p99.9 beside hostile clients, ms", beside.lag_p999_ms, MOST_LAG_MS),
         Floor("step beside hostile clients, of alone", beside.step_ms / alone.step_ms, MOST_STEP_RATIO),
         Floor("answers with a 500", left.failures, 0),
-        Floor("groups left", left.groups, 0),
+        Floor("choices left", left.choices, 0),
         Floor("tasks left", left.tasks, SPARE_TASKS),
     ]
     rows = [(name, *asdict(one).values()) for name, one in found.items()]
