@@ -1,6 +1,7 @@
 """A headless Chromium, and pages in it that may neither complain in the console nor ask anybody but their server; and
 servers whose engine writes as far as it is let."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.page.asking import GatedServer, Start, worded
 from tests.patience import PATIENCE_S
 from tools.screenshots import CHROMIUM_FLAGS, chromium_path
 
-REFUSED = "Failed to load resource: "
+REFUSED = re.compile(r"Failed to load resource: (?:the server responded with a status of (\d+)|net::)")
 """Chromium says so of each refusal and each connection that fails, whatever the page makes of it."""
 
 expect.set_options(timeout=1000 * PATIENCE_S)
@@ -45,7 +46,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def refusals() -> set[int]:
+    """The statuses with which the page may be refused, and 0 for a lost connection: none, unless a test adds them."""
+    return set()
+
+
+@pytest.fixture
+def page(browser: Browser, refusals: set[int]) -> Iterator[Page]:
     complaints: list[str] = []
     hosts: set[str] = set()
 
@@ -60,5 +67,11 @@ def page(browser: Browser) -> Iterator[Page]:
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         page.on("request", note)
         yield page
-        assert [one for one in complaints if not one.startswith(REFUSED)] == []
+        assert [one for one in complaints if _refused_with(one) not in refusals] == []
         assert len(hosts) <= 1
+
+
+def _refused_with(complaint: str) -> int | None:
+    """Returns None if it is about something else."""
+    match = REFUSED.match(complaint)
+    return None if match is None else int(match[1] or 0)

@@ -46,7 +46,7 @@ def found_wrong(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 360)])
-def test_axe_finds_nothing_wrong(page: Page, start: Start, scheme: Any, width: int) -> None:
+def test_axe_finds_nothing_wrong(page: Page, refusals: set[int], start: Start, scheme: Any, width: int) -> None:
     server = start(uneven, admin_key="boss")
     page.set_viewport_size({"width": width, "height": 3000})
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -74,6 +74,7 @@ def test_axe_finds_nothing_wrong(page: Page, start: Start, scheme: Any, width: i
     expect(page.locator("#worker-rows tr")).to_have_count(1)
     expect(page.get_by_role("alert")).to_be_visible()
     assert found_wrong(page) == []
+    refusals.add(401)
     page.click("#admin-key")
     give_key(page, "wrong")
     expect(page.locator("#key-why")).to_be_visible()
@@ -130,6 +131,8 @@ def test_all_is_done_from_the_keyboard_and_only_milestones_are_spoken(page: Page
     expect(page.get_by_role("tab", name="Workers")).to_be_focused()
     expect(page.locator("#worker-rows tr")).to_have_count(1)
     expect(page.locator("#form")).to_be_hidden()
+    expect(page.get_by_text("Start the server with --admin-key to drain and kill workers here.")).to_be_visible()
+    assert page.locator("#workers :is(button, .act):visible").count() == 0
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#form")).to_be_visible()
     asked = [f"{count} choices are {done}." for count in (8, 4, 8) for done in ("asked for", "over")]

@@ -99,7 +99,8 @@ def test_a_group_with_enough_answers_shows_its_majority(page: Page, start: Start
     expect(receipt).to_contain_text("42")
 
 
-def test_a_form_that_cannot_be_is_refused_in_the_server_s_words(page: Page, start: Start) -> None:
+def test_a_form_that_cannot_be_is_refused_in_the_server_s_words(page: Page, refusals: set[int], start: Start) -> None:
+    refusals.add(400)
     server = start()
     page.goto(server.url)
     page.click("summary")
@@ -112,13 +113,19 @@ def test_a_form_that_cannot_be_is_refused_in_the_server_s_words(page: Page, star
     expect(problem).to_contain_text("no such type")
     expect(page.locator(".choice")).to_have_count(0)
     page.fill("#schema", "")
+    page.fill("#n", "300")
+    page.click("#send")
+    expect(problem).to_contain_text("256")
+    expect(page.locator("#said")).to_have_text("No choices are written.")
+    page.fill("#n", "8")
     server.go(1000)
     page.click("#send")
     expect(choices(page, "over")).to_have_count(8)
     expect(problem).to_be_hidden()
 
 
-def test_a_busy_server_says_so(page: Page, start: Start) -> None:
+def test_a_busy_server_says_so(page: Page, refusals: set[int], start: Start) -> None:
+    refusals.add(503)
     server = start(key_max_requests=1)
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     server.go(2)
@@ -128,7 +135,10 @@ def test_a_busy_server_says_so(page: Page, start: Start) -> None:
         expect(page.locator(".choice")).to_have_count(0)
 
 
-def test_keys_are_asked_for_in_both_views_and_forgotten_with_the_page(page: Page, start: Start) -> None:
+def test_keys_are_asked_for_in_both_views_and_forgotten_with_the_page(
+    page: Page, refusals: set[int], start: Start
+) -> None:
+    refusals.add(401)
     server = start(api_key="sesame", admin_key="boss")
     server.go(1000)
     page.goto(server.url)
@@ -137,6 +147,8 @@ def test_keys_are_asked_for_in_both_views_and_forgotten_with_the_page(page: Page
     page.keyboard.press("Escape")
     expect(problem).to_contain_text("You didn't provide an API key.")
     page.get_by_role("tab", name="Workers").click()
+    give_key(page, "wr\u014dng")
+    expect(page.locator("#key:invalid")).to_be_visible()  # no browser sends such a key
     give_key(page, "wrong")
     expect(dialog).to_contain_text("Incorrect API key provided.")
     page.click("#key-cancel")
@@ -174,7 +186,8 @@ def test_a_stream_that_fails_ends_in_the_server_s_words(page: Page, start: Start
     expect(page.locator(".facts").first).to_contain_text("broken off · 3 tokens")
 
 
-def test_a_connection_that_breaks_off_is_told(page: Page, start: Start) -> None:
+def test_a_connection_that_breaks_off_is_told(page: Page, refusals: set[int], start: Start) -> None:
+    refusals.update((0, 404))
     server = start()
     chunk = {"id": "x", "choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}]}
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(chunk)}\n\n"))
@@ -186,7 +199,8 @@ def test_a_connection_that_breaks_off_is_told(page: Page, start: Start) -> None:
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
 
 
-def test_a_server_that_falls_silent_is_told_and_can_be_left(page: Page, start: Start) -> None:
+def test_a_server_that_falls_silent_is_told_and_can_be_left(page: Page, refusals: set[int], start: Start) -> None:
+    refusals.add(0)
     server = start()
     ask(page, server, n="2")
     server.go(2)
@@ -203,7 +217,8 @@ def test_a_server_that_falls_silent_is_told_and_can_be_left(page: Page, start: S
     expect(page.locator("#send")).to_be_enabled()
 
 
-def test_a_server_that_is_started_again_is_asked_as_before(page: Page, folder: Path) -> None:
+def test_a_server_that_is_started_again_is_asked_as_before(page: Page, refusals: set[int], folder: Path) -> None:
+    refusals.update((0, 404))
     problem, rows = page.get_by_role("alert"), page.locator("#worker-rows tr")
     first = GatedServer(folder, worded)
     with first:
@@ -221,6 +236,7 @@ def test_a_server_that_is_started_again_is_asked_as_before(page: Page, folder: P
         page.get_by_role("tab", name="Ask").click()
         page.click("#more")
         expect(problem).to_contain_text("group")
+        expect(page.locator("#said")).to_have_text("No choices are added.")
         expect(page.locator("#more")).to_be_disabled()
         assert [text_of(page, index) for index in range(2)] == [f"{index}: {WORDS}" for index in range(2)]
         page.click("#send")

@@ -12,10 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from motet.deploy.child import ChildServer
-from tests.fake_server import FakeServer
 from tests.forked import ForkingProcess
 from tests.hosts.servers import eventually
-from tests.page.asking import give_key, text_of, worded
+from tests.page.asking import WORDS, GatedServer, choices, give_key, text_of, worded
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
 
@@ -97,7 +96,10 @@ def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Pa
     eventually(lambda: whole(cell), bool)
 
 
-def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(page: Page, cell: ChildServer) -> None:
+def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(
+    page: Page, refusals: set[int], cell: ChildServer
+) -> None:
+    refusals.add(401)
     eventually(lambda: whole(cell), bool)
     before = pids(cell)
     page.goto(cell.url)
@@ -116,10 +118,11 @@ def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(page
 
 
 def test_a_worker_is_drained_and_the_models_of_a_gateway_are_asked(
-    page: Page, cell: ChildServer, folder: Path, forking: ForkingProcess
+    page: Page, refusals: set[int], cell: ChildServer, folder: Path, forking: ForkingProcess
 ) -> None:
     """One of its workers is a cell, the other a server that takes texts, as any OpenAI-compatible one does."""
-    texts = FakeServer(folder, worded, name="texts")
+    refusals.update((401, 503))
+    texts = GatedServer(folder, worded, name="texts")
     with (
         texts,
         forking.server(
@@ -140,10 +143,20 @@ def test_a_worker_is_drained_and_the_models_of_a_gateway_are_asked(
         page.click("#send")
         expect(page.get_by_role("alert")).to_contain_text("drain")
         page.select_option("#model", "texts")
-        page.click("#send")
+        texts.go(8 * 4)
+        with page.expect_response("**/v1/groups/*") as looked:
+            page.click("#send")
+        assert looked.value.ok
+        expect(choices(page, "writing")).to_have_count(8)
+        page.get_by_role("button", name="Stop choice 3").click()
+        expect(page.locator(".facts").nth(3)).to_contain_text("stopped")
+        assert f"0: {WORDS}".startswith(text_of(page, 7) or "none")  # each choice is a request there
+        expect(page.locator("#more")).to_be_disabled()
+        page.click("#stop-all")
         expect(page.locator(".receipt")).to_have_count(1)
+        expect(choices(page, "over")).to_have_count(8)
+        expect(page.get_by_role("alert")).to_be_hidden()
         expect(page.locator("#blocks")).to_contain_text("the size of their KV blocks")
-        assert text_of(page, 7) == "7: alpha beta gamma delta"
 
 
 def test_a_reload_in_mid_stream_leaves_nothing(page: Page, cell: ChildServer) -> None:

@@ -74,6 +74,7 @@ def admin_router(service: Service) -> APIRouter:
             "model": models[0] if models else None,
             "models": models,
             "version": __version__,
+            "admin_key": bool(service.config.admin_key),
             "workers": [worker_status(seen) for seen in workers],
             "totals": _totals([seen.stats for seen in workers if seen.stats], service.figures()),
         }

@@ -127,10 +127,12 @@ class Choice {
 
 export class Group {
   // `view`: {list, drawing, say, fail, changed}: where columns go, the picture, and how the page hears of something.
-  constructor(view, { shaded, keptS }) {
+  // `canGrow`: the server writes more choices of the prompt, if asked.
+  constructor(view, { shaded, keptS, canGrow }) {
     this.view = view;
     this.shaded = shaded;
     this.keptS = keptS;
+    this.canGrow = canGrow;
     this.id = null;
     this.promptTokens = null;
     this.choices = new Map();
@@ -148,11 +150,11 @@ export class Group {
   }
 
   get canHaveMore() {
-    return this.id !== null && !this.forgotten && !this.waiting && (this.open || this.keptS > 0);
+    return this.canGrow && this.id !== null && !this.forgotten && !this.waiting && (this.open || this.keptS > 0);
   }
 
   // Asks for `count` choices and shows them as they come. `before`: what to look at first. Returns what it told, and what
-  // the stream told at its end.
+  // the stream told at its end. Throws an error with `refused` if nothing of them was begun.
   async ask(path, body, { count, before }) {
     const control = new AbortController();
     const first = this.choices.size;
@@ -168,15 +170,16 @@ export class Group {
         this.promptTokens ??= chunk.choices[0]?.prompt_token_ids?.length ?? null;
         for (const choice of chunk.choices) this.take(choice, performance.now() - told.began);
         told.usage = chunk.usage ?? told.usage;
-        told.group = chunk.groups?.[0] ?? told.group;
+        if (body.group?.stop_when) told.group = chunk.groups?.[0] ?? told.group;
       }
       this.promptTokens ??= told.usage?.prompt_tokens ?? null;
     } catch (error) {
-      if (error.name !== "AbortError") throw error;
+      if (error.name !== "AbortError") throw Object.assign(error, { refused: response === null });
     } finally {
       clearInterval(looking);
       told.endMs = performance.now() - told.began;
       await this.looking; // what it was told may be older than the end of the stream
+      this.forgotten ||= !this.keptS && this.streams.size === 1; // by the server, with the last of its answers
       await this.look();
       this.streams.delete(control);
       for (const choice of mine) this.close(choice, { refused: response === null });

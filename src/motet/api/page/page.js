@@ -9,6 +9,7 @@ import { WorkersTab } from "./workers.js";
 
 const KEPT_S = 300;
 const MORE = 4;
+const SENDABLE = /^[ -~]*$/; // what a browser sends in a header as it stands
 const at = (id) => document.getElementById(id);
 const TABS = [at("tab-ask"), at("tab-workers")];
 
@@ -31,8 +32,8 @@ function clearProblem() {
 }
 
 const workers = new WorkersTab({
-  rows: at("worker-rows"), columns: at("columns"), totals: at("totals"), adminSaid: at("admin-said"), adminKey: at("admin-key"),
-  say, fail, clear: clearProblem, askForKey,
+  table: at("worker-table"), rows: at("worker-rows"), columns: at("columns"), totals: at("totals"),
+  adminSaid: at("admin-said"), adminKey: at("admin-key"), say, fail, clear: clearProblem, askForKey,
 });
 const drawing = new Drawing(
   { figure: at("figure"), picture: at("picture"), trunk: at("trunk"), tails: at("tails"), blocks: at("blocks"), legend: at("legend") },
@@ -44,7 +45,7 @@ function number(id) {
   return at(id).value === "" ? undefined : at(id).valueAsNumber;
 }
 
-// Returns the body of the request that the form describes. Throws an Error if a part of it is no JSON.
+// Returns the body of the request that the form describes. `exact`: the model is asked in tokens. Throws an Error if a part of it is no JSON.
 function bodyOfForm({ exact }) {
   const body = {
     model: at("model").value || undefined,
@@ -56,8 +57,9 @@ function bodyOfForm({ exact }) {
     stream: true,
     stream_options: { include_usage: true },
   };
-  if (at("keep").checked) body.keep_s = KEPT_S;
+  if (exact && at("keep").checked) body.keep_s = KEPT_S;
   if (exact) body.return_token_ids = true;
+  else body.group = {}; // else a server that takes texts would not know the group, nor end one choice of it
   if (at("shading").checked) body.logprobs = true;
   const schema = at("schema").value.trim();
   if (schema) body.response_format = { type: "json_schema", json_schema: { name: "form", schema: parsed(schema) } };
@@ -97,12 +99,14 @@ async function askNew() {
   const kinds = asked.map((worker) => worker.kind);
   const sizes = new Set(asked.map((worker) => worker.block_size).filter(Boolean));
   for (const worker of status.workers) colourOf(worker.id);
-  const body = bodyOfForm({ exact: !kinds.includes("openai") }); // a server that takes texts may not know the field
+  const exact = !kinds.includes("openai");
+  const body = bodyOfForm({ exact });
   group?.leave();
   at("choices").replaceChildren();
   at("receipts").replaceChildren();
   drawing.begin({ maxTokens: body.max_tokens, blockSize: sizes.size === 1 ? [...sizes][0] : null });
-  group = new Group({ list: at("choices"), drawing, say, fail, changed: showButtons }, { shaded: Boolean(body.logprobs), keptS: body.keep_s ?? 0 });
+  const view = { list: at("choices"), drawing, say, fail, changed: showButtons };
+  group = new Group(view, { shaded: Boolean(body.logprobs), keptS: body.keep_s ?? 0, canGrow: exact });
   await follow(group, "v1/chat/completions", body, { count: body.n ?? 1, title: "Receipt" });
 }
 
@@ -132,7 +136,8 @@ async function follow(asked, path, body, { count, title }) {
     at("receipts").append(receipt(title, told, after));
     say(`${count} ${count === 1 ? "choice is" : "choices are"} over.`);
   } catch (error) {
-    if (asked === group) say(asked.choices.size ? "The answer is not complete." : "No choices are written.");
+    const refused = asked.choices.size ? "No choices are added." : "No choices are written.";
+    if (asked === group) say(error.refused ? refused : "The answer is not complete.");
     throw error;
   } finally {
     showButtons();
@@ -181,7 +186,10 @@ function askedForKey(why, whose) {
   at("key-label").textContent = whose === "admin" ? "Admin key of this server" : "API key of this server";
   at("key-why").textContent = why;
   at("key-why").hidden = !why;
+  const typed = (key) => at("key").setCustomValidity(SENDABLE.test(key) ? "" : "Keys have only letters, digits and signs of ASCII.");
   at("key").value = "";
+  typed("");
+  at("key").oninput = () => typed(at("key").value);
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
     at("key-form").onsubmit = (event) => {

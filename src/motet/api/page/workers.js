@@ -20,13 +20,14 @@ const COLUMNS = [
 ];
 
 export class WorkersTab {
-  // `view`: {rows, columns, totals, adminSaid, adminKey, say, fail, clear, askForKey}: its elements, and how the page hears of something.
+  // `view`: {table, rows, columns, totals, adminSaid, adminKey, say, fail, clear, askForKey}: its elements, and how the page hears of something.
   constructor(view) {
     this.view = view;
     this.shown = new Map();
     this.timer = 0;
     this.looking = false;
     this.failed = false; // the last look
+    this.guarded = null; // whether the server has an admin key, without which nobody may act; null: not known yet
     for (const [name, , kind = ""] of [["Worker"], ...COLUMNS, ["Action", null, "act"]]) view.columns.append(cell("th", kind, "columnheader", name));
     view.adminKey.addEventListener("click", () => this.changeKey());
   }
@@ -61,6 +62,9 @@ export class WorkersTab {
   }
 
   show(status) {
+    this.guarded = status.admin_key;
+    if (!this.guarded) keys.admin = "";
+    this.showKey();
     const ids = status.workers.map((worker) => worker.id);
     for (const [id, row] of this.shown) {
       if (!ids.includes(id)) row.element.remove(), this.shown.delete(id);
@@ -138,10 +142,19 @@ export class WorkersTab {
   }
 
   showKey() {
-    this.view.adminSaid.textContent = keys.admin
-      ? "The page has the admin key until it is closed."
-      : "Draining a worker and killing an engine of this server need its admin key.";
-    this.view.adminKey.textContent = keys.admin ? "Forget the key" : "Enter the key";
+    const { table, adminSaid, adminKey } = this.view;
+    const words = this.saidOfKey();
+    if (adminSaid.textContent !== words) adminSaid.textContent = words;
+    adminKey.textContent = keys.admin ? "Forget the key" : "Enter the key";
+    adminKey.hidden = !this.guarded;
+    table.classList.toggle("watched", !this.guarded);
+  }
+
+  saidOfKey() {
+    if (this.guarded === null) return "";
+    if (!this.guarded) return "Start the server with --admin-key to drain and kill workers here.";
+    if (keys.admin) return "The page has the admin key until it is closed.";
+    return "Draining a worker and killing an engine of this server need its admin key.";
   }
 }
 
