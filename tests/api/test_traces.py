@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from motet.tracing.spans import SpanRecord
 from tests.api.serving import Serving, WatchedEngine, group_lines, saying
 from tests.api.text_models import TextServing
 from tests.peers.openai_script import Manners
@@ -123,6 +124,28 @@ async def test_more_choices_of_a_group_are_in_the_trace_of_their_own_request(ser
     first, more = tracer.named("chat tiny")
     assert first.trace_id != more.trace_id == TRACE
     assert tracer.one("POST /v1/groups/{id}/more").span_id == more.parent_id
+    assert first.end_ns <= more.start_ns
+    assert [one.start_ns for one in more.inner] == [more.start_ns] * 2
+
+
+async def test_the_span_of_a_choice_that_a_policy_begins_later_begins_then(serve: Serving) -> None:
+    tracer = Recorded()
+    served = await serve(tracer=tracer)
+    await served.http.post(CHAT, json=body(n=3, group={"start": 1}))
+    await_each_other(tracer.one("chat tiny"))
+
+
+async def test_so_does_that_of_a_choice_on_a_text_upstream(serve_texts: TextServing) -> None:
+    tracer = Recorded()
+    before = await serve_texts(Manners(), tracer=tracer)
+    await before.served.http.post(CHAT, json=before.ask(n=3, group={"start": 1}))
+    await_each_other(tracer.one("chat texts"))
+
+
+def await_each_other(group: SpanRecord) -> None:
+    first, second, third = group.inner
+    assert group.start_ns == first.start_ns
+    assert first.end_ns <= second.start_ns < second.end_ns <= third.start_ns < third.end_ns
 
 
 async def test_questions_about_the_server_leave_no_span(serve: Serving) -> None:

@@ -165,6 +165,8 @@ class GroupAccount:
         )
         self.step: Callable[[Sequence[Shown], bool], None] = self._record.step
         """To be called with what each step shows, and True if a choice may have ended in it."""
+        self.begin: Callable[[Sequence[int]], None] = self._record.begin
+        """To be called with choices that begin later than the group."""
         self._names = {
             "request_id": request_id,
             "group": group,
@@ -254,7 +256,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
             )
         self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place, span=span)
         if self._text is not None:
-            self._text.on_step = self._account.step
+            self._text.on_step, self._text.on_begin = self._account.step, self._account.begin
             if self._known is not None:
                 self._service.groups.opened(self._known, self)
 

@@ -151,17 +151,18 @@ def end_group_span(
 def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) -> None:
     """Adds the spans of the choices that have begun. One that has not finished ends with its group."""
     reasons, finished_s, first_s = record.finish_reasons, record.finished_s, record.first_seen_s
-    over_s, start_ns = record.started_s + record.age_s, span.start_ns
-    zero_ns = start_ns - int(record.started_s * NS)
+    began_s, over_s = record.begun_s, record.started_s + record.age_s
+    zero_ns = span.start_ns - int(record.started_s * NS)
     """Unix time at which the record's clock was 0."""
     for index in sorted(first_s.keys() | finished_s.keys()):
-        begun_s, reason = first_s.get(index), reasons.get(index)
+        begin_s, wrote_s, reason = began_s.get(index), first_s.get(index), reasons.get(index)
         told: Attributes = {
             "motet.choice.index": index,
             "motet.choice.output_tokens": tokens.get(index),
             "gen_ai.response.finish_reasons": None if reason is None else (reason,),
         }
-        first = None if begun_s is None else (FIRST_TOKEN, zero_ns + int(begun_s * NS))
+        start_ns = span.start_ns if begin_s is None else zero_ns + int(begin_s * NS)
+        first = None if wrote_s is None else (FIRST_TOKEN, zero_ns + int(wrote_s * NS))
         span.add(Inner("choice", start_ns, zero_ns + int(finished_s.get(index, over_s) * NS), told, first))
 
 

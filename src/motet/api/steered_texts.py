@@ -30,8 +30,9 @@ class SteeredPrompt:
         self._reasons: dict[int, FinishReason] = {}
         """Why choices have ended, for those that have."""
 
-    def feed(self, pieces: Sequence[TextPiece]) -> None:
-        """Takes in what one read has brought of this prompt, and lets choices end and begin."""
+    def feed(self, pieces: Sequence[TextPiece]) -> Sequence[int]:
+        """Takes in what one read has brought of this prompt, and lets choices end and begin. Returns those that begin,
+        as the request numbers them."""
         steering, first = self._steering, self._first
         for piece in sorted(pieces, key=_INDEX):
             index = piece.index - first
@@ -45,9 +46,11 @@ class SteeredPrompt:
         decision = steering.decide()
         for index in decision.abort:
             self._end(index)
-        if decision.begin:
+        begun = [first + index for index in decision.begin]
+        if begun:
             self._begun.update(decision.begin)
-            self._stream.begin([first + index for index in decision.begin])
+            self._stream.begin(begun)
+        return begun
 
     def choices(self) -> Sequence[ChoiceReport]:
         return [ChoiceReport(index, self._state(index), None, self._reasons.get(index)) for index in range(self._n)]

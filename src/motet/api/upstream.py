@@ -255,7 +255,9 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
             by_prompt.setdefault(piece.index // self._request.n, []).append(piece)
         for number in sorted(by_prompt):
             _, prompt = self._steered[number]
-            prompt.feed(by_prompt[number])
+            begun = prompt.feed(by_prompt[number])
+            if begun and self._account is not None:
+                self._account.begin(begun)
 
     async def close(self, *, status: int) -> None:
         for known, prompt in self._steered:

@@ -128,6 +128,8 @@ class GroupRecord:
         """`steps`: told the time between two steps; `on_first`: called at the first step."""
         self.num_choices = num_choices
         self.started_s = clock()
+        self.begun_s: dict[int, float] = {}
+        """When choices began that began later than the group."""
         self.first_seen_s: dict[int, float] = {}
         self.finished_s: dict[int, float] = {}
         self.finish_reasons: dict[int, FinishReason] = {}
@@ -137,6 +139,10 @@ class GroupRecord:
         self._last_step_s: float | None = None
         self._all_begun = False
         """True once every choice has a token."""
+
+    def begin(self, indices: Sequence[int]) -> None:
+        """Notes choices that begin now."""
+        self.begun_s |= dict.fromkeys(indices, self._clock())
 
     def step(self, choices: Sequence[Shown], ended: bool) -> None:
         """Notes one step. `ended`: True if a choice may have ended in it."""

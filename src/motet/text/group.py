@@ -99,6 +99,8 @@ class TextGroup:
         """The name of the worker that wrote each choice last; empty until the engine has said it."""
         self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
         """Called with the events of every step, before the step is read, and True if they may end a choice."""
+        self.on_begin: Callable[[Sequence[int]], None] = lambda _: None
+        """Called with choices that a policy lets begin later."""
         self._steering = None if policy is None else Steering(policy, [start.index for start in request.choices])
         self._to_end: set[int] = set()
         """Choices that were ended from outside, and whose reader does not know it yet."""
@@ -160,6 +162,8 @@ class TextGroup:
                 await self._end(ended, delta)
             if events or prompt is not None:
                 on_step(events, over)
+                if begun:
+                    self.on_begin(begun)
                 step = GroupStep(events, prompt, self._number, None, begun, self._report())
                 if (taking := take((step,))) is not None:
                     await taking
@@ -282,6 +286,8 @@ class TextGroup:
         ended, begun = self._steer((), events=events, ended=[])
         await self._end(ended, GroupDelta(self._request.request_id, ()))
         self.on_step(events, True)
+        if begun:
+            self.on_begin(begun)
         if (taking := take((GroupStep(events, None, self._number, None, begun, self._report()),))) is not None:
             await taking
 
