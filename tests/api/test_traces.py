@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -62,14 +63,44 @@ async def test_each_prompt_of_a_request_is_a_group_of_it(serve: Serving) -> None
 
 async def test_a_refused_request_has_a_span_that_says_why(serve: Serving) -> None:
     tracer = Recorded()
-    served = await serve(tracer=tracer)
-    await served.http.post(CHAT, json=body(n=0))
+    served = await serve(tracer=tracer, max_body_bytes=1000)
+    post = served.http.post
+    await post(CHAT, json=body(n=0))
+    await post(CHAT, json=body(model="other"))
+    await post(f"/v1/groups/{'x' * 5000}/more", json={"n": 1})
+    await served.http.get(CHAT)
+    await post(CHAT, json=body(user="x" * 2000))
+    await post(CHAT, content=parts(), headers={"content-type": "application/json"})
     served.service.start_drain()
-    await served.http.post(CHAT, json=body())
-    mistake, draining = tracer.records
-    assert mistake.attributes["http.response.status_code"] == 400
-    assert (mistake.attributes["error.type"], mistake.error) == ("integer_below_min_value", "")
-    assert (draining.attributes["http.response.status_code"], draining.error) == (503, "draining")
+    await post(CHAT, json=body())
+    assert [
+        (one.name, told["http.response.status_code"], told["motet.error.code"], told["error.type"], one.error)
+        for one in tracer.records
+        for told in [one.attributes]
+    ] == [
+        (f"POST {CHAT}", 400, "integer_below_min_value", None, ""),
+        (f"POST {CHAT}", 404, "model_not_found", None, ""),
+        ("POST /v1/groups/{id}/more", 404, "group_not_found", None, ""),
+        (f"GET {CHAT}", 405, "method_not_allowed", None, ""),
+        ("POST", 413, "request_too_large", None, ""),  # before anybody asked for its route
+        (f"POST {CHAT}", 413, "request_too_large", None, ""),
+        (f"POST {CHAT}", 503, "draining", "draining", "draining"),
+    ]
+    assert max(len(str(one.attributes["url.path"])) for one in tracer.records) < 300
+
+
+async def parts() -> AsyncIterator[bytes]:
+    yield b"x" * 1001
+
+
+async def test_what_the_gate_keeps_out_has_no_span(serve: Serving) -> None:
+    tracer = Recorded()
+    served = await serve(tracer=tracer, api_keys=["key"])
+    page, key = {"origin": "http://other"}, {"authorization": "Bearer key"}
+    for status, headers in ((401, {}), (401, {"authorization": "Bearer other"}), (403, key | {"host": "other"})):
+        assert (await served.http.post(CHAT, json=body(), headers=headers)).status_code == status
+    assert (await served.http.post(CHAT, content="{}", headers=key | page)).status_code == 400
+    assert tracer.records == []
 
 
 async def test_a_client_that_leaves_ends_its_spans(serve: Serving) -> None:

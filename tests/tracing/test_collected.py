@@ -167,7 +167,7 @@ def test_a_refused_request_and_one_whose_client_leaves_end_their_spans(
         spans = collector.until(whole(2))
     mistake, left = sorted(named(spans, "POST /v1/chat/completions"), key=lambda one: one.start_ns)
     assert (mistake.trace_id, of_group(spans, mistake), mistake.error) == (TRACE, [], "")
-    assert mistake.attributes["http.response.status_code"] == 400 and mistake.attributes["error.type"]
+    assert mistake.attributes["http.response.status_code"] == 400 and mistake.attributes["motet.error.code"]
     (group,) = named(spans, "chat tiny")
     assert (group.parent_id, group.attributes["motet.status"], group.error) == (left.span_id, 499, "")
     choices = named(spans, "choice")

@@ -37,7 +37,7 @@ from motet.api.failure import (
 )
 from motet.api.schemas.shared import ignored_paths
 from motet.api.spans import NO_REQUEST_SPAN, WORKER_ROUTES, RequestSpan, end_request_span, request_span_of, sent_context
-from motet.errors import OverloadedError, RequestError
+from motet.errors import BodyTooLargeError, OverloadedError, RequestError
 from motet.ids import new_request_id
 from motet.log import cut
 from motet.metrics.prometheus import Metrics
@@ -263,12 +263,12 @@ class RequestIds:
                 await ErrorResponse(error)(scope, receive, send_with_id)
         finally:
             route = scope.get("route")
-            handler = route.path if isinstance(route, Route) else "none"
-            status = status or CLIENT_GONE
-            self._metrics.http_request(handler=handler, method=scope["method"], status=status)
-            if isinstance(route, PostRoute) or handler in WORKER_ROUTES:
+            handler = route.path if isinstance(route, Route) else ""
+            status, refusal = status or CLIENT_GONE, scope["state"].get("error")
+            self._metrics.http_request(handler=handler or "none", method=scope["method"], status=status)
+            if isinstance(route, PostRoute) or handler in WORKER_ROUTES or isinstance(refusal, BodyTooLargeError):
                 end_request_span(scope, handler, status=status)
-            if isinstance(refusal := scope["state"].get("error"), RequestError | OverloadedError):
+            if isinstance(refusal, RequestError | OverloadedError):
                 self._log_refusal(refusal, scope)
 
     def _log_refusal(self, refusal: RequestError | OverloadedError, scope: Scope) -> None:

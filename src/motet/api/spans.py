@@ -15,9 +15,10 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from motet.api.dialect import route_of
-from motet.api.failure import CLIENT_GONE, error_body
+from motet.api.failure import error_body
 from motet.api.served import ServedModel
 from motet.errors import MotetError
+from motet.log import cut
 from motet.metrics.groups import GroupRecord
 from motet.tracing.context import TRACEPARENT, TRACESTATE, TraceContext, context_in
 from motet.tracing.spans import NO_SPAN, Attributes, Inner, Span
@@ -29,6 +30,8 @@ WORKER_ROUTES = ("/engine/generate", "/engine/prefill")
 """The routes on which a gateway asks for answers."""
 PROVIDER = "motet"
 FIRST_TOKEN = "first_token"
+MAX_NAME_CHARS = 200
+"""A path is cut to this many characters: spans wait in memory, and a client's path may have thousands."""
 NS = 1_000_000_000
 
 
@@ -54,24 +57,30 @@ def sent_context(headers: Headers) -> TraceContext | None:
 
 
 def end_request_span(scope: Scope, route: str, *, status: int) -> None:
+    """`route`: empty for a request that was refused before one was found."""
     state = scope["state"]
     span: Span = state["span"]
     if not span.recorded:
         return
     error: object = state.get("error")
     code = error_body(error).code if isinstance(error, MotetError) else None
-    span.rename(f"{scope['method']} {route}")
+    code = code and cut(code, MAX_NAME_CHARS)  # another server may have chosen it
+    failure = error_of(status) and (code or error_of(status))
+    method = scope["method"]
+    span.rename(f"{method} {route}" if route else method)
     span.note(
         {
-            "http.request.method": scope["method"],
-            "http.route": route,
-            "url.path": scope["path"],
+            "http.request.method": method,
+            "http.route": route or None,
+            "url.scheme": scope["scheme"],
+            "url.path": cut(scope["path"], MAX_NAME_CHARS),
             "http.response.status_code": status,
             "motet.request_id": state["trace"],
-            "error.type": code or str(status) if _failed(status) else None,
+            "motet.error.code": code,
+            "error.type": failure or None,
         }
     )
-    span.end(error=error_of(status) and (code or error_of(status)))
+    span.end(error=failure)
 
 
 def group_span_of(parent: RequestSpan, served: ServedModel, *, request: GenerateRequest) -> Span:
@@ -132,7 +141,7 @@ def end_group_span(
             "gen_ai.response.finish_reasons": tuple(reasons[index] for index in sorted(reasons)),
             "motet.worker": worker or None,
             "motet.status": status,
-            "error.type": str(status) if _failed(status) else None,
+            "error.type": error_of(status) or None,
         }
     )
     if usage is not None:
@@ -169,10 +178,6 @@ def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) 
 def error_of(status: int) -> str:
     """Returns the error of a span with this status; empty if nothing of ours failed: a client's mistake is none."""
     return str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
-
-
-def _failed(status: int) -> bool:
-    return status >= HTTPStatus.BAD_REQUEST and status != CLIENT_GONE
 
 
 def _signed(seed: int) -> int:
