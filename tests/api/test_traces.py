@@ -118,6 +118,22 @@ async def test_a_client_that_leaves_ends_its_spans(serve: Serving) -> None:
     assert tracer.one(f"POST {CHAT}").attributes["http.response.status_code"] == 499
 
 
+async def test_a_malformed_header_begins_a_new_trace_and_is_not_logged(
+    serve: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    tracer = Recorded()
+    served = await serve(tracer=tracer)
+    parent = ("traceparent", SAMPLED["traceparent"])
+    secret = ("tracestate", "password=hunter2, =")
+    for headers in ([("traceparent", "hunter2")], [parent, parent], [parent, secret]):
+        await served.http.post("/tokenize", json={"prompt": "x"}, headers=headers)
+    malformed, twice, kept = tracer.records
+    assert TRACE not in (malformed.trace_id, twice.trace_id)
+    assert (kept.trace_id, kept.state) == (TRACE, "")
+    assert "hunter2" not in caplog.text
+
+
 async def test_a_request_that_is_not_sampled_has_no_span_and_passes_its_headers_on(serve_texts: TextServing) -> None:
     tracer = Recorded()
     before = await serve_texts(Manners(), tracer=tracer)

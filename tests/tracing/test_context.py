@@ -1,6 +1,12 @@
 """W3C Trace Context: what is read from the two headers, and written into them."""
 
+import logging
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.trace import TraceState
 
 from motet.tracing.context import TraceContext, context_in, headers_of
 
@@ -40,12 +46,75 @@ def test_any_other_header_counts_as_none(sent: str) -> None:
     assert context_in(sent) is None
 
 
-@pytest.mark.parametrize("state", ["x" * 513, "a=1\r\nx: y", "a=\u00e9"], ids=["long", "line break", "not ASCII"])
-def test_a_state_that_cannot_be_passed_on_is_left_out(state: str) -> None:
+@pytest.mark.parametrize(
+    "state",
+    [
+        "a=" + "x" * 511,
+        "a=" + "x" * 257,
+        "a=1\r\nx: y",
+        "a=\u00e9",
+        "a",
+        "a=",
+        "=1",
+        "A=1",
+        "a=1=2",
+        "a=1,b",
+        "a=1,a=2",
+        "password hunter2",
+        ",".join(f"a{index}=1" for index in range(100)),
+    ],
+)
+def test_a_state_that_is_not_valid_is_left_out(state: str) -> None:
     assert context_in(f"00-{TRACE}-{SPAN}-01", state) == TraceContext(TRACE, SPAN, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [
+        ("a=1 ,\t b@c=x:y;z,,", "a=1,b@c=x:y;z"),
+        ("0a@b= 1", "0a@b= 1"),
+        (" ", ""),
+        (",".join(f"a{index}=1" for index in range(32)), ",".join(f"a{index}=1" for index in range(32))),
+    ],
+)
+def test_a_state_is_passed_on_without_the_space_between_its_members(state: str, kept: str) -> None:
+    assert context_in(f"00-{TRACE}-{SPAN}-01", state) == TraceContext(TRACE, SPAN, 1, kept)
 
 
 def test_what_was_read_is_written_again() -> None:
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=1,b=2"}
     assert headers_of(context_in(headers["traceparent"], headers["tracestate"])) == headers
     assert headers_of(None) == {}
+
+
+class Lines(logging.Handler):
+    """Keeps what OpenTelemetry logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def near(valid: str) -> st.SearchStrategy[str]:
+    """Draws a header, and others of which a few characters are not as they were."""
+    changed = st.tuples(st.integers(0, len(valid)), st.integers(0, 3), st.text("0aF-,=@ \t\n\xe9", max_size=3))
+    return st.just(valid) | changed.map(lambda drawn: valid[: drawn[0]] + drawn[2] + valid[drawn[0] + drawn[1] :])
+
+
+@given(near(f"00-{TRACE}-{SPAN}-01"), near("a=1,b@c=x y,") | near("d=" + "x" * 255) | st.text(max_size=9))
+def test_whatever_a_client_sends_the_library_logs_nothing_and_what_goes_on_is_valid(parent: str, state: str) -> None:
+    sent = context_in(parent, state)
+    if sent is None:
+        return
+    logger, seen = logging.getLogger("opentelemetry"), Lines()
+    logger.addHandler(seen)
+    try:
+        assert TraceState.from_header([sent.state] if sent.state else []).to_header() == sent.state
+    finally:
+        logger.removeHandler(seen)
+    assert seen.lines == []
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", sent.headers["traceparent"])
+    assert context_in(*sent.headers.values()) == sent

@@ -51,9 +51,9 @@ def request_span_of(scope: Scope) -> RequestSpan:
 
 
 def sent_context(headers: Headers) -> TraceContext | None:
-    """Returns the span of the client, if it sent one."""
-    parent = headers.get(TRACEPARENT)
-    return None if parent is None else context_in(parent, ",".join(headers.getlist(TRACESTATE)))
+    """Returns the span of the client, if it sent one. Two of them are none."""
+    parents = headers.getlist(TRACEPARENT)
+    return context_in(parents[0], ",".join(headers.getlist(TRACESTATE))) if len(parents) == 1 else None
 
 
 def end_request_span(scope: Scope, route: str, *, status: int) -> None:
