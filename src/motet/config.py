@@ -431,7 +431,7 @@ class ServerConfig:
     )
     otlp_endpoint: str | None = setting(
         None,
-        "URL of an OpenTelemetry collector that gets a trace of each request, as OTLP over HTTP: http://HOST:4318.",
+        "URL of an OpenTelemetry collector that gets traces of requests, over OTLP: http://HOST:4318.",
         unset="no traces",
         panel=Panel.PROCESS,
         pattern=r"https?://[^\s/@]+(/\S*)?",

@@ -1,13 +1,22 @@
-"""A collector of traces on a real socket: it reads what comes with OpenTelemetry's own classes, and waits for spans."""
+"""Collectors of traces on a real socket: they read what comes with OpenTelemetry's own classes, and wait for spans."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from tests.patience import PATIENCE_S
@@ -32,20 +41,45 @@ class Seen:
     """The attributes of the server that sent it."""
 
 
-class Collector:
-    """Listens inside `with`."""
+class Spans:
+    """What has come to a collector."""
 
     def __init__(self) -> None:
         self.spans: list[Seen] = []
         self.paths: set[str] = set()
+        self.headers: dict[str, str] = {}
+        """Those of the last request, in lower case."""
         self._changed = threading.Condition()
+
+    def take(self, path: str, headers: Iterable[tuple[str, str]], request: ExportTraceServiceRequest) -> None:
+        with self._changed:
+            self.paths.add(path)
+            self.headers = {name.lower(): value for name, value in headers}
+            self.spans += spans_in(request)
+            self._changed.notify_all()
+
+    def until(self, there: Callable[[list[Seen]], bool]) -> list[Seen]:
+        """Returns all spans once `there` is true of them."""
+        end_s = time.monotonic() + PATIENCE_S
+        with self._changed:
+            while not there(self.spans):
+                assert self._changed.wait(end_s - time.monotonic()), [(one.name, one.parent_id) for one in self.spans]
+            return list(self.spans)
+
+
+class Collector(Spans):
+    """Listens inside `with`, for OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__()
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                collector.take(self.path, self.rfile.read(int(self.headers["content-length"])))
+                body = self.rfile.read(int(self.headers["content-length"]))
+                collector.take(self.path, self.headers.items(), ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -70,19 +104,26 @@ class Collector:
         self._thread.join()
         self._server.server_close()
 
-    def take(self, path: str, body: bytes) -> None:
-        with self._changed:
-            self.paths.add(path)
-            self.spans += spans_in(ExportTraceServiceRequest.FromString(body))
-            self._changed.notify_all()
 
-    def until(self, there: Callable[[list[Seen]], bool]) -> list[Seen]:
-        """Returns all spans once `there` is true of them."""
-        end_s = time.monotonic() + PATIENCE_S
-        with self._changed:
-            while not there(self.spans):
-                assert self._changed.wait(end_s - time.monotonic()), [(one.name, one.parent_id) for one in self.spans]
-            return list(self.spans)
+class GrpcCollector(Spans, TraceServiceServicer):
+    """Listens inside `with`, for OTLP over gRPC."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server = grpc.server(ThreadPoolExecutor(1))
+        add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.url = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def Export(self, request: ExportTraceServiceRequest, context: grpc.ServicerContext) -> ExportTraceServiceResponse:
+        self.take("", context.invocation_metadata(), request)
+        return ExportTraceServiceResponse()
+
+    def __enter__(self) -> "GrpcCollector":
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
 
 
 def spans_in(request: ExportTraceServiceRequest) -> Iterator[Seen]:

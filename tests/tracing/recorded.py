@@ -1,12 +1,13 @@
 """The spans of a server in the test's own process, as the tracer has made them."""
 
-from motet.tracing.spans import Inner, Recorder, SpanRecord
+from motet.tracing.spans import ALL_TRACES, Inner, Recorder, SpanRecord
+from motet.tracing.variables import Sampling
 
 
 class Recorded(Recorder):
-    def __init__(self) -> None:
+    def __init__(self, sampling: Sampling = ALL_TRACES) -> None:
         self.records: list[SpanRecord] = []
-        super().__init__(self.records.append)
+        super().__init__(self.records.append, sampling=sampling)
 
     def named(self, name: str) -> list[SpanRecord]:
         return [one for one in self.records if one.name == name]

@@ -30,7 +30,7 @@ from fastapi import FastAPI
 from motet.api.app import create_app
 from motet.api.served import Models, one_model
 from motet.api.service import Service
-from motet.config import ServerConfig
+from motet.config import ServerConfig, environment
 from motet.deploy.cell import Cell, StartEngine, start_cell
 from motet.deploy.connection import connection_limits
 from motet.deploy.discover import Asking, read_files
@@ -152,8 +152,9 @@ async def run_gateway(
 
 
 def tracer_of(config: ServerConfig) -> AbstractAsyncContextManager[Tracer]:
-    """Returns what makes the spans of this server, as a context. Raises ConfigError if a package is missing."""
-    return tracer_for(config.otlp_endpoint, name=f"{config.host}:{config.port}", log_format=config.log_format)
+    """Returns what makes the spans of this server, as a context. Raises ConfigError as `traces_wanted` does."""
+    name = f"{config.host}:{config.port}"
+    return tracer_for(config.otlp_endpoint, name=name, environ=environment(), log_format=config.log_format)
 
 
 def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACES) -> tuple[Gateway, GatewayModels]:

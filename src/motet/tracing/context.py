@@ -44,6 +44,11 @@ class TraceContext(msgspec.Struct, frozen=True):
         return bool(self.flags & SAMPLED)
 
     @property
+    def unsampled(self) -> "TraceContext":
+        """This span, with the word that its trace is not recorded."""
+        return msgspec.structs.replace(self, flags=self.flags & ~SAMPLED) if self.sampled else self
+
+    @property
     def headers(self) -> dict[str, str]:
         """The headers that make a request a child of this span; an empty one is not sent."""
         return {

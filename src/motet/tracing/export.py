@@ -1,10 +1,11 @@
-"""The process that sends spans to a collector, over OTLP (protobuf over HTTP). Its parent is a server of ours.
+"""The process that sends spans to a collector, over OTLP. Its parent is a server of ours.
 
 It reads an `Order` and then `SpanRecord`s, each as a frame, and ends when its standard input does: then it has
 `Order.close_s` to send what is left. Signals that reach all processes of a server do not end it.
 
 OpenTelemetry's own variables are in force here: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _COMPRESSION and _TIMEOUT,
-OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY and the like.
+OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY and the like. The server itself reads those that
+say what is recorded, and over which protocol it is sent (`variables`).
 """
 
 import logging
@@ -19,10 +20,9 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import msgspec
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
@@ -31,6 +31,7 @@ from motet.log import setup_logging
 from motet.tracing.sender import LENGTH, Order
 from motet.tracing.spans import Attributes, SpanRecord, Value
 from motet.tracing.spans import SpanKind as Kind
+from motet.tracing.variables import Protocol
 
 TRACES_PATH = "/v1/traces"
 SERVICE = "motet"
@@ -50,7 +51,7 @@ def main() -> None:
     log_as(order.log_format)
     resource = resource_of(order)
     scope = InstrumentationScope(SERVICE, order.attributes.get("service.version"))
-    processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(order.endpoint)))
+    processor = BatchSpanProcessor(exporter_of(order))
     decoder = msgspec.msgpack.Decoder(SpanRecord)
     while (frame := frame_of(pipe)) is not None:
         for span in spans_of(decoder.decode(frame), resource, scope=scope):
@@ -92,6 +93,17 @@ def frame_of(pipe: BinaryIO) -> bytes | None:
     (size,) = LENGTH.unpack(head)
     frame = pipe.read(size)
     return frame if len(frame) == size else None
+
+
+def exporter_of(order: Order) -> SpanExporter:
+    if order.protocol is Protocol.GRPC:
+        # Here, since only one of the two packages need be installed, and gRPC takes its time to load.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter(endpoint=order.endpoint)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=traces_url(order.endpoint))
 
 
 def traces_url(endpoint: str) -> str:

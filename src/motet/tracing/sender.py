@@ -13,20 +13,23 @@ import struct
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
 from motet import __version__
-from motet.config import environment
 from motet.errors import ConfigError
 from motet.log import SELDOM, LogFormat
 from motet.tracing.spans import NO_TRACES, Recorder, SpanRecord, Tracer
+from motet.tracing.variables import Protocol, Variables
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+PACKAGES = {
+    Protocol.HTTP: ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+    Protocol.GRPC: ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"),
+}
 PROGRAM = "motet.tracing.export"
 DEFAULTS = {"OTEL_BSP_SCHEDULE_DELAY": "1000", "OTEL_BSP_MAX_QUEUE_SIZE": "16384"}
 """Variables of OpenTelemetry whose own defaults are for less traffic: milliseconds between two batches, and the number
@@ -51,34 +54,44 @@ class Order(msgspec.Struct, frozen=True):
     """The URL of the collector."""
     attributes: dict[str, str]
     """What all spans are of: the resource, in OpenTelemetry's words."""
+    protocol: Protocol = Protocol.HTTP
     log_format: str = LogFormat.TEXT
     close_s: float = CLOSE_S
 
 
-def check_exporter(endpoint: str | None, find: Callable[[str], object] = version) -> None:
-    """Raises ConfigError if there are to be traces, and a package for it is missing."""
-    for package in PACKAGES if endpoint else ():
+def traces_wanted(
+    endpoint: str | None, environ: Mapping[str, str], find: Callable[[str], object] = version
+) -> Variables | None:
+    """Returns what OpenTelemetry's variables say of the traces that there are to be, or None if there are to be none.
+    Raises ConfigError if one of them cannot be, or if a package is missing."""
+    variables = Variables.of(environ) if endpoint else None
+    if variables is None or variables.disabled:
+        return None
+    for package in PACKAGES[variables.protocol]:
         try:
             find(package)
         except PackageNotFoundError as error:
             raise ConfigError(
                 f"--otlp-endpoint needs the package {package}, which is not installed: pip install 'motet[otel]'"
             ) from error
+    return variables
 
 
 @contextlib.asynccontextmanager
-async def tracer_for(endpoint: str | None, *, name: str, log_format: str = LogFormat.TEXT) -> AsyncIterator[Tracer]:
+async def tracer_for(
+    endpoint: str | None, *, name: str, environ: Mapping[str, str], log_format: str = LogFormat.TEXT
+) -> AsyncIterator[Tracer]:
     """Yields the tracer of a server. `endpoint`: None for no traces; `name`: tells this server from others. Raises
-    ConfigError if a package is missing."""
-    check_exporter(endpoint)
-    if endpoint is None:
+    ConfigError as `traces_wanted` does."""
+    variables = traces_wanted(endpoint, environ)
+    if endpoint is None or variables is None:
         yield NO_TRACES
         return
     attributes = {"service.version": __version__, "service.instance.id": name}
-    sender = Sender(Order(endpoint, attributes, log_format))
+    sender = Sender(Order(endpoint, attributes, variables.protocol, log_format), environ)
     await sender.start()
     try:
-        yield Recorder(sender.take)
+        yield Recorder(sender.take, sampling=variables.sampling)
     finally:
         await sender.close()
 
@@ -86,8 +99,12 @@ async def tracer_for(endpoint: str | None, *, name: str, log_format: str = LogFo
 class Sender:
     """The process that sends spans, and those that it has not got yet. Used on one event loop."""
 
-    def __init__(self, order: Order, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, order: Order, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`environ`: the environment of the process."""
         self._order = order
+        self._environ = DEFAULTS | dict(environ)
         self._clock = clock
         self._frames: list[bytes] = []
         """The spans that have ended: as bytes at once, since the garbage collector would go through objects."""
@@ -105,7 +122,7 @@ class Sender:
                 *(sys.executable, "-m", PROGRAM),
                 stdin=PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
-                env=DEFAULTS | dict(environment()),
+                env=self._environ,
             )
         except OSError as error:
             logger.warning("the process that sends traces cannot be started: %s", error)

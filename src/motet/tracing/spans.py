@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from motet.tracing.context import SAMPLED, TraceContext
+from motet.tracing.variables import Sampling
 
 Value = str | int | float | bool | tuple[str, ...]
 Attributes = Mapping[str, Value | None]
@@ -138,20 +139,34 @@ class Tracer:
 
 
 NO_TRACES = Tracer()
+ALL_TRACES = Sampling()
+"""Records all traces but those whose client says that they are not recorded."""
 
 
 class Recorder(Tracer):
-    """Makes spans of all requests but those whose client says that their trace is not recorded."""
+    """Makes spans of the requests that are sampled. Those that are not tell the next server so."""
 
-    def __init__(self, take: Callable[[SpanRecord], None], *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        take: Callable[[SpanRecord], None],
+        *,
+        sampling: Sampling = ALL_TRACES,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.take = take
         self.clock_ns = clock_ns
         self.draw = random.Random(random.SystemRandom().getrandbits(128)).getrandbits
+        self._sampling = sampling
 
     def request(self, sent: TraceContext | None) -> Span:
-        if sent is not None and not sent.sampled:
-            return Span(sent)
-        return OpenSpan(self, "", parent=sent, kind=SpanKind.SERVER)
+        trace_id = f"{self.draw(128) or 1:032x}" if sent is None else sent.trace_id
+        if self._sampling.keeps(trace_id, sent):
+            return OpenSpan(self, "", trace_id=trace_id, parent=sent, kind=SpanKind.SERVER)
+        return Span(TraceContext(trace_id, self.new_id(), 0) if sent is None else sent.unsampled)
+
+    def new_id(self) -> str:
+        """Returns the id of a new span."""
+        return f"{self.draw(64) or 1:016x}"
 
     def of(self, context: TraceContext | None) -> Span:
         return NO_SPAN if context is None or not context.sampled else _Elsewhere(self, context)
@@ -173,7 +188,9 @@ class _Elsewhere(Span):
         *,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        return OpenSpan(self._recorder, name, parent=self.context, kind=kind, attributes=attributes)
+        mine = self.context
+        assert mine is not None  # whoever makes children has one
+        return OpenSpan(self._recorder, name, trace_id=mine.trace_id, parent=mine, kind=kind, attributes=attributes)
 
 
 class OpenSpan(_Elsewhere):
@@ -186,17 +203,15 @@ class OpenSpan(_Elsewhere):
         recorder: Recorder,
         name: str,
         *,
+        trace_id: str,
         parent: TraceContext | None,
         kind: SpanKind,
         attributes: Attributes | None = None,
     ) -> None:
-        if parent is None:
-            self._parent_id = ""
-            context = TraceContext(f"{recorder.draw(128) or 1:032x}", f"{recorder.draw(64) or 1:016x}", SAMPLED)
-        else:
-            self._parent_id = parent.span_id
-            context = TraceContext(parent.trace_id, f"{recorder.draw(64) or 1:016x}", parent.flags, parent.state)
-        super().__init__(recorder, context)
+        self._parent_id, flags, state = "", SAMPLED, ""
+        if parent is not None:
+            self._parent_id, flags, state = parent.span_id, parent.flags | SAMPLED, parent.state
+        super().__init__(recorder, TraceContext(trace_id, recorder.new_id(), flags, state))
         self._name = name
         self._kind = kind
         self._attributes: dict[str, Value | None] = {} if attributes is None else dict(attributes)
