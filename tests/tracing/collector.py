@@ -72,6 +72,8 @@ class Collector(Spans):
 
     def __init__(self) -> None:
         super().__init__()
+        self.status = 200
+        """Of its answers. What it refuses is not kept."""
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -79,8 +81,9 @@ class Collector(Spans):
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                collector.take(self.path, self.headers.items(), ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
+                if collector.status == 200:
+                    collector.take(self.path, self.headers.items(), ExportTraceServiceRequest.FromString(body))
+                self.send_response(collector.status)
                 self.send_header("content-length", "0")
                 self.end_headers()
 

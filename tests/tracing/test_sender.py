@@ -1,7 +1,9 @@
 """The process that sends spans: it must be installed, and the server outlives it."""
 
+import asyncio
 import os
 import signal
+import socket
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -95,3 +97,63 @@ async def test_a_process_that_dies_is_started_again() -> None:
         assert len(collector.spans) == 3
     assert collector.paths == {"/my/traces"}
     assert {one.service["service.instance.id"] for one in collector.spans} == {"a"}
+
+
+@pytest.mark.slow
+async def test_a_process_that_reads_nothing_holds_a_few_megabytes_of_spans_and_the_rest_is_dropped() -> None:
+    with Collector() as collector:
+        sender = Sender(Order(collector.url, {}), environment())
+        await sender.start()
+        assert sender.process is not None
+        os.kill(sender.process.pid, signal.SIGSTOP)
+        tracer = Recorder(sender.take)
+        for _ in range(20):
+            span = tracer.request(None)
+            span.note({"text": "x" * 2**20})
+            span.end()
+            sender.hand_over()
+        os.kill(sender.process.pid, signal.SIGCONT)
+        await sender.close()
+    assert sender.num_dropped >= 20 - sending.MAX_UNREAD_BYTES // 2**20 - 2
+    assert len(collector.spans) == 20 - sender.num_dropped
+
+
+@pytest.mark.slow
+async def test_what_a_collector_refuses_is_told_once_and_the_next_spans_come(capfd: pytest.CaptureFixture[str]) -> None:
+    with Collector() as collector:
+        collector.status = 500
+        sender = Sender(Order(collector.url, {}), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"})
+        await sender.start()
+        tracer, said = Recorder(sender.take), ""
+        while "code: 500" not in said:
+            tracer.request(None).end()
+            sender.hand_over()
+            await asyncio.sleep(0.05)
+            said += capfd.readouterr().err
+        collector.status = 200
+        tracer.request(None).end()
+        await sender.close()
+    assert collector.spans and sender.num_dropped == 0
+    assert len((said + capfd.readouterr().err).splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({}, "the collector has not taken the last spans in time: they are lost"),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "spans cannot be sent: ValueError: "),
+    ],
+)
+async def test_spans_that_are_lost_are_told(
+    capfd: pytest.CaptureFixture[str], environ: dict[str, str], told: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        sender = Sender(Order(url, {}, close_s=0.2), {**environment(), **environ})
+        await sender.start()
+        Recorder(sender.take).request(None).end()
+        process = sender.process
+        await sender.close()
+    assert process is not None and process.returncode == 1
+    assert told in capfd.readouterr().err

@@ -33,6 +33,8 @@ from motet.tracing.spans import Attributes, SpanRecord, Value
 from motet.tracing.spans import SpanKind as Kind
 from motet.tracing.variables import Protocol
 
+logger = logging.getLogger("motet.tracing")
+
 TRACES_PATH = "/v1/traces"
 SERVICE = "motet"
 UNNAMED = "unknown_service"
@@ -51,25 +53,36 @@ def main() -> None:
     log_as(order.log_format)
     resource = resource_of(order)
     scope = InstrumentationScope(SERVICE, order.attributes.get("service.version"))
-    processor = BatchSpanProcessor(exporter_of(order))
+    try:
+        processor = BatchSpanProcessor(exporter_of(order))
+    except Exception as error:  # whatever a variable of OpenTelemetry's makes of the library
+        logger.error("spans cannot be sent: %s: %s", type(error).__name__, error)
+        sys.exit(1)
     decoder = msgspec.msgpack.Decoder(SpanRecord)
     while (frame := frame_of(pipe)) is not None:
         for span in spans_of(decoder.decode(frame), resource, scope=scope):
             processor.on_end(span)
-    last = threading.Timer(order.close_s, os._exit, (1,))  # whatever the exporter does: a collector may be away
+    last = threading.Timer(order.close_s, give_up)  # whatever the exporter does: a collector may be away
     last.daemon = True
     last.start()
     processor.shutdown()  # type: ignore[no-untyped-call]
 
 
+def give_up() -> None:
+    logger.warning("the collector has not taken the last spans in time: they are lost")
+    os._exit(1)
+
+
 class Quiet(logging.Filter):
-    """Lets one line pass, and then none for `QUIET_S`."""
+    """Lets one line of OpenTelemetry's pass, and then none for `QUIET_S`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._next_s = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("opentelemetry"):
+            return True
         passes = time.monotonic() >= self._next_s
         if passes:
             self._next_s = time.monotonic() + QUIET_S
