@@ -40,7 +40,7 @@ REST_S = 0.05
 NAP_S = 0.002
 STOP_S = 60.0
 
-Kind = Literal["motet", "bare"]
+Kind = Literal["motet", "bare", "real"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Case:
 
 
 class Server:
-    """One of the two kinds of server, in a process that runs inside the `with` block."""
+    """A server of one kind, in a process that runs inside the `with` block."""
 
     def __init__(self, kind: Kind, *arguments: str) -> None:
         self._command = [sys.executable, "-m", "bench.frontend_server", kind, *arguments]

@@ -1,6 +1,7 @@
 """The server that `bench.frontend` measures: Motet's API process over a scripted engine, or the floor beneath it.
 
     motet   the server as `motet serve` runs it, with the scripted engine in place of the engine process
+    real    the same with the default model itself
     bare    a bare ASGI application under the same uvicorn, which repeats, message by message and at the same pace,
             what Motet sent for the first request with this body
 
@@ -161,20 +162,23 @@ async def serve(
     await serve_motet(plan, start)
 
 
-async def serve_real(limits: Limits) -> None:
+async def serve_real(limits: Limits, *, otlp_endpoint: str | None = None) -> None:
     """Serves the default model itself."""
-    await serve_motet(plan_of(limits), NativeEngine.start)
+    await serve_motet(plan_of(limits, otlp_endpoint=otlp_endpoint), NativeEngine.start)
 
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("motet", "bare"), help="the server to run")
+    parser.add_argument("kind", choices=("motet", "bare", "real"), help="the server to run")
     parser.add_argument("--burst", type=int, default=0, help="steps taken at once before a rest; 0: no rest")
     parser.add_argument("--rest-s", type=float, default=0.0, help="seconds of a rest")
     parser.add_argument("--otlp-endpoint", help="a collector that gets the server's traces")
     arguments = parser.parse_args(argv)
     setup_logging()
     endpoint = arguments.otlp_endpoint
+    if arguments.kind == "real":
+        uvloop.run(serve_real(STANDARD, otlp_endpoint=endpoint))
+        return
     uvloop.run(serve(arguments.kind, burst=arguments.burst, rest_s=arguments.rest_s, otlp_endpoint=endpoint))
 
 

@@ -69,7 +69,7 @@ def context_in(traceparent: str, tracestate: str = "") -> TraceContext | None:
     trace_id, span_id, flags = found[2], found[3], int(found[4], 16)
     if not (int(trace_id, 16) and int(span_id, 16)):
         return None
-    return TraceContext(trace_id, span_id, flags, _state_in(tracestate))
+    return TraceContext(trace_id, span_id, flags, tracestate and _state_in(tracestate))
 
 
 def _state_in(tracestate: str) -> str:

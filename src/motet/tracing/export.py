@@ -1,6 +1,6 @@
 """The process that sends spans to a collector, over OTLP. Its parent is a server of ours.
 
-It reads an `Order` and then `SpanRecord`s, each as a frame, and ends when its standard input does: then it has
+It reads an `Order` and then lists of `SpanRecord`s, each as a frame, and ends when its standard input does: then it has
 `Order.close_s` to send what is left. Signals that reach all processes of a server do not end it.
 
 OpenTelemetry's own variables are in force here: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _COMPRESSION and _TIMEOUT,
@@ -58,10 +58,11 @@ def main() -> None:
     except Exception as error:  # whatever a variable of OpenTelemetry's makes of the library
         logger.error("spans cannot be sent: %s: %s", type(error).__name__, error)
         sys.exit(1)
-    decoder = msgspec.msgpack.Decoder(SpanRecord)
+    decoder = msgspec.msgpack.Decoder(list[SpanRecord])
     while (frame := frame_of(pipe)) is not None:
-        for span in spans_of(decoder.decode(frame), resource, scope=scope):
-            processor.on_end(span)
+        for record in decoder.decode(frame):
+            for span in spans_of(record, resource, scope=scope):
+                processor.on_end(span)
     last = threading.Timer(order.close_s, give_up)  # whatever the exporter does: a collector may be away
     last.daemon = True
     last.start()

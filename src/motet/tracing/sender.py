@@ -1,6 +1,6 @@
 """Hands spans to the process that sends them (`tracing.export`), which lives as long as the server.
 
-    Recorder ─► `Sender.take`: a frame ─► every 0.2 s all frames ─► standard input of the process ─► the collector
+    Recorder ─► `Sender.take` ─► every 0.2 s all spans as one frame ─► standard input of the process ─► the collector
 
 The server never waits for it: what the process does not read in time is dropped, and counted in the log. If it ends,
 another one is started. At the server's end it has `CLOSE_S` to send what it has.
@@ -44,7 +44,7 @@ CLOSE_S = 3.0
 """Seconds in which the process may send its last spans."""
 
 LENGTH = struct.Struct(">I")
-"""Begins each frame, a record in msgpack: the number of its bytes."""
+"""Begins each frame, which is msgpack: the number of its bytes."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -106,8 +106,8 @@ class Sender:
         self._order = order
         self._environ = DEFAULTS | dict(environ)
         self._clock = clock
-        self._frames: list[bytes] = []
-        """The spans that have ended: as bytes at once, since the garbage collector would go through objects."""
+        self._records: list[SpanRecord] = []
+        """The spans that have ended. They become bytes together: one at a time, amid other work, that takes longer."""
         self._encoder = msgspec.msgpack.Encoder()
         self._timer: asyncio.TimerHandle | None = None
         self.process: Process | None = None
@@ -135,7 +135,7 @@ class Sender:
             await asyncio.wait([self._starting])
 
     def take(self, record: SpanRecord) -> None:
-        self._frames.append(self._frame(record))
+        self._records.append(record)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HAND_OVER_S, self.hand_over)
 
@@ -162,9 +162,9 @@ class Sender:
     def hand_over(self, *, last: bool = False) -> None:
         """Writes the spans that have ended to the process, or drops them. `last`: the server ends."""
         self._timer = None
-        frames, self._frames = self._frames, []
-        if frames and not self._write(b"".join(frames)):
-            self.num_dropped += len(frames)
+        records, self._records = self._records, []
+        if records and not self._write(self._frame(records)):
+            self.num_dropped += len(records)
             logger.warning(
                 "spans are dropped, since the process that sends them does not take them",
                 extra={"fields": {"spans": self.num_dropped}, **SELDOM},
@@ -172,7 +172,7 @@ class Sender:
             if not last:
                 self._start_again()
 
-    def _frame(self, content: Order | SpanRecord) -> bytes:
+    def _frame(self, content: Order | list[SpanRecord]) -> bytes:
         payload = self._encoder.encode(content)
         return LENGTH.pack(len(payload)) + payload
 
