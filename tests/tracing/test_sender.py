@@ -29,9 +29,9 @@ def test_a_missing_package_is_named_with_what_installs_it(environ: dict[str, str
             raise PackageNotFoundError(name)
         return "1.0"
 
-    assert traces_wanted(None, environ, find) is None
+    assert traces_wanted(None, environ, find=find) is None
     with pytest.raises(ConfigError, match=rf"--otlp-endpoint needs .*{package}.*pip install 'motet\[otel\]'"):
-        traces_wanted(ENDPOINT, environ, find)
+        traces_wanted(ENDPOINT, environ, find=find)
 
 
 @pytest.mark.parametrize(("endpoint", "disabled"), [(None, "false"), (ENDPOINT, "true")])

@@ -60,7 +60,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def traces_wanted(
-    endpoint: str | None, environ: Mapping[str, str], find: Callable[[str], object] = version
+    endpoint: str | None, environ: Mapping[str, str], *, find: Callable[[str], object] = version
 ) -> Variables | None:
     """Returns what OpenTelemetry's variables say of the traces that there are to be, or None if there are to be none.
     Raises ConfigError if one of them cannot be, or if a package is missing."""
