@@ -166,7 +166,7 @@ def test_keys_are_asked_for_in_both_views_and_forgotten_with_the_page(
     admin.click()
     expect(dialog).to_contain_text("Admin key of this server")
     give_key(page, "sesame")
-    expect(dialog).to_contain_text("admin key in an Authorization header")
+    expect(dialog).to_contain_text("Incorrect admin key provided.")
     give_key(page, "boss")
     expect(page.locator("#admin-said")).to_have_text("The page has the admin key until it is closed.")
     assert stored(page) == [0, 0, "", f"{server.url}/"]

@@ -109,7 +109,7 @@ def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(
     why = page.locator("#key-why")
     expect(why).to_contain_text("admin key")
     give_key(page, "wrong")
-    expect(why).to_contain_text("admin key")
+    expect(why).to_contain_text("Incorrect admin key provided.")
     assert pids(cell) == before
     give_key(page, ADMIN_KEY)
     expect(page.locator("#said")).to_have_text("decode-1 was killed.")
@@ -156,7 +156,6 @@ def test_a_worker_is_drained_and_the_models_of_a_gateway_are_asked(
         expect(page.locator(".receipt")).to_have_count(1)
         expect(choices(page, "over")).to_have_count(8)
         expect(page.get_by_role("alert")).to_be_hidden()
-        expect(page.locator("#blocks")).to_contain_text("the size of their KV blocks")
 
 
 def test_a_reload_in_mid_stream_leaves_nothing(page: Page, cell: ChildServer) -> None:
