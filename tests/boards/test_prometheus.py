@@ -62,6 +62,8 @@ def watched(folder: Path, forking: ForkingProcess, tmp_path_factory: pytest.Temp
         complete(server)
         prometheus.until('motet:migrations_total{cause="died"}')
         prometheus.until("sum(motet:engine_restarts_total) >= 1 and count(motet:num_groups_running) == 3")
+        for name in ("http_requests", "routing_decisions"):  # series that begin with their first event
+            prometheus.until(f"rate(motet:{name}_total[1m])")
         yield prometheus
 
 
