@@ -71,12 +71,12 @@ def test_the_choices_of_a_large_group_fit_on_a_phone(page: Page, start: Start) -
 def test_what_is_written_stays_text(page: Page, start: Start) -> None:
     server = start(lambda _, __: fake_answer(OWNED))
     server.go(2000)
-    page.goto(server.url)
-    expect(page.locator("#model option")).to_have_count(1)
-    page.fill("#prompt", OWNED)
-    page.fill("#n", "2")
-    page.fill("#max-tokens", "500")
     for shaded in (False, True):
+        page.goto(server.url)
+        expect(page.locator("#model option")).to_have_count(1)
+        page.fill("#prompt", OWNED)
+        page.fill("#n", "2")
+        page.fill("#max-tokens", "500")
         page.set_checked("#shading", shaded)
         page.click("#send")
         expect(page.locator(".receipt")).to_have_count(1)
