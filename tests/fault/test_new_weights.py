@@ -159,7 +159,8 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
             cut = (await read(lines, reader)).complete()
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
         for index, choice in cut.choices.items():
-            assert choice.text and whole.choices[index].text.startswith(choice.text)
+            begun_text = choice.text.removesuffix("\ufffd")  # half a character, if it was cut there
+            assert begun_text and whole.choices[index].text.startswith(begun_text)
         assert cut.usage is not None and 4 < cut.usage.completion_tokens < 4 * 300
         queued = asyncio.create_task(answers_of(cell))
         await cell.until_given(0, queued=3)
