@@ -89,6 +89,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_pytest(tmp_path_factory.mktemp("refused"), REFUSED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_skip_is_a_failure(refused: Run, name: str) -> None:
     assert name in refused.failed

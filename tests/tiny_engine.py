@@ -17,7 +17,7 @@ def engine_config(folder: Path, **changes: object) -> EngineConfig:
         "device": "cpu",
         "dtype": "float32",
         "max_model_len": 512,
-        "kv_cache_gb": 0.02,
+        "kv_cache_gb": 0.01,
         "block_size": BLOCK_SIZE,
         "max_num_seqs": 64,
         "num_threads": 1,

@@ -29,6 +29,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begins", "piece"),
     [

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from bench.memory import ServerProcesses, processes_at
 
 MIB = 2**20
@@ -43,6 +45,7 @@ def say(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == "done\n"
 
 
+@pytest.mark.slow
 def test_forgetting_the_peak_starts_a_new_one() -> None:
     with hungry_server() as (process, found):
         found.forget_peak()
@@ -53,6 +56,7 @@ def test_forgetting_the_peak_starts_a_new_one() -> None:
         assert found.peak_bytes() - before < 10 * MIB
 
 
+@pytest.mark.slow
 def test_processor_time_between_two_readings_is_what_was_computed() -> None:
     with hungry_server() as (process, found):
         before_s = found.cpu_s()

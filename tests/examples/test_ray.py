@@ -134,6 +134,7 @@ def test_the_service_is_one_for_the_operator(service: Document, validator: Any) 
     assert [error.message for error in validator.iter_errors(service)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "name", "value"),
     [

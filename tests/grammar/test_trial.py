@@ -91,6 +91,7 @@ NAMES = [f"property number {i}" for i in range(200)]
 WIDE = schema(type="object", properties={name: {"type": "number"} for name in NAMES}, required=NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grammar", [schema(type="integer", multipleOf=9973), WIDE, lark("start: A\nA: /[a-z]{1,400}/")]
 )

@@ -104,6 +104,7 @@ class Worker:
         return Stored(names, None, tuple(tokens), bool(salt))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_followers_know_what_is_stored_after_every_message(seed: int) -> None:
     async with publisher(messages_kept=20) as published, following(published.endpoint) as early:

@@ -13,7 +13,7 @@ from tests.routing.scene import Scene
 pytestmark = pytest.mark.slow
 
 
-@examples(120)
+@examples(60)
 @given(
     acts=st.lists(acts, min_size=10, max_size=60),
     apart=st.booleans(),

@@ -52,7 +52,7 @@ acts = st.builds(Act, st.sampled_from(MIXED), st.integers(0, 31), st.integers(0,
 
 
 @pytest.mark.slow
-@examples(150)
+@examples(80)
 @given(
     acts=st.lists(acts, min_size=10, max_size=60),
     names=st.lists(st.sampled_from(NAMES), min_size=2, max_size=len(NAMES), unique=True),

@@ -44,7 +44,7 @@ WHATS = ["a group comes"] * 6 + ["read"] * 13 + ["stop a choice", "close a group
 acts = st.builds(Act, st.sampled_from(WHATS), st.integers(0, 23), st.integers(0, 5))
 
 
-@examples(100)
+@examples(60)
 @given(acts=st.lists(acts, min_size=10, max_size=80), workers=st.integers(1, 3))
 def test_every_group_ends_once_and_no_worker_gets_more_than_it_can_hold(acts: list[Act], workers: int) -> None:
     async def play() -> None:

@@ -277,7 +277,7 @@ TURN = "a turn of the loop"
 
 
 @pytest.mark.slow
-@examples(300)
+@examples(150)
 @given(
     acts=st.lists(st.sampled_from([*ACTS, TURN, TURN, TURN]), max_size=30),
     prefill_error=st.sampled_from([None, None, EngineError("sick"), RequestError("never")]),

@@ -29,7 +29,7 @@ MUTANTS = 6
 LETTERS = '0123456789-.eE"{}[],:abT \\n'
 
 
-@examples(150)
+@examples(80)
 @given(schemas, st.integers(0, 2**32))
 def test_whatever_a_grammar_allows_is_valid_and_what_is_not_valid_is_refused(schema: Schema, seed: int) -> None:
     try:
@@ -47,7 +47,7 @@ def test_whatever_a_grammar_allows_is_valid_and_what_is_not_valid_is_refused(sch
             assert not accepts(grammar, other), other
 
 
-@examples(150)
+@examples(80)
 @given(schemas, st.integers(0, 2**32))
 def test_a_schema_with_closed_objects_can_be_written_too_and_its_answers_are_valid(schema: Schema, seed: int) -> None:
     source = json.dumps(schema)

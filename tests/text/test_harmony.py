@@ -61,6 +61,7 @@ READ = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
 def test_messages_become_parts_of_their_kind_wherever_the_text_is_cut(name: str) -> None:
     messages, parts = READ[name]

@@ -81,6 +81,7 @@ def test_a_loopback_transport_listens_on_loopback_only() -> None:
     assert listening == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_a_closed_transport_leaves_no_thread_and_no_socket(sides: tuple[Side, Side]) -> None:
     other, third = sides
     assert finish(other.read(other.meet(third), [(0, 0)]), other, third) is ReadState.DONE

@@ -17,6 +17,7 @@ Tiny = Callable[[str], Path]
 MODEL = torch.nn.Sequential(torch.nn.Linear(1536, 576, bias=False), torch.nn.Linear(576, 960, bias=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padded_rows_agree_and_the_fingerprint_says_so(dtype: torch.dtype) -> None:
     model = MODEL.to(dtype)

@@ -211,6 +211,7 @@ def bad_tensors(old: Tensors) -> dict[str, tuple[Tensors, str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize("fault", ["unknown", "shape", "dtype", "none", "truncated", "missing shard", "no folder"])
 def test_weights_that_cannot_be_used_are_refused_by_name_and_the_old_ones_serve_on(

@@ -72,6 +72,7 @@ async def test_a_group_that_begins_after_lost_is_sent_as_usual(serve: Serving) -
         assert await deltas_of(engine, group()) == await deltas_of(FakeEngine(counting), group())
 
 
+@pytest.mark.slow
 async def test_close_ends_everything_and_sends_nothing_more(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(endless, gated=True))
     async with engine_at(served.url) as engine:

@@ -53,7 +53,7 @@ def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[T
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES_MOSTLY_SLOW, ids=str)
-@examples(12)
+@examples(8)
 @given(data=st.data())
 def test_mixed_batches_equal_the_definition_and_each_row_has_its_bits_alone(shape: Shape, data: st.DataObject) -> None:
     scene, tails, trunks = data.draw(steps(shape))
@@ -64,6 +64,7 @@ def test_mixed_batches_equal_the_definition_and_each_row_has_its_bits_alone(shap
     assert all(torch.equal(one, other) for one, other in zip(alone, outputs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "rule"), each_once(SHAPES[1:4], RULES))
 def test_many_siblings_over_a_long_trunk_equal_the_definition(shape: Shape, rule: Rule) -> None:
     scene = Scene(shape, blocks=1024)
@@ -92,6 +93,7 @@ def test_layers_of_one_step_may_have_different_windows() -> None:
             scene.assert_right(chunk, output, rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "window"), each_once(SHAPES, [20, None]))
 def test_a_prompt_in_chunks_has_the_bits_of_the_whole_prompt(shape: Shape, window: int | None) -> None:
     scene, rule = Scene(shape), Rule(window=window)
@@ -104,6 +106,7 @@ def test_a_prompt_in_chunks_has_the_bits_of_the_whole_prompt(shape: Shape, windo
     assert torch.equal(torch.cat(parts), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "window"), each_once(SHAPES, [20, None]))
 def test_a_replay_has_the_bits_of_single_tokens(shape: Shape, window: int | None) -> None:
     scene, rule = Scene(shape), Rule(window=window)

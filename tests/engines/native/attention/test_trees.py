@@ -49,7 +49,7 @@ def one_thread() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@examples(8)
+@examples(4)
 @given(data=st.data())
 def test_rows_of_a_tree_equal_the_definition_and_have_their_bits_alone(shape: Shape, data: st.DataObject) -> None:
     scene = Scene(shape, blocks=2048, seed=data.draw(st.integers(0, 1000)))

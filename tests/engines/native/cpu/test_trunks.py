@@ -134,7 +134,7 @@ KERNELS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family", "dtype"), KERNELS)
-@examples(16)
+@examples(8)
 @given(data=st.data())
 def test_a_row_has_the_same_bits_alone_and_in_any_company(
     kind: str, family: str, dtype: str, data: st.DataObject

@@ -91,7 +91,7 @@ stage = cache(Stage)
         *(pytest.param("avx2", dtype, marks=pytest.mark.slow) for dtype in ("bfloat16", "float32")),
     ],
 )
-@examples(20)
+@examples(8)
 @given(wanted=st.lists(st.integers(0, NUM_ROWS - 1), max_size=9) | st.just([NUM_ROWS - 1]))
 def test_logits_have_the_same_bits_whichever_others_are_wanted(
     kind: str, dtype: str, tiny: Callable[[str], Path], wanted: list[int]

@@ -26,7 +26,7 @@ def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry
 @pytest.mark.parametrize(
     "shape", [SHAPES[1], *(pytest.param(shape, marks=pytest.mark.slow) for shape in (SHAPES[0], SHAPES[2]))], ids=str
 )
-@examples(16)
+@examples(8)
 @given(data=st.data())
 def test_work_cut_for_a_device_equals_the_definition(shape: Shape, data: st.DataObject) -> None:
     multiprocessors = data.draw(st.sampled_from([1, 4, 60]))

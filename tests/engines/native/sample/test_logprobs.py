@@ -34,6 +34,7 @@ def check_against_float64(row: torch.Tensor, got: TokenLogprob, k: int) -> None:
     assert [logprob for _, logprob in got.top] == pytest.approx([float(logprobs[i]) for i in best], abs=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [0, 1, 5, 20, 100])
 def test_prompt_logprobs_equal_the_float64_log_softmax(k: int) -> None:
     logits = logits_of(12)
