@@ -9,15 +9,17 @@ READY := .venv/ready
 # The one pin of pyproject.toml that must be installed first; the comment there explains why it is exact.
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
-# Two test processes with one thread each: more threads would only wait for each other. Each begins with a half of the
-# tests, so that fixtures of a module are made once, and takes tests from the other when it is done. Compiled modules
-# are kept, which saves 6 s a run. Tests that still use two threads do not spin for a core that another process has.
-PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n 2 --dist worksteal
+# A test process has one thread: more would only wait for the other process. Tests that still use two threads do not
+# spin for a core that another process has. Compiled modules are kept, which saves 6 s a run.
+ONE_PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q
+# Two processes. Each begins with a half of the tests, so that fixtures of a module are made once, and takes tests from
+# the other when it is done.
+PYTEST := $(ONE_PYTEST) -n 2 --dist worksteal
 # Two Ray clusters fit on two cores: each test process has one at a time, and runs all tests of that cluster. The longest
 # come first.
 RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check check-text check-tests test test-long clients wheel image triton bench clean
+.PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel image triton bench clean
 
 setup: $(READY)
 
@@ -38,9 +40,13 @@ serve: $(READY)
 	$(BIN)/motet serve $(MODEL) $(ARGS)
 
 # The fast gate: format, lint, types, layers, sizes, fast tests; property tests draw fewer examples than in `test`.
-# The checks of the text run beside the tests, because each of their tools has one thread.
+# Two processes have a half of the folders each, as sharing out tests that take a few milliseconds would cost a tenth of
+# their time, and collecting all of them twice another. The checks of the text, whose tools have one thread, run beside.
+FAST := $(ONE_PYTEST) -m "not slow and not real and not gpu and not long and not clients" --hypothesis-profile=quick
+HALF := $(addprefix tests/,api attack grammar routing structured text)
+
 check: $(READY)
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-tests check-text
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check-half check-rest check-text
 
 check-text: $(READY)
 	$(BIN)/ruff format --check .
@@ -49,8 +55,11 @@ check-text: $(READY)
 	$(BIN)/python tools/layers.py
 	$(BIN)/python tools/sizes.py
 
-check-tests: $(READY)
-	$(PYTEST) -m "not slow and not real and not gpu and not long and not clients" --hypothesis-profile=quick $(ARGS)
+check-half: $(READY)
+	$(FAST) -p no:xdist $(HALF)
+
+check-rest: $(READY)
+	$(FAST) -p no:xdist tests $(addprefix --ignore=,$(HALF))
 
 # Also real processes, faults, reference models and the default model's weights. ARGS choose among the tests without
 # Ray clusters; with ARGS, tests with Ray clusters do not run.
@@ -71,11 +80,11 @@ clients: $(READY) model
 # What users install: the source archive and the wheel in dist, tried in an environment without a compiler.
 wheel: $(READY)
 	$(BIN)/python tools/wheel.py
-	$(PYTEST) -n 0 tests/packages/test_wheel.py --wheel "$$(ls -t dist/motet-*.whl | head -n 1)" $(ARGS)
+	$(ONE_PYTEST) tests/packages/test_wheel.py --wheel "$$(ls -t dist/motet-*.whl | head -n 1)" $(ARGS)
 
 # Every line of the Dockerfile, carried out without a container engine; needs root, and debootstrap of Debian. 3 minutes.
 image: $(READY)
-	$(PYTEST) -n 0 -m image tests/packages/test_dockerfile.py $(ARGS)
+	$(ONE_PYTEST) -m image tests/packages/test_dockerfile.py $(ARGS)
 
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. Not in `test`: it fetches 290 MB.
 triton: $(READY)
