@@ -92,7 +92,7 @@ def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Pa
     expect(page.locator(".receipt")).to_contain_text("choices gone on elsewhere")
     assert page.locator(".choice .text").all_text_contents() == expected
     moved = page.locator('.choice[data-moved="true"] .facts b')
-    assert moved.all_text_contents() == [f"{killed} → {other}"] * N
+    expect(moved).to_have_text([f"{killed} → {other}"] * N)
     eventually(lambda: whole(cell), bool)
 
 
