@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from motet.deploy.server import Outcome
-from tests.fault.answers import Answer, Body, Reader, ask, read
+from tests.fault.answers import Answer, Body, Reader, ask, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
 from tests.fault.children import BODIES as BODIES_OF_SERVERS
 from tests.fault.children import LOOK_EVERY_S, Servers, answer, client_of
@@ -56,7 +56,7 @@ async def answers_of(cell: RunningCell) -> list[Answer]:
 async def begun(cell: RunningCell, body: Body) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
     """Asks for a stream, and reads until it is well under way."""
     async with cell.http.stream("POST", CHAT, json=body) as response:
-        lines, reader = response.aiter_lines(), Reader()
+        lines, reader = lines_of(response), Reader()
         yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
 
 
@@ -186,7 +186,7 @@ async def test_an_answer_tells_which_weights_wrote_which_tokens_and_the_rest_is_
         spans: dict[int, list[dict[str, Any]]] = {}
         updated = False
         async with cell.http.stream("POST", GENERATE, json={**body, "stream": True}) as response:
-            async for line in response.aiter_lines():
+            async for line in lines_of(response):
                 for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
                     written.setdefault(choice["index"], []).extend(choice["token_ids"])
                     if choice["finish_reason"]:

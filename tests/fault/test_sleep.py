@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from motet.config import RoutingConfig
-from tests.fault.answers import Answer, Reader, ask, read
+from tests.fault.answers import Answer, Reader, ask, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.running_cell import OFTEN, SECONDS, RunningCell
 from tests.fault.striking import kill
@@ -46,7 +46,7 @@ async def order(cell: RunningCell, path: str, **query: str | int | bool) -> Any:
 async def begun(cell: RunningCell) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
     """Asks for a long stream, and reads until it is well under way."""
     async with cell.http.stream("POST", CHAT, json=LONG) as response:
-        lines, reader = response.aiter_lines(), Reader()
+        lines, reader = lines_of(response), Reader()
         yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
 
 
