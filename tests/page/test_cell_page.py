@@ -171,5 +171,5 @@ def test_a_reload_in_mid_stream_leaves_nothing(page: Page, cell: ChildServer) ->
     page.reload()
     eventually(lambda: [(one["groups_running"], one["blocks_used"]) for one in workers(cell).values()], EMPTY.__eq__)
     group = urlsplit(looked.value.url).path
-    eventually(lambda: httpx.get(f"{cell.url}{group}").status_code, (404).__eq__)
+    eventually(lambda: httpx.get(f"{cell.url}{group}", timeout=PATIENCE_S).status_code, (404).__eq__)
     expect(page.locator(".choice")).to_have_count(0)

@@ -131,7 +131,9 @@ async def test_a_process_that_reads_nothing_holds_a_few_megabytes_of_spans_and_t
 async def test_what_a_collector_refuses_is_told_once_and_the_next_spans_come(capfd: pytest.CaptureFixture[str]) -> None:
     with Collector() as collector:
         collector.status = 500
-        sender = Sender(Order(collector.url, {}, close_s=PATIENCE_S), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"})
+        sender = Sender(
+            Order(collector.url, {}, close_s=PATIENCE_S), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        )
         await sender.start()
         tracer, said = Recorder(sender.take), ""
         while "code: 500" not in said:
