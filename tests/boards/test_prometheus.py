@@ -37,12 +37,13 @@ def complete(server: ChildServer, **changes: object) -> list[str]:
 
 def kill_the_writer(server: ChildServer) -> None:
     """Begins a long answer, kills the engine that writes it, and reads the answer to its end."""
+    workers = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"]
+    pids = {one["id"]: one["pid"] for one in workers}  # known before: the engine writes on meanwhile
     body = BODY | {"max_tokens": 300, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
         lines = response.iter_lines()
         next(lines)
-        workers = httpx.get(f"{server.url}/status").json()["workers"]
-        os.kill(next(one["pid"] for one in workers if one["id"] == response.headers["x-motet-worker"]), signal.SIGKILL)
+        os.kill(pids[response.headers["x-motet-worker"]], signal.SIGKILL)
         assert list(lines)[-2:] == ["data: [DONE]", ""]
 
 

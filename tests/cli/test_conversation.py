@@ -2,10 +2,11 @@
 
 import json
 
+import httpx
 import pytest
 
 from bench.load import last_first_s
-from motet.cli.conversation import Conversation, CountedUsage
+from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, ask
 from motet.errors import EngineError
 
 
@@ -79,3 +80,16 @@ def test_there_is_no_last_first_token_while_an_answer_is_silent() -> None:
 def test_an_error_in_the_stream_is_raised() -> None:
     with pytest.raises(EngineError, match="the engine died"):
         conversation(1).feed(line({"error": {"message": "the engine died", "type": "server_error"}}))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=repr)
+def test_a_text_may_hold_what_ends_lines_elsewhere(end: str) -> None:
+    text = "a\u0085b\u2028c\u2029\u00e9"
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}, ensure_ascii=False)
+    body = f"data: {chunk}{end}{end}data: [DONE]{end}{end}".encode()
+    pieces = (body[at : at + 1] for at in range(len(body)))
+    server = httpx.MockTransport(lambda _: httpx.Response(200, content=pieces))
+    talk = Conversation(1)
+    with httpx.Client(base_url="http://server", transport=server) as client:
+        ask(ChatQuestion([], n=1, max_tokens=9, temperature=1.0), talk, client=client)
+    assert talk.answers[0].text == text

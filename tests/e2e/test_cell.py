@@ -49,7 +49,7 @@ def texts(server: ChildServer) -> list[str]:
 
 
 def workers(server: ChildServer) -> dict[str, dict[str, object]]:
-    return {worker["id"]: worker for worker in httpx.get(f"{server.url}/status").json()["workers"]}
+    return {worker["id"]: worker for worker in httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"]}
 
 
 def pids(server: ChildServer) -> list[int]:
@@ -58,7 +58,7 @@ def pids(server: ChildServer) -> list[int]:
 
 def transfers(server: ChildServer) -> tuple[int, int]:
     """Returns the prefills and transfers that this server's own engines have made."""
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         figures = read_figures(client)
     return figures.prefills, figures.kv_transfers
 
@@ -146,12 +146,14 @@ def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: Ch
     os.kill(prefill, signal.SIGKILL)
     wait_until_gone(prefill, PATIENCE_S)
     assert texts(cell) == expected
-    assert httpx.get(f"{cell.url}/health").status_code == 200
+    assert httpx.get(f"{cell.url}/health", timeout=PATIENCE_S).status_code == 200
     assert {name: worker["state"] for name, worker in workers(cell).items()} == {
         "prefill-0": "dead",
         "decode-0": "ready",
     }
-    with httpx.Client(base_url=cell.url) as http:  # made before: the server ends soon after its engine
+    with httpx.Client(
+        base_url=cell.url, timeout=PATIENCE_S
+    ) as http:  # made before: the server ends soon after its engine
         events = events_of_long_answer(cell, (decode, signal.SIGKILL))
         assert http.get("/health").status_code == 503
     assert '"engine_died"' in events[-2]
@@ -170,7 +172,7 @@ def assert_one_prompt_was_prefilled_apart(cell: ChildServer) -> None:
         "decode-0": ("decode", "ready"),
     }
     assert len(set(pids(cell))) == 2
-    totals = httpx.get(f"{cell.url}/status").json()["totals"]
+    totals = httpx.get(f"{cell.url}/status", timeout=PATIENCE_S).json()["totals"]
     assert (totals["prefills"], totals["transfers"], totals["recomputed_tokens"]) == (1, 1, 1)
     assert totals["bypasses"] == 0
 

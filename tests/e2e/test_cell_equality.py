@@ -56,7 +56,7 @@ def cell(
     ]  # fmt: skip
     with forking.server(arguments, environ={**environment(), "TMPDIR": str(temporary)}) as running:
         yield running
-        engines = [worker["pid"] for worker in httpx.get(f"{running.url}/status").json()["workers"]]
+        engines = [worker["pid"] for worker in httpx.get(f"{running.url}/status", timeout=PATIENCE_S).json()["workers"]]
         os.kill(running.pid, signal.SIGTERM)
         assert running.wait() == 0
     assert len(engines) == 2
@@ -70,7 +70,7 @@ def pair(cell: ChildServer, dtype: str, one_engine: Callable[[str], ChildServer]
     with (
         OpenAI(base_url=f"{one_engine(dtype).url}/v1", api_key="none") as single,
         OpenAI(base_url=f"{cell.url}/v1", api_key="none") as apart,
-        httpx.Client(base_url=cell.url) as http,
+        httpx.Client(base_url=cell.url, timeout=PATIENCE_S) as http,
     ):
         yield Pair(single, apart, http)
 
@@ -116,7 +116,7 @@ def test_choices_that_have_begun_go_on_in_a_cell_with_the_same_prompt_moved_once
         assert answer.status_code == 200, answer.text
         return [(choice["token_ids"], choice["logprobs"]["content"]) for choice in answer.json()["choices"]]
 
-    with httpx.Client(base_url=str(pair.single.base_url)) as single:
+    with httpx.Client(base_url=str(pair.single.base_url), timeout=PATIENCE_S) as single:
         whole = tokens_and_scores(single, sampling_params=sampling | {"n": 3})
     before = read_figures(pair.http)
     begun = [{"index": i, "token_ids": whole[i][0][:count]} for i, count in enumerate((0, 9, 29))]

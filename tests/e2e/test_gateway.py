@@ -44,13 +44,13 @@ def streaming(server: ChildServer) -> Iterator[Streaming]:
 
 
 def status(gateway: ChildServer) -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = httpx.get(f"{gateway.url}/status").json()
+    found: dict[str, list[dict[str, object]]] = httpx.get(f"{gateway.url}/status", timeout=PATIENCE_S).json()
     return found
 
 
 def routed_to_cached_blocks(gateway: ChildServer) -> float:
     """Returns the number of prompt tokens that the gateway sent to a server known to have them cached."""
-    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S).text.splitlines()
     (line,) = [line for line in lines if line.startswith("motet:routing_overlap_tokens_total")]
     return float(line.split()[-1])
 
@@ -119,8 +119,8 @@ def test_prefill_and_decode_servers_behind_a_gateway_write_what_one_server_write
         gateway = stack.enter_context(child(forking, "gateway", tmp_path, *workers, "--bypass-tokens", "0"))
         with streaming(gateway) as answer:
             assert answer.read_all() == expected
-        with httpx.Client(base_url=decode.url) as client:
+        with httpx.Client(base_url=decode.url, timeout=PATIENCE_S) as client:
             figures = read_figures(client)
         assert (figures.kv_transfers, figures.recomputed_tokens) == (1, 1)
-        totals = httpx.get(f"{gateway.url}/status").json()["totals"]
+        totals = httpx.get(f"{gateway.url}/status", timeout=PATIENCE_S).json()["totals"]
         assert (totals["transfers"], totals["bypasses"], totals["migrations"]) == (1, 0, 0)

@@ -11,6 +11,7 @@ from motet.config import environment
 from motet.deploy.child import ChildServer, read_figures
 from tests.e2e.asking import TOKENS, chat, streamed_chat
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,10 @@ def server(folder: Path, tmp_path: Path, forking: ForkingProcess) -> Iterator[Ch
 
 
 def test_256_choices_of_one_prompt_are_256_single_answers_and_one_prefill(server: ChildServer) -> None:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client, httpx.Client(base_url=server.url) as http:
+    with (
+        OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http,
+    ):
         before = read_figures(http)
         streamed = streamed_chat(client, n=N, seed=SEED)
         spent = read_figures(http) - before

@@ -27,7 +27,7 @@ def start(forking: ForkingProcess, folder: Path, tmp_path: Path) -> ChildServer:
 
 
 def engine_pid(server: ChildServer) -> int:
-    pid = httpx.get(f"{server.url}/status").json()["workers"][0]["pid"]
+    pid = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"][0]["pid"]
     assert isinstance(pid, int)
     return pid
 
@@ -54,7 +54,7 @@ def test_an_answer_goes_on_when_its_engine_dies_and_is_finished_after_a_signal_f
     killed = engine_pid(server)
     assert texts_of(events_of_long_answer(server, (killed, signal.SIGKILL))) == undisturbed
     assert engine_pid(server) != killed
-    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).status_code == 200
     again = engine_pid(server)
     events = events_of_long_answer(server, (server.pid, signal.SIGINT))
     assert events[-1] == "data: [DONE]"

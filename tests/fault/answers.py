@@ -151,6 +151,15 @@ def whole(response: httpx.Response) -> Answer:
     return answer
 
 
+async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
+    """Splits a stream into lines. httpx would also split at U+0085 and others, which the texts may hold."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode()
+
+
 async def read(lines: AsyncIterator[str], reader: Reader, *, until: Callable[[Reader], bool] | None = None) -> Reader:
     """Reads to the end, or until the predicate is true."""
     async for line in lines:
@@ -166,4 +175,4 @@ async def ask(http: httpx.AsyncClient, route: str, body: Body) -> Answer:
         return whole(await http.post(route, json=body))
     async with http.stream("POST", route, json=body) as response:
         assert response.status_code == 200, (await response.aread()).decode()
-        return (await read(response.aiter_lines(), Reader())).complete()
+        return (await read(lines_of(response), Reader())).complete()

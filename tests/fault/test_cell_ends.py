@@ -7,7 +7,7 @@ import pytest
 
 from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
-from tests.fault.answers import Reader, read
+from tests.fault.answers import Reader, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.running_cell import TOGETHER, RunningCell
 from tests.fault.striking import AllWritten, kill, standing_still
@@ -37,4 +37,4 @@ async def test_a_server_ends_when_no_engine_is_started_again(folder: Path, forki
 
 async def streamed(cell: RunningCell, name: str) -> Reader:
     async with cell.http.stream("POST", CHAT, json=chat(name, STREAMED, n=8, max_tokens=200)) as response:
-        return await read(response.aiter_lines(), Reader())
+        return await read(lines_of(response), Reader())

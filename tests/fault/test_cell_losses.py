@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from motet.config import RoutingConfig
-from tests.fault.answers import Reader, read
+from tests.fault.answers import Reader, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import SECONDS, TOGETHER, RunningCell, eventually
@@ -66,7 +66,7 @@ async def test_a_client_that_does_not_read_for_a_while_misses_nothing(
 
     cell.strikes.arm(written(10), kill)
     async with cell.http.stream("POST", CHAT, json=body) as response:
-        lines = response.aiter_lines()
+        lines = lines_of(response)
         await read(lines, reader, until=lambda reader: reader.chunks == 1)
         await eventually(goes_on, "the group waits for a client that reads nothing")
         await read(lines, reader)

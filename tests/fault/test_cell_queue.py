@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from motet.config import CellConfig, RoutingConfig
-from tests.fault.answers import Reader, ask, read
+from tests.fault.answers import Reader, ask, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import TOGETHER, RunningCell
@@ -48,7 +48,7 @@ async def test_groups_of_one_size_get_their_turn_in_the_order_in_which_they_came
 
     async def watched(name: str) -> None:
         async with cell.http.stream("POST", COMPLETIONS, json=completion(name, STREAMED, n=PLACES)) as response:
-            lines = response.aiter_lines()
+            lines = lines_of(response)
             reader = await read(lines, Reader(), until=lambda reader: reader.chunks == 1)
             begun.append(name)
             (await read(lines, reader)).complete()

@@ -43,7 +43,10 @@ async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, 
         waiting = engine.placed().generate(request("waiting"))  # `placed()`: it waits on the worker, not in the router
         await until(pair.p, lambda stats: stats.prefills == 2)
         send(pair.d, signal.SIGCONT)
-        await until(pair.d, lambda now: (now.groups_running, now.groups_waiting, now.transfers) == (1, 1, 1))
+        await anext(pulled)
+        await pair.d.hold(True)  # else it might end the first group before it is killed
+        now = await pair.d.stats(check=True)
+        assert (now.groups_running, now.groups_waiting, now.transfers) == (1, 1, 1)
         await until(pair.p, lambda stats: stats.leases == 1)
         await kill(pair.d)
         for stream in (pulled, waiting):

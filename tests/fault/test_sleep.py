@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from motet.config import RoutingConfig
-from tests.fault.answers import Answer, Reader, ask, read
+from tests.fault.answers import Answer, Body, Reader, ask, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.running_cell import OFTEN, SECONDS, RunningCell
 from tests.fault.striking import kill
@@ -43,10 +43,10 @@ async def order(cell: RunningCell, path: str, **query: str | int | bool) -> Any:
 
 
 @asynccontextmanager
-async def begun(cell: RunningCell) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
+async def begun(cell: RunningCell, body: Body = LONG) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
     """Asks for a long stream, and reads until it is well under way."""
-    async with cell.http.stream("POST", CHAT, json=LONG) as response:
-        lines, reader = response.aiter_lines(), Reader()
+    async with cell.http.stream("POST", CHAT, json=body) as response:
+        lines, reader = lines_of(response), Reader()
         yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
 
 
@@ -138,8 +138,8 @@ async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_whole(
 
 async def test_requests_wait_while_engines_sleep_and_then_find_no_room(folder: Path, forking: ForkingProcess) -> None:
     routing = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS, queue_timeout_s=0.3)
-    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=routing) as cell:
-        async with begun(cell) as (lines, reader):
+    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=routing, max_model_len=1024) as cell:
+        async with begun(cell, LONG | {"max_tokens": 800}) as (lines, reader):  # which is not over before
             await order(cell, "/sleep", level=1)
             cut = (await read(lines, reader)).complete()
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from random import Random
 
 import httpx
 
 from motet.engines.vllm.plan import resumed_seed, signed_seed
-from tests.fault.answers import Answer, Body, Choice, Reader, read, whole
+from tests.fault.answers import Answer, Body, Choice, Reader, lines_of, read, whole
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED
 from tests.fault.vllm_fleet import TEXTS
 from tests.peers.fake_vllm import MODEL
@@ -64,15 +63,6 @@ class Clients:
         assert response.status_code == 503 and code in REFUSED, response.text
         self.told[code] += 1
         return None
-
-
-async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
-    """Splits a stream into lines. httpx would also split at U+0085 and others, which the texts may hold."""
-    rest = b""
-    async for data in response.aiter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line.decode()
 
 
 def tokens_asked(number: int, random: Random) -> Body:

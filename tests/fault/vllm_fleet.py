@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from bench.ports import free_port
 from motet.config import RoutingConfig
 from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import Worker, WorkerState
@@ -144,7 +145,8 @@ def name_of(server: FakeVLLM) -> str:
 async def vllm_fleet(folder: Path) -> AsyncIterator[VLLMFleet]:
     network = Network()
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(FakeVLLM(network=network, stepped=True)) for _ in range(4)]
+        made = [FakeVLLM(network=network, stepped=True, port=free_port()) for _ in range(4)]  # for all its lives
+        servers = [await stack.enter_async_context(server) for server in made]
         prefill, one, other, guest = servers
         other.switches.scale_out = True
         texts = await stack.enter_async_context(FakeOpenAI(Manners(models=({"id": TEXTS},))))

@@ -120,6 +120,7 @@ def test_all_is_done_from_the_keyboard_and_only_milestones_are_spoken(page: Page
     page.keyboard.press("Enter")
     server.go(200)
     expect(page.locator(".receipt")).to_have_count(2)
+    expect(choices(page, "over")).to_have_count(12)  # it is shown with the last text, and maybe after the receipt
     assert text_of(page, 11) == f"11: {WORDS}"
     go_to(page, page.locator("#prompt"), "Shift+Tab")
     page.keyboard.press("Control+Enter")

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from bench.ports import free_port
 from motet.errors import EngineError
 from tests.page.asking import WORDS, GatedServer, Start, ask, choices, click, give_key, stored, text_of, worded
 from tests.patience import PATIENCE_S
@@ -27,7 +27,8 @@ def test_eight_choices_stream_one_is_stopped_and_four_more_follow(page: Page, st
     server.go(5)
     expect(choices(page, "writing")).to_have_count(8)
     expect(page.locator(".facts").first).to_contain_text("5 tokens")
-    written = text_of(page, 3)
+    written = "3: alp"
+    expect(page.locator(".choice .text").nth(3)).to_have_text(written)  # a look may tell of tokens before they come
     with page.expect_response("**/choices/3"):
         page.get_by_role("button", name="Stop choice 3").click()
     server.go(200)
@@ -45,6 +46,24 @@ def test_eight_choices_stream_one_is_stopped_and_four_more_follow(page: Page, st
     assert [text_of(page, index) for index in range(8, 12)] == [f"{index}: {WORDS}" for index in range(8, 12)]
     expect(page.locator(".receipt")).to_have_count(2)
     assert len(server.engine.requests) == 2
+
+
+def test_tokens_that_the_group_tells_of_before_they_come_are_counted_once(page: Page, start: Start) -> None:
+    server = start()
+    ask(page, server, n="1")
+    server.go(3)
+    facts, text = page.locator(".facts"), page.locator(".choice .text")
+    expect(facts).to_contain_text("3 tokens")
+    ahead = {"prompt_tokens": 9, "choices": [{"index": 0, "tokens": 5, "worker": "one", "state": "writing"}]}
+    page.route("**/v1/groups/*", lambda route: route.fulfill(json=ahead))
+    expect(facts).to_contain_text("5 tokens")
+    server.go(2)
+    expect(text).to_have_text("0: alp")
+    expect(facts).to_contain_text("5 tokens")
+    whole = f"0: {WORDS}"
+    server.go(1000)
+    expect(text).to_have_text(whole)
+    expect(facts).to_contain_text(f"ended · {len(fake_answer(whole))} tokens")
 
 
 def test_all_choices_are_stopped(page: Page, start: Start) -> None:
@@ -220,12 +239,12 @@ def test_a_server_that_falls_silent_is_told_and_can_be_left(page: Page, refusals
 def test_a_server_that_is_started_again_is_asked_as_before(page: Page, refusals: set[int], folder: Path) -> None:
     refusals.update((0, 404))
     problem, rows = page.get_by_role("alert"), page.locator("#worker-rows tr")
-    first = GatedServer(folder, worded)
+    port = free_port()  # which nobody takes meanwhile
+    first = GatedServer(folder, worded, port=port)
     with first:
         first.go(1000)
         ask(page, first, n="2")
         expect(page.locator(".receipt")).to_have_count(1)
-        port = urlsplit(first.url).port
     page.get_by_role("tab", name="Workers").click()
     expect(problem).to_have_text("The server cannot be reached.")
     second = GatedServer(folder, worded, port=port)

@@ -92,7 +92,7 @@ def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Pa
     expect(page.locator(".receipt")).to_contain_text("choices gone on elsewhere")
     assert page.locator(".choice .text").all_text_contents() == expected
     moved = page.locator('.choice[data-moved="true"] .facts b')
-    assert moved.all_text_contents() == [f"{killed} → {other}"] * N
+    expect(moved).to_have_text([f"{killed} → {other}"] * N)
     eventually(lambda: whole(cell), bool)
 
 
@@ -171,5 +171,5 @@ def test_a_reload_in_mid_stream_leaves_nothing(page: Page, cell: ChildServer) ->
     page.reload()
     eventually(lambda: [(one["groups_running"], one["blocks_used"]) for one in workers(cell).values()], EMPTY.__eq__)
     group = urlsplit(looked.value.url).path
-    eventually(lambda: httpx.get(f"{cell.url}{group}").status_code, (404).__eq__)
+    eventually(lambda: httpx.get(f"{cell.url}{group}", timeout=PATIENCE_S).status_code, (404).__eq__)
     expect(page.locator(".choice")).to_have_count(0)

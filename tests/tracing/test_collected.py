@@ -109,7 +109,7 @@ def test_a_chat_of_eight_on_a_cell_is_one_tree(folder: Path, forking: ForkingPro
 
 def test_a_group_that_moves_shows_why_and_where(folder: Path, forking: ForkingProcess, collector: Collector) -> None:
     with traced(forking, folder, collector.url, "--decode", "2") as server:
-        told = httpx.get(f"{server.url}/status").json()["workers"]
+        told = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"]
         pids = {worker["id"]: worker["pid"] for worker in told}
         body = CHAT | {"max_tokens": LONG, "n": 2}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as response:
@@ -162,7 +162,9 @@ def test_a_refused_request_and_one_whose_client_leaves_end_their_spans(
     folder: Path, forking: ForkingProcess, collector: Collector
 ) -> None:
     with traced(forking, folder, collector.url) as server:
-        refused = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT | {"top_p": 2}, headers=SENT)
+        refused = httpx.post(
+            f"{server.url}/v1/chat/completions", json=CHAT | {"top_p": 2}, headers=SENT, timeout=PATIENCE_S
+        )
         assert refused.status_code == 400
         body = CHAT | {"max_tokens": LONG}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as response:

@@ -13,6 +13,7 @@ from motet.errors import ConfigError
 from motet.tracing import sender as sending
 from motet.tracing.sender import Order, Sender, tracer_for, traces_wanted
 from motet.tracing.spans import NO_TRACES, Recorder
+from tests.patience import PATIENCE_S
 from tests.tracing.collector import Collector, GrpcCollector
 
 pytestmark = pytest.mark.anyio
@@ -20,6 +21,12 @@ pytestmark = pytest.mark.anyio
 
 ENDPOINT = "http://127.0.0.1:4318"
 GRPC = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was started a moment ago may not even have read its order when it is told to end."""
+    monkeypatch.setattr(sending, "CLOSE_S", PATIENCE_S)
 
 
 @pytest.mark.parametrize(("environ", "package"), [({}, "-proto-http"), (GRPC, "-proto-grpc")], ids=["http", "grpc"])
@@ -66,7 +73,9 @@ async def test_a_process_that_dies_is_started_again() -> None:
     now_s = 0.0
     with Collector() as collector:
         sender = Sender(
-            Order(f"{collector.url}/my/traces", {"service.instance.id": "a"}), environment(), clock=lambda: now_s
+            Order(f"{collector.url}/my/traces", {"service.instance.id": "a"}, close_s=PATIENCE_S),
+            environment(),
+            clock=lambda: now_s,
         )
         await sender.start()
         tracer = Recorder(sender.take)
@@ -102,7 +111,7 @@ async def test_a_process_that_dies_is_started_again() -> None:
 @pytest.mark.slow
 async def test_a_process_that_reads_nothing_holds_a_few_megabytes_of_spans_and_the_rest_is_dropped() -> None:
     with Collector() as collector:
-        sender = Sender(Order(collector.url, {}), environment())
+        sender = Sender(Order(collector.url, {}, close_s=PATIENCE_S), environment())
         await sender.start()
         assert sender.process is not None
         os.kill(sender.process.pid, signal.SIGSTOP)
@@ -122,7 +131,9 @@ async def test_a_process_that_reads_nothing_holds_a_few_megabytes_of_spans_and_t
 async def test_what_a_collector_refuses_is_told_once_and_the_next_spans_come(capfd: pytest.CaptureFixture[str]) -> None:
     with Collector() as collector:
         collector.status = 500
-        sender = Sender(Order(collector.url, {}), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"})
+        sender = Sender(
+            Order(collector.url, {}, close_s=PATIENCE_S), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        )
         await sender.start()
         tracer, said = Recorder(sender.take), ""
         while "code: 500" not in said:

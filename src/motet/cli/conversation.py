@@ -5,7 +5,7 @@ reads chats and completions.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -144,12 +144,21 @@ def ask(question: ChatQuestion, talk: Conversation, *, client: httpx.Client) -> 
         with client.stream("POST", "/v1/chat/completions", json=question.body()) as response:
             if response.status_code != httpx.codes.OK:
                 raise MotetError(_refusal(response.status_code, response.read()))
-            for line in response.iter_lines():
+            for line in _lines_of(response):
                 talk.feed(line)
     except httpx.HTTPError as exc:
         raise MotetError(f"{client.base_url}: {exc}") from exc
     if not talk.done:
         raise MotetError("the server closed the stream before its end")
+
+
+def _lines_of(response: httpx.Response) -> Iterator[str]:
+    """Yields the lines of a stream. httpx would also end them at U+0085, U+2028 and others, which a text may hold."""
+    rest = b""
+    for piece in response.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode(errors="replace") for line in lines)
+    yield rest.decode(errors="replace")
 
 
 def _refusal(status: int, body: bytes) -> str:

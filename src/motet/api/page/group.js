@@ -13,6 +13,7 @@ class Choice {
   constructor(index, { onStop, shaded }) {
     this.index = index;
     this.tokens = 0;
+    this.streamed = 0; // tokens that the stream has brought: a look at the group may be ahead of it
     this.state = "waiting";
     this.finish = null;
     this.firstMs = null;
@@ -54,7 +55,8 @@ class Choice {
     if (text || logprobs) this.pieces.push(...(this.shaded && logprobs ? this.shadedPieces(text, logprobs.content ?? []) : [["", text]]));
     if (ids ? ids.length : thought || text) {
       this.firstMs ??= ms;
-      this.count(this.tokens + (ids?.length ?? 1));
+      this.streamed += ids?.length ?? 1;
+      this.count(Math.max(this.tokens, this.streamed));
     }
     if (finish) this.end(finish);
   }
