@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from tests.fault.answers import Answer, Body, Reader, read
+from tests.fault.answers import Answer, Body, Reader, lines_of, read
 from tests.ray.running_ray import RunningRay
 
 LONG, LONGEST = 260, 390
@@ -18,7 +18,7 @@ class Streaming:
     def __init__(self, response: httpx.Response) -> None:
         self.worker: str = response.headers["x-motet-worker"]
         self.reader = Reader()
-        self._lines = response.aiter_lines()
+        self._lines = lines_of(response)
 
     async def begin(self) -> None:
         """Reads until every choice has a role, and some choice a token."""
