@@ -15,6 +15,7 @@ from tests.api.messaging import ask as ask_message
 from tests.api.messaging import refused
 from tests.api.serving import MODEL, NobodyUp, Served, Serving, coded, group_lines, later
 from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, error, every_route, served_as
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -190,10 +191,10 @@ async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Serve
     async with server_client() as client:
         server = EngineServer(served.url, client)
         with pytest.raises(EngineError, match="Name the servers behind it") as refused:
-            await server.report()
+            await server.report(timeout_s=PATIENCE_S)
         assert type(refused.value) is EngineError  # else it would be asked as a server of another kind
         models.listed.pop()
-        assert (await server.report()).info.model == models.plain.info.model
+        assert (await server.report(timeout_s=PATIENCE_S)).info.model == models.plain.info.model
 
 
 async def test_a_worker_takes_groups_for_its_own_model_only(serve: Serving) -> None:

@@ -16,6 +16,7 @@ from motet.routing.text_routed import TextRouted
 from motet.tracing.spans import NO_TRACES, Tracer
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.api.two_models import ListedModels, served_as
+from tests.engines.upstream.asking import report_of
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import CHAT, COMPLETIONS, Manners
 
@@ -67,7 +68,7 @@ class TextServing:
             how.models = ({"id": TEXTS, "max_model_len": 99},)
             peer = await self.stack.enter_async_context(FakeOpenAI(how))
             server = UpstreamServer(peer.url, client, options=options)
-            upstream = TextUpstream(server, report := await server.report())
+            upstream = TextUpstream(server, report := await report_of(server))
             self.stack.push_async_callback(upstream.close)
             if learn:
                 await upstream.learn()

@@ -147,7 +147,7 @@ async def test_a_body_that_nobody_reads_is_dropped_and_ends_in_time() -> None:
 
 
 async def test_a_long_answer_goes_on_though_its_client_begins_another_request() -> None:
-    async with serving(app, ConnectionLimits(receive_s=0.02)) as (server, reader, writer):
+    async with serving(app, ConnectionLimits(receive_s=0.05)) as (server, reader, writer):
         writer.write(GET % b"/stream" + b"\r\n" + b"\r\n")
         assert await status(reader) == 200
         await asyncio.sleep(0.1)

@@ -25,6 +25,7 @@ from tests.api.engine_asking import HEADERS, POSTS, group
 from tests.api.serving import MODEL, Served, Serving, coded
 from tests.deploy.listening import serving
 from tests.deploy.running import Running
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -269,7 +270,7 @@ async def test_no_header_changes_who_holds_the_socket(served: Served, monkeypatc
     server = HttpServer(app)
     with listen("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             url = f"http://127.0.0.1:{port_of(listener)}/engine"
             refused = await http.get(url, headers={"x-forwarded-for": "10.1.2.3"})
         server.stop(at_once=True)

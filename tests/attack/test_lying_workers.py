@@ -15,12 +15,19 @@ from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
 from tests.attack.liar import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
 from tests.deploy.running import EXPECTED, Running, texts
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
 
 def told(choice: ChoiceDelta) -> Callable[[GenerateRequest], bytes]:
     return lambda request: frame(GroupDelta(request.request_id, (choice,)))
+
+
+@pytest.fixture
+def long_distrust(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that lies is left alone for longer than the test takes, on any machine."""
+    monkeypatch.setattr("motet.routing.member.DISTRUST_S", PATIENCE_S)
 
 
 STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {
@@ -31,6 +38,7 @@ STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("long_distrust")
 @pytest.mark.parametrize(("answer", "why"), STREAMS.values(), ids=STREAMS)
 async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
     folder: Path, answer: Callable[[GenerateRequest], bytes], why: str
@@ -134,6 +142,7 @@ async def test_if_a_worker_sends_a_tokenizer_that_cannot_be_used_another_is_aske
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("long_distrust")
 async def test_an_answer_of_which_its_worker_says_nothing_goes_on_elsewhere(folder: Path) -> None:
     async with (
         lying(folder) as liar,

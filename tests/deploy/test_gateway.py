@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.ports import free_port
 from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
 from motet.engines.base import WorkerState
@@ -110,20 +111,19 @@ async def test_an_answer_of_a_worker_that_does_not_wait_for_it_goes_on_elsewhere
 
 
 async def test_a_worker_that_comes_back_under_its_address_is_another_one(folder: Path) -> None:
-    async with Running(folder) as first:
-        port = first.http.base_url.port
-        async with RunningGateway(first) as gateway:
-            gateway.gateway.router.fleet.index.stored(id_of(first), [b"block"])
-            first.signals.ask()
-            await first.outcome()
-            await gateway.until_state(first, WorkerState.DEAD)
-            async with Running(folder, port=port) as second:
-                await gateway.until_state(second, WorkerState.READY)
-                assert gateway.gateway.router.fleet.index.blocks(id_of(second)) == 0
-                second.engine.let_run()
-                assert texts((await gateway.chat()).text) == EXPECTED
-                (worker,) = (await gateway.http.get("/status")).json()["workers"]
-                assert worker["note"] is None
+    port = free_port()
+    async with Running(folder, port=port) as first, RunningGateway(first) as gateway:
+        gateway.gateway.router.fleet.index.stored(id_of(first), [b"block"])
+        first.signals.ask()
+        await first.outcome()
+        await gateway.until_state(first, WorkerState.DEAD)
+        async with Running(folder, port=port) as second:
+            await gateway.until_state(second, WorkerState.READY)
+            assert gateway.gateway.router.fleet.index.blocks(id_of(second)) == 0
+            second.engine.let_run()
+            assert texts((await gateway.chat()).text) == EXPECTED
+            (worker,) = (await gateway.http.get("/status")).json()["workers"]
+            assert worker["note"] is None
 
 
 async def test_without_a_worker_a_gateway_asks_clients_to_retry(folder: Path) -> None:
@@ -138,15 +138,15 @@ async def test_without_a_worker_a_gateway_asks_clients_to_retry(folder: Path) ->
 
 
 async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) -> None:
-    async with Running(folder) as first:
-        port = first.http.base_url.port
-        async with RunningGateway(first, routing=RoutingConfig(migration_wait_s=15.0)) as gateway:
-            response, *_ = await gateway.begun_chat(first)
-            first.engine.die()
-            assert await first.outcome() is Outcome.ENGINE_DIED
-            async with Running(folder, port=port) as second:
-                second.engine.let_run()
-                assert texts((await response.aread()).decode()) == EXPECTED
+    port = free_port()
+    patient = RoutingConfig(migration_wait_s=15.0)
+    async with Running(folder, port=port) as first, RunningGateway(first, routing=patient) as gateway:
+        response, *_ = await gateway.begun_chat(first)
+        first.engine.die()
+        assert await first.outcome() is Outcome.ENGINE_DIED
+        async with Running(folder, port=port) as second:
+            second.engine.let_run()
+            assert texts((await response.aread()).decode()) == EXPECTED
 
 
 async def test_a_worker_that_wants_another_key_is_not_used_and_the_reason_is_shown(folder: Path) -> None:
@@ -225,10 +225,10 @@ async def test_workers_with_another_dtype_are_used_once_all_former_ones_are_gone
 
 
 async def test_decode_does_without_a_lost_prefill_server_and_uses_it_again_when_it_returns(folder: Path) -> None:
-    leases = FakeLeases()
+    leases, port = FakeLeases(), free_port()
     prefill_engines = Starter(leases=leases)
     async with (
-        Running(folder, role=Role.PREFILL, starter=prefill_engines) as first,
+        Running(folder, role=Role.PREFILL, starter=prefill_engines, port=port) as first,
         Running(folder, role=Role.DECODE, starter=Starter(leases=leases)) as decode,
         RunningGateway(first, decode) as gateway,
     ):
@@ -237,7 +237,6 @@ async def test_decode_does_without_a_lost_prefill_server_and_uses_it_again_when_
         await gateway.until_state(first, WorkerState.DEAD)
         assert texts((await gateway.chat()).text) == EXPECTED
         assert decode.engine.pulls == 0
-        port = first.http.base_url.port
         async with Running(folder, role=Role.PREFILL, starter=prefill_engines, port=port) as second:
             await gateway.until_state(second, WorkerState.READY)
             assert texts((await gateway.chat()).text) == EXPECTED

@@ -133,5 +133,5 @@ async def test_a_text_upstream_that_leaves_during_a_probe_is_asked_no_more(folde
         await texts.arrived.acquire()
         await gateway.http.delete(f"/workers/{id}", params={"drain_timeout": 0}, headers=ADMIN)
         await gateway.until_state(id, None)
-        async with asyncio.timeout(PROBE_S / 4):
+        async with asyncio.timeout(PROBE_S / 2):
             await texts.until_idle()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bench.ports import free_port
 from motet.config import CellConfig
 from motet.deploy.server import Outcome
 from motet.engines.base import WorkerState
@@ -104,10 +105,9 @@ async def test_a_prefill_server_with_another_model_is_not_asked_and_the_reason_i
 
 
 async def test_a_prefill_server_that_is_started_again_is_met_again(folder: Path) -> None:
-    leases = FakeLeases()
-    first = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases))
+    leases, port = FakeLeases(), free_port()
+    first = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), port=port)
     async with first:
-        port = first.http.base_url.port
         cell = asking(str(first.http.base_url))
         decode = Running(folder, role=Role.DECODE, cell=cell, starter=Starter(leases=leases))
         await decode.__aenter__()

@@ -174,7 +174,8 @@ async def until_asked(server: FakeVLLM) -> None:
 async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(
     folder: Path, failure: str, reason: str, timeout_s: float
 ) -> None:
-    async with pair_of(folder, leader_timeout_s=timeout_s) as (_, _, decode, gateway):
+    async with pair_of(folder, leader_timeout_s=timeout_s) as (network, _, decode, gateway):
+        await until_met(network, decode)
         setattr(decode.switches, failure, True)
         assert await generated(gateway, 3, seed=5) == seeded(3, 5)
         metrics = (await gateway.http.get("/metrics")).text

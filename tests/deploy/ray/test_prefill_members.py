@@ -94,7 +94,7 @@ async def test_an_answer_names_the_replica_that_wrote_it(folder: Path) -> None:
     for id in ("decode-x4k2", "decode-9abc"):
         async with cell.decode(id) as decode:
             decode.engine.let_run()
-            async with httpx.AsyncClient(base_url=decode.url, headers=CLIENT, verify=False) as http:
+            async with httpx.AsyncClient(base_url=decode.url, headers=CLIENT, verify=False, timeout=PATIENCE_S) as http:
                 answer = await http.post("/v1/chat/completions", json=BODY)
                 (worker,) = (await http.get("/status")).json()["workers"]
             assert answer.headers["x-motet-worker"] == worker["id"] == id

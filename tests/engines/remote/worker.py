@@ -13,6 +13,7 @@ from motet.testing.engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest, GroupDelta, Role, SamplingParams, choice_starts
 from tests.api.serving import WatchedEngine
+from tests.patience import PATIENCE_S
 
 PROMPT = tuple(range(5, 25))
 SAMPLING = SamplingParams(max_tokens=50)
@@ -35,6 +36,14 @@ def group(
     )
 
 
+class PatientServer(EngineServer):
+    """A worker that has as long for a report as tests wait. The usual second may be one in which the machine stands
+    still."""
+
+    async def report(self, *, timeout_s: float = PATIENCE_S) -> EngineReport:
+        return await super().report(timeout_s=timeout_s)
+
+
 async def deltas_of(engine: Engine, request: GenerateRequest) -> list[GroupDelta]:
     return [delta async for delta in engine.generate(request)]
 
@@ -43,7 +52,7 @@ async def deltas_of(engine: Engine, request: GenerateRequest) -> list[GroupDelta
 async def engine_at(url: str, *, worker_key: str | None = None) -> AsyncIterator[RemoteEngine]:
     """Makes the engine of a server that answers."""
     async with server_client() as client:
-        server = EngineServer(url, client, worker_key=worker_key)
+        server = PatientServer(url, client, worker_key=worker_key)
         engine = RemoteEngine(server, await server.report())
         try:
             yield engine
@@ -99,7 +108,7 @@ async def scripted(conversation: Conversation) -> AsyncIterator[RemoteEngine]:
     listener = await asyncio.start_server(converse, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     async with listener, server_client() as client:
-        engine = RemoteEngine(EngineServer(f"http://127.0.0.1:{port}", client), REPORT)
+        engine = RemoteEngine(PatientServer(f"http://127.0.0.1:{port}", client), REPORT)
         try:
             yield engine
         finally:

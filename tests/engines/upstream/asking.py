@@ -1,7 +1,7 @@
 """Asks played servers for groups, and collects what came of each choice."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,6 +10,8 @@ from motet.engines.http import server_client
 from motet.engines.upstream.base import TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
 from motet.engines.upstream.upstream import TextUpstream
+from motet.engines.wire import EngineReport
+from motet.errors import EngineSilentError
 from motet.types import Usage
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import Manners
@@ -120,6 +122,13 @@ class Playing:
         return await read_all(self.upstream.generate(request))
 
 
+async def report_of(server: UpstreamServer) -> EngineReport:
+    """Asks until it answers, as a keeper does: a machine that stands still for two seconds leaves a question open."""
+    while True:
+        with suppress(EngineSilentError):
+            return await server.report()
+
+
 @asynccontextmanager
 async def playing(
     manners: Manners | None = None, *, options: UpstreamOptions | None = None, gated: bool = False, learn: bool = True
@@ -129,7 +138,7 @@ async def playing(
         peer = await stack.enter_async_context(FakeOpenAI(manners))
         client = await stack.enter_async_context(server_client())
         server = UpstreamServer(peer.url, client, options=options)
-        upstream = TextUpstream(server, await server.report())
+        upstream = TextUpstream(server, await report_of(server))
         stack.push_async_callback(upstream.close)
         if learn:
             await upstream.learn()

@@ -21,7 +21,7 @@ from motet.errors import (
     UpstreamRefusalError,
 )
 from motet.types import EngineKind
-from tests.engines.upstream.asking import playing, request_for
+from tests.engines.upstream.asking import playing, read_all, request_for
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import CHAT, Manners, Refused
 
@@ -111,12 +111,15 @@ async def test_a_server_that_is_silent_before_the_first_byte_is_given_up(stream:
 
 
 async def test_a_stream_that_falls_silent_is_given_up() -> None:
-    options = UpstreamOptions(timeout_s=0.05)
-    async with playing(options=options, learn=False) as played:
+    async with playing(learn=False) as played:
         gate = played.peer.shut()
         gate.release()
+        group = played.upstream.generate(request_for())
+        await group.read()
+        played.upstream.server.options = UpstreamOptions(timeout_s=0.05)
+        gate.release()  # what comes after this piece must come within the new time
         with pytest.raises(EngineSilentError, match="cannot go on elsewhere"):
-            await played.ask(request_for())
+            await read_all(group)
 
 
 async def test_a_server_that_is_not_there_is_dead() -> None:

@@ -31,6 +31,7 @@ from motet.types import (
     TokenLogprob,
     choice_starts,
 )
+from tests.patience import PATIENCE_S
 
 PROMPT = (5, 6, 7, 8)
 PARAMS: dict[str, object] = {"do_remote_prefill": True, "remote_request_id": "cmpl-1", "remote_block_ids": [[1, 2]]}
@@ -289,8 +290,16 @@ async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[Canned]
         await runner.cleanup()
 
 
+class PatientServer(VLLMServer):
+    """A server that has as long for a report as tests wait. The usual second may be one in which the machine stands
+    still."""
+
+    async def report(self, *, timeout_s: float = PATIENCE_S) -> EngineReport:
+        return await super().report(timeout_s=timeout_s)
+
+
 @asynccontextmanager
 async def asking(url: str, *, api_key: str | None = None) -> AsyncIterator[VLLMServer]:
     """Gives a gateway's client of a vLLM server."""
     async with server_client() as client:
-        yield VLLMServer(url, client, api_key=api_key)
+        yield PatientServer(url, client, api_key=api_key)

@@ -11,7 +11,6 @@ import pytest
 from motet.engines.base import Engine
 from motet.engines.http import server_client
 from motet.engines.vllm.engine import VLLMEngine
-from motet.engines.vllm.server import VLLMServer
 from motet.errors import EngineDiedError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import TicketBook
@@ -86,7 +85,7 @@ async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: b
     ):
         engines: list[VLLMEngine] = []
         for played in (prefill_server, decode_server):
-            server = VLLMServer(played.url, client)
+            server = far.PatientServer(played.url, client)
             report = await server.report()
             engines.append(VLLMEngine(server, report, tickets=figures, leader_timeout_s=leader_timeout_s))
         if stepped:
