@@ -7,9 +7,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import anthropic
 import httpx
 import pytest
 import uvicorn
@@ -32,6 +31,9 @@ from motet.tracing.spans import NO_TRACES, Tracer
 from motet.types import ChoiceStart, EngineInfo, GenerateRequest, Role
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
 
 MODEL = "tiny"
 SEED = 42
@@ -259,9 +261,11 @@ class Served:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=http_client)
 
     @cached_property
-    def anthropic(self) -> anthropic.AsyncAnthropic:
-        http_client = anthropic.DefaultAsyncHttpxClient(verify=False)
-        return anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, http_client=http_client)
+    def anthropic(self) -> "AsyncAnthropic":
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient  # a second that few tests need to spend
+
+        http_client = DefaultAsyncHttpxClient(verify=False)
+        return AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, http_client=http_client)
 
     @property
     def tokenizer(self) -> Tokenizer:
