@@ -1,5 +1,7 @@
 """Errors of an engine name the fields of the client's request, also where that request became one for a chat."""
 
+import json
+
 import pytest
 
 from motet.api.failure import renamed
@@ -8,7 +10,7 @@ from motet.errors import RequestError, UpstreamRefusalError
 from tests.api import messaging
 from tests.api.calling import CallingServing
 from tests.api.responding import ask, streamed
-from tests.api.serving import named, saying
+from tests.api.serving import Served, events, named, saying
 from tests.api.test_responses_tools import FLAT_TIME, FLAT_WEATHER
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +38,15 @@ async def test_one_error_for_two_clients_has_the_names_of_each(serve_tools: Call
     assert named(await ask(served)) == (400, "tools[1].parameters")
     message = (await messaging.ask(served)).json()["error"]["message"]
     assert message == "Invalid 'tools[1].input_schema': too deep, see 'stop_sequences'."
+
+
+async def test_an_engine_s_error_has_sglang_s_names_on_its_route(served: Served) -> None:
+    param = "sampling_params.min_tokens"
+    served.engine.fail_after = {1: RequestError(f"Invalid '{param}': too many.", param=param, code="many")}
+    body = {"input_ids": [5, 6], "sampling_params": {}}
+    assert named(await served.http.post("/generate", json=body)) == (400, "sampling_params.min_new_tokens")
+    *_, error, _ = events(await served.http.post("/generate", json=body | {"stream": True}))
+    assert json.loads(error)["error"]["message"] == "Invalid 'sampling_params.min_new_tokens': too many."
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,9 @@ class SglangBody(WholeWriter):
         self._body = body
         self._tokenizer = plan.served.tokenizer
 
+    def as_asked(self, error: RequestError) -> RequestError:
+        return renamed(error, NAMES)
+
     def close(self, usage: Usage) -> Sequence[bytes]:
         answers = self._answers()
         if not self._body.in_list:
