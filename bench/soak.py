@@ -98,9 +98,9 @@ GROWING: Mapping[str, Figure] = {
 }
 COUNTED = tuple(name for name in GROWING if "resident" not in name)
 """What must not be more at the end than after the first minutes."""
-SPARE = {"spared engine: open files": 3, "sender of traces: open files": 1}
-"""How many more there may be: one for each prefill engine that died since the last one was met a minute ago, and the
-connection to a collector that is there."""
+SPARE = {"spared engine: open files": 3, "sender of traces: open files": 1, "shared memory": 1}
+"""How many more there may be: one for each prefill engine that died since the last one was met a minute ago, the
+connection to a collector that is there, and a piece of shared memory that comes and goes with engines."""
 
 
 @dataclass(frozen=True)
