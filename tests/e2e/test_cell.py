@@ -151,9 +151,8 @@ def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: Ch
         "prefill-0": "dead",
         "decode-0": "ready",
     }
-    with httpx.Client(
-        base_url=cell.url, timeout=PATIENCE_S
-    ) as http:  # made before: the server ends soon after its engine
+    # Made before the blow: the server ends soon after its engine.
+    with httpx.Client(base_url=cell.url, timeout=PATIENCE_S) as http:
         events = events_of_long_answer(cell, (decode, signal.SIGKILL))
         assert http.get("/health").status_code == 503
     assert '"engine_died"' in events[-2]
