@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from bench.report import machine, table, tell
+from bench.results.report import machine, table, tell
 from motet.config import EngineConfig
 from motet.engines.native.attention.plan import AttentionPlan, PromptRead, pieces
 from motet.engines.native.build import Parts, build_parts

@@ -1,10 +1,10 @@
 """Measures a completions request with a whole rollout batch: hundreds of prompts, as token ids, with n choices each.
 
-The server runs in a process of its own: the API over a scripted engine (`bench.frontend_engine`), which runs as many
-choices at once as a real one, or with `--real` over the default model. One request is answered whole, one streamed,
-each with token ids and log-probabilities. "peak" is the most memory of the API process while it answers; "lag" is how
-late a task of its event loop wakes that sleeps for a millisecond, as in `bench.hostile`. Prints a table, the goal, and
-JSON on the last line.
+The server runs in a process of its own: the API over a scripted engine (`bench.frontend.scripted_engine`), which runs
+as many choices at once as a real one, or with `--real` over the default model. One request is answered whole, one
+streamed, each with token ids and log-probabilities. "peak" is the most memory of the API process while it answers;
+"lag" is how late a task of its event loop wakes that sleeps for a millisecond, as in `bench.hostile`. Prints a table,
+the goal, and JSON on the last line.
 
 Run: python -m bench.batch [--sizes 512x16,2048x8] [--prompt-tokens 200] [--max-tokens 32] [--repeats 3] [--real]
     [--check]
@@ -27,10 +27,10 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from bench.frontend_engine import VOCAB_SIZE
-from bench.frontend_server import Limits, serve, serve_real
-from bench.hostile import MOST_LAG_MS, collect, watching
-from bench.report import Floor, machine, table, tell
+from bench.frontend.measured_server import Limits, serve, serve_real
+from bench.frontend.scripted_engine import VOCAB_SIZE
+from bench.hostile.__main__ import MOST_LAG_MS, collect, watching
+from bench.results.report import Floor, machine, table, tell
 
 LIMITS = Limits(max_choices=2**16, max_waiting_groups=2**13, queue_timeout_s=3600.0, max_num_seqs=256)
 READ_BYTES = 1 << 20

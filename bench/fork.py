@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 import httpx
 from rich.table import Table
 
-from bench.load import TIMEOUT_S, Load, Setup, Timing, middle, numbers, options, progress
-from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
-from bench.report import Floor, machine, table, tell
+from bench.client.load import TIMEOUT_S, Load, Setup, Timing, middle, numbers, options, progress
+from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
+from bench.results.report import Floor, machine, table, tell
 from motet.deploy.child import ChildServer, Figures, figures_in
 
 NS = (1, 2, 4, 8, 16, 32, 64)

@@ -28,10 +28,10 @@ from statistics import median
 import numpy as np
 import torch
 
-from bench.guess_tasks import Task, long_text, tasks
-from bench.load import numbers, progress
-from bench.report import machine, table, tell
-from bench.roofline_parts import WHOLE, Stage
+from bench.client.load import numbers, progress
+from bench.results.report import machine, table, tell
+from bench.roofline.step_parts import WHOLE, Stage
+from bench.speculate.tasks import Task, long_text, tasks
 from motet.config import cache_folder, environment
 from motet.grammar.compiled import Grammars, fill_masks, mask_words
 from motet.ids import RequestId

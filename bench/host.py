@@ -16,7 +16,7 @@ from statistics import median
 import msgspec
 import torch
 
-from bench.report import machine, table, tell
+from bench.results.report import machine, table, tell
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.protocol import Stepped
 from motet.engines.native.step.inputs import StepInputs

@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from bench.report import machine, table, tell
+from bench.results.report import machine, table, tell
 from motet.engines.native.attention.plan import AttentionPlan, TailReads, TrunkRead, padded_keys
 from motet.engines.native.cpu.library import library
 from motet.engines.native.cpu.runner import CpuRunner

@@ -20,11 +20,11 @@ from pathlib import Path
 import httpx
 from rich.table import Table
 
+from bench.client.load import Load, Setup, Timing, middle, options, progress
+from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.fork import connected, measure_groups
-from bench.load import Load, Setup, Timing, middle, options, progress
-from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
-from bench.report import machine, table, tell
-from bench.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
+from bench.results.report import machine, table, tell
+from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.config import cache_folder, environment
 from motet.deploy.child import BlockSize, ChildServer, Figures, block_size_in
 from motet.errors import EngineError

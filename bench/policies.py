@@ -26,10 +26,10 @@ import httpx
 import msgspec
 from rich.table import Table
 
+from bench.client.load import Load, Setup, options, progress
+from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.fork import connected, counters, server
-from bench.load import Load, Setup, options, progress
-from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
-from bench.report import Bound, Floor, machine, table, tell
+from bench.results.report import Bound, Floor, machine, table, tell
 from examples.self_consistency.questions import questions
 from motet.deploy.child import Figures
 from motet.policies.criteria import Answers, Posterior

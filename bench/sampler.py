@@ -18,8 +18,8 @@ from statistics import median
 
 import torch
 
-from bench.load import numbers
-from bench.report import machine, table, tell
+from bench.client.load import numbers
+from bench.results.report import machine, table, tell
 from motet.engines.native.sample.lanes import SampleRow
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens

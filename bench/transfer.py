@@ -29,8 +29,8 @@ import psutil
 import torch
 from rich.table import Table
 
-from bench.load import options, progress
-from bench.report import machine, table, tell
+from bench.client.load import options, progress
+from bench.results.report import machine, table, tell
 from motet.config import EngineConfig, cache_folder, environment
 from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId

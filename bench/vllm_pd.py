@@ -25,11 +25,11 @@ from pathlib import Path
 
 from rich.table import Table
 
+from bench.client.load import Load, Timing, middle, options, progress
+from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.fork import connected
-from bench.load import Load, Timing, middle, options, progress
-from bench.prompt import TEXT, FreshPrompts, seed_of_this_run
-from bench.report import machine, table, tell
-from bench.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
+from bench.results.report import machine, table, tell
+from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
 from motet.models.source import resolve

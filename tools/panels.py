@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 from playwright.sync_api import Route, expect, sync_playwright
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
 from tests.boards.reading import Prometheus, asked_by_grafana, reading
 from tools import dashboard

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from bench.hostile_cases import REFUSED
+from bench.hostile.large_requests import REFUSED
 from tests.api.serving import Served, Serving, WatchedEngine, later
 from tests.attack.hostile import MIB, flood, status
 from tests.deploy.listening import left, serving

@@ -4,11 +4,7 @@ import dataclasses
 
 import pytest
 
-from bench.cell_directory import directory_cost
-from bench.cell_fleet import fleet_cost
-from bench.cell_index import IndexSize, index_size
-from bench.cell_plan import LOOKS, USED, Demand, Prices, need
-from bench.cell_size import (
+from bench.cell_size.__main__ import (
     QUICK,
     Effort,
     Planned,
@@ -19,7 +15,11 @@ from bench.cell_size import (
     table_of,
     wire,
 )
-from bench.cell_wire import EventCost, FollowedCost, QuestionCost, TokenCost, event_cost, followed_cost
+from bench.cell_size.directory_cost import directory_cost
+from bench.cell_size.fleet_cost import fleet_cost
+from bench.cell_size.gateway_count import LOOKS, USED, Demand, Prices, need
+from bench.cell_size.index_memory import IndexSize, index_size
+from bench.cell_size.wire_cost import EventCost, FollowedCost, QuestionCost, TokenCost, event_cost, followed_cost
 
 PRICES = Prices(
     token_us=10, question_us=100, answer_us=200, message_us=200, decision_us=1000, block_bytes=100
@@ -92,8 +92,8 @@ def test_following_workers_takes_descriptors() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("all_forked")
 def test_a_tiny_run_fills_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.cell_wire.CLIENTS", 4)
-    monkeypatch.setattr("bench.cell_wire.MAX_TOKENS", 16)
+    monkeypatch.setattr("bench.cell_size.wire_cost.CLIENTS", 4)
+    monkeypatch.setattr("bench.cell_size.wire_cost.MAX_TOKENS", 16)
     fleets, indexes = [fleet_cost(2, turns=2)], [index_size(2, 10)]
     wired = wire((8,), Effort(questions=5, messages=5, loads=1, turns=2))
     planned = [Planned(demand, need(demand, prices(fleets[0], indexes[0], wired))) for demand in demands(2, 10)]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from bench.chaos import Report, described, pauses_of
-from bench.chaos_answers import Answer, Outcome, take_line
-from bench.chaos_requests import Request, mixed_requests
+from bench.chaos.__main__ import Report, described, pauses_of
+from bench.chaos.answers import Answer, Outcome, take_line
+from bench.chaos.mixed_requests import Request, mixed_requests
 
 
 def chunk(index: int, text: str, *, finish: str | None = None, role: bool = False, id: str = "chatcmpl-1") -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare import main, mix, parse
-from bench.compare_grid import QUICK, Cell, Grid, Row, figures_of, floors
-from bench.compare_report import cells_of
-from bench.contender import Sample, Versus
-from bench.load import Timing
-from bench.report import Bound, Floor
+from bench.client.load import Timing
+from bench.compare.__main__ import main, mix, parse
+from bench.compare.grid import QUICK, Cell, Grid, Row, figures_of, floors
+from bench.compare.tables import cells_of
+from bench.results.report import Bound, Floor
+from bench.servers.contender import Sample, Versus
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from bench.compare import main
-from bench.compare_rate import Mix, Outcome, Play, figures_of, percentile, schedule
+from bench.compare.__main__ import main
+from bench.compare.arrivals import Mix, Outcome, Play, figures_of, percentile, schedule
 
 MIX = Mix({1: 6.0, 8: 3.0, 32: 1.0}, (140, 1340), (64, 256))
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from bench.client.load import Timing, middle, numbers
 from bench.fork import Row, floors, main
-from bench.load import Timing, middle, numbers
 from motet.deploy.child import Figures, figures_in
 
 NOTHING = Figures(**dict.fromkeys(Figures.__dataclass_fields__, 0))

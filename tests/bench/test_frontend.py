@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.frontend import Case, main, together
-from bench.frontend_client import Clients, Taken, request_bytes
-from bench.frontend_engine import Pulse, PulsedEngine, scripted
-from bench.frontend_parts import engine_us, group, pipe_us
-from bench.frontend_report import Cost, Gaps, Report, Row, percentile
+from bench.frontend.__main__ import Case, main, together
+from bench.frontend.costs import Cost, Gaps, Report, Row, percentile
+from bench.frontend.part_costs import engine_us, group, pipe_us
+from bench.frontend.raw_client import Clients, Taken, request_bytes
+from bench.frontend.scripted_engine import Pulse, PulsedEngine, scripted
 from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
 from motet.types import Finish, FinishReason

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import main
-from bench.gpu_model import SHAPES
+from bench.gpu.__main__ import main
+from bench.gpu.random_model import SHAPES
 
 
 @pytest.mark.slow

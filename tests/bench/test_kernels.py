@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bench.kernel_ways import BYTES, WAYS
-from bench.kernels import SHAPES, figures_of, measure, num_copies, parse, parse_shape, table_of
+from bench.kernels.__main__ import SHAPES, figures_of, measure, num_copies, parse, parse_shape, table_of
+from bench.kernels.multiplications import BYTES, WAYS
 
 
 def test_figures_follow_from_seconds() -> None:
@@ -47,7 +47,7 @@ def test_every_way_computes_the_product(way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.kernels
 def test_a_run_measures_every_way_at_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.kernels.num_copies", lambda depth, columns: 2)
+    monkeypatch.setattr("bench.kernels.__main__.num_copies", lambda depth, columns: 2)
     figures = measure("64x4096", (1, 2), tuple(WAYS), repeats=1)
     assert [(f.rows, f.way) for f in figures] == [(rows, way) for rows in (1, 2) for way in WAYS]
     assert all(figure.us > 0 for figure in figures)

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from bench.llama import in_its_words
-from bench.load import Load
+from bench.client.load import Load
+from bench.servers.llama import in_its_words
 from motet.errors import EngineError
 
 pytestmark = pytest.mark.anyio

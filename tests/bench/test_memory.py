@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.memory import ServerProcesses, processes_at
+from bench.servers.processes import ServerProcesses, processes_at
 
 MIB = 2**20
 SERVER = """

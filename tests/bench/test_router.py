@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from bench.router import parse, planned, queue, record, route, ways
-from bench.router_decision import decision_cost
-from bench.router_engine import BLOCK_SIZE, ENGINES, Cache, Engine, FakeWorker, Group
-from bench.router_groups import groups
-from bench.router_report import decision_table, figures, queue_table, routing_table
-from bench.router_run import Rules, Run
+from bench.router.__main__ import parse, planned, queue, record, route, ways
+from bench.router.decision_cost import decision_cost
+from bench.router.figures import decision_table, figures, queue_table, routing_table
+from bench.router.group_stream import groups
+from bench.router.simulated_worker import BLOCK_SIZE, ENGINES, Cache, Engine, FakeWorker, Group
+from bench.router.simulation import Rules, Run
 from motet.routing.fair_queue import FairQueue
 from motet.types import Policy
 

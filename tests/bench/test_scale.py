@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.load import Timing
-from bench.scale import main
-from bench.scale_report import OF_CHOICES, OF_GROUPS, Point, Series, growth
+from bench.client.load import Timing
+from bench.scale.__main__ import main
+from bench.scale.growth import OF_CHOICES, OF_GROUPS, Point, Series, growth
 
 WORKS = (1, 2, 4, 8)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.load import Load
-from bench.prompt import FreshPrompts
-from bench.shared import floors, main, rows_of
-from bench.shared_cases import CASES, Lengths, Taken, computed_in, make_case
+from bench.client.load import Load
+from bench.client.prompts import FreshPrompts
+from bench.shared.__main__ import floors, main, rows_of
+from bench.shared.cases import CASES, Lengths, Taken, computed_in, make_case
 from motet.types import ChoiceStart, GenerateRequest
 from tests.bench.conftest import talkative
 from tests.fake_server import FakeServer

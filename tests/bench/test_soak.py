@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.chaos_answers import Answer, ask
-from bench.chaos_requests import CHAT, COMPLETIONS, Request
-from bench.chaos_strikes import KILLED, Status, Striker
-from bench.soak import Report, connections, main
-from bench.soak_clients import Client, Connections, Tally, Undisturbed, as_it_must_be, send
-from bench.soak_groups import (
+from bench.chaos.answers import Answer, ask
+from bench.chaos.faults import KILLED, Status, Striker
+from bench.chaos.mixed_requests import CHAT, COMPLETIONS, Request
+from bench.soak.__main__ import Report, connections, main
+from bench.soak.clients import Client, Connections, Tally, Undisturbed, as_it_must_be, send
+from bench.soak.policy_groups import (
     KEEP_S,
     MESSAGES,
     Course,
@@ -29,8 +29,16 @@ from bench.soak_groups import (
     not_first_of,
     some_steered,
 )
-from bench.soak_requests import GENERATE, RESPONSES, Call, fresh_request, refused_calls, seeded_requests, short_calls
-from bench.soak_samples import SHARED_MEMORY, Held, Sample, Watcher, slope_per_hour
+from bench.soak.samples import SHARED_MEMORY, Held, Sample, Watcher, slope_per_hour
+from bench.soak.seeded_requests import (
+    GENERATE,
+    RESPONSES,
+    Call,
+    fresh_request,
+    refused_calls,
+    seeded_requests,
+    short_calls,
+)
 from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
 from tests.bench.conftest import talkative

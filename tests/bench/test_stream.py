@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from bench.stream import Lines, bytes_of, follow
+from bench.client.stream import Lines, bytes_of, follow
 from motet.errors import EngineError
 
 pytestmark = pytest.mark.anyio

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jsonschema
 
-from bench.structured import Row, floors, with_schema
-from bench.structured_cost import GRAMMAR, SCHEMA, answer, step_costs
+from bench.structured.__main__ import Row, floors, with_schema
+from bench.structured.step_cost import GRAMMAR, SCHEMA, answer, step_costs
 from tests.engines.native.grammars import speaking_model, tiny_grammars, tiny_tokenizer
 
 

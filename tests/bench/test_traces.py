@@ -2,7 +2,7 @@
 
 import os
 
-from bench.frontend_client import request_bytes
+from bench.frontend.raw_client import request_bytes
 from bench.traces import Interval, Spent, cpu_us, row_of, with_trace
 
 

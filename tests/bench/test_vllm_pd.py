@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.load import Timing
-from bench.vllm_pair import VLLMCounters
+from bench.client.load import Timing
+from bench.servers.vllm_pair import VLLMCounters
 from bench.vllm_pd import GATEWAY, Cost, Row, parse, table_of
 
 

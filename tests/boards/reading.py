@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from tests.hosts.servers import eventually
 from tests.patience import PATIENCE_S
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
 from tests.boards.reading import DEPLOY, Prometheus, asked_by_grafana, program, promtool, reading
 from tests.boards.test_boards import ALERT, RULES, asked_in

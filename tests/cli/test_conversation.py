@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from bench.load import last_first_s
+from bench.client.load import last_first_s
 from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, ask
 from motet.errors import EngineError
 

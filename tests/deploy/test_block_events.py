@@ -5,7 +5,7 @@ import logging
 import msgspec
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.block_names import block_names
 from motet.config import KVEventsConfig
 from motet.deploy.block_events import BlockEvents, EventFollowing

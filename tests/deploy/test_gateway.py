@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
 from motet.engines.base import WorkerState

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.config import CellConfig
 from motet.deploy.server import Outcome
 from motet.engines.base import WorkerState

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.config import environment
 from motet.deploy.child import ChildServer, read_figures
 from motet.errors import StartupError

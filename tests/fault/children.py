@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
 from tests.forked import ForkingProcess
 from tests.status import SeenWorker

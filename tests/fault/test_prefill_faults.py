@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.errors import EngineError
 from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import prompt_digest

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.config import RoutingConfig
 from motet.deploy.gateway_models import TokenizerRules
 from motet.engines.base import Worker, WorkerState

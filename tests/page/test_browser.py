@@ -7,7 +7,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.errors import EngineError
 from tests.page.asking import WORDS, GatedServer, Start, ask, choices, click, give_key, stored, text_of, worded
 from tests.patience import PATIENCE_S

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import psutil
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.types import Ingress

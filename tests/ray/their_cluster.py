@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.config import environment
 from tests.ray.engines import Engines
 from tests.ray.hook import environ_of

@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from bench.vllm import MODEL_NAME
+from bench.servers.vllm import MODEL_NAME
 from motet.deploy.child import ChildServer
 from tests.real.answers import Answer, Body, ask, streaming
 from tests.real.vllm_servers import BYTES, SUSPECT, TRANSFERS, RealVLLM, gateway, until

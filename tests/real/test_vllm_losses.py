@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.vllm import MODEL_NAME
+from bench.servers.vllm import MODEL_NAME
 from tests.real.answers import Answer, Body, ask, streaming
 from tests.real.test_vllm import LONG, ROUTES
 from tests.real.vllm_servers import SUSPECT, RealVLLM, gateway, real_vllm, until

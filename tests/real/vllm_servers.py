@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench.peer import PeerServer, peer_server
-from bench.ports import free_port
-from bench.vllm import MODEL_NAME, VLLMSetup
-from bench.vllm_pair import CONNECTOR
+from bench.servers.peer import PeerServer, peer_server
+from bench.servers.ports import free_port
+from bench.servers.vllm import MODEL_NAME, VLLMSetup
+from bench.servers.vllm_pair import CONNECTOR
 from motet.config import environment
 from motet.deploy.child import ChildServer
 from tests.status import metric_sum

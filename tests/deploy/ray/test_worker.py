@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.ports import free_port
+from bench.servers.ports import free_port
 from motet.config import EngineConfig
 from motet.deploy.listen import listen, port_of
 from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, Listing, WorkerStage

@@ -1,0 +1,106 @@
+"""Measures a fleet of many members in the process that keeps it: one decision, one change, all joining, all waiting.
+
+It uses the product's own objects (`Fleet`, `Router`), over fake engines. A decision is that of `Router`, from the
+request to the worker: who may get it, who has its prompt cached, the shortlist, the choice. Where prefill and decode
+are apart, a group needs four of them (`gateway_count.LOOKS`)."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from motet.block_names import block_names
+from motet.engines.base import Worker, WorkerState
+from motet.ids import RequestId
+from motet.routing.cost import Work
+from motet.routing.fleet import Fleet
+from motet.routing.router import Router
+from motet.testing.engine import FakeEngine, fake_info
+from motet.transfer.ticket import TransferAddress
+from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
+
+PROMPT = tuple(range(1340))
+BLOCK_SIZE = 16
+COMMON_BLOCKS = 20
+"""Number of blocks at the beginning of the prompt that every worker has; one worker has all blocks."""
+WAITING = 256
+"""Number of groups of a worker that died; all wait for a change of the fleet."""
+
+
+@dataclass(frozen=True)
+class FleetCost:
+    workers: int
+    decision_us: float
+    cold_us: float
+    """Time of a decision about a prompt of which nobody has a block."""
+    change_us: float
+    """Time of a change: a member drains or is ready again, and the next group asks who may get work."""
+    join_us: float
+    """Time for each member, when all join one after the other."""
+    wait_us: float
+    """Time for each group that waits and is woken with the others."""
+
+
+def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
+    started = time.perf_counter()
+    fleet = joined(workers)
+    join_us = (time.perf_counter() - started) / workers * 1e6
+    dispatcher = Router(fleet).dispatcher
+    warm, cold = _request(PROMPT), _request(tuple(reversed(PROMPT)))
+    names = block_names(PROMPT, BLOCK_SIZE, salt="")
+    for member in fleet.members:
+        fleet.index.stored(member.id, names[:COMMON_BLOCKS])
+    fleet.index.stored(fleet.members[-1].id, names)
+    return FleetCost(
+        workers=workers,
+        decision_us=_median_us(lambda: dispatcher.load(Work.GENERATE, warm), turns),
+        cold_us=_median_us(lambda: dispatcher.load(Work.GENERATE, cold), turns),
+        change_us=_median_us(lambda: _change(fleet), max(5, turns // 10)),
+        join_us=join_us,
+        wait_us=asyncio.run(_wait_us(fleet)),
+    )
+
+
+def joined(workers: int) -> Fleet:
+    """Returns a fleet of ready workers. All are expected before the first joins, as in a gateway."""
+    fleet = Fleet()
+    for number in range(workers):
+        fleet.expect(f"w{number}", "-")
+    for number in range(workers):
+        info = fake_info(role=Role.DECODE, transfer=TransferAddress(f"engine-{number}", "127.0.0.1", 1))
+        fleet.put(Worker(f"w{number}", FakeEngine(lambda request, start: (1,), info=info), "-"))
+    return fleet
+
+
+def _change(fleet: Fleet) -> None:
+    first = fleet.members[0]
+    fleet.mark(first.id, WorkerState.DRAINING if first.state is WorkerState.READY else WorkerState.READY)
+    fleet.ready(Work.GENERATE)
+
+
+async def _wait_us(fleet: Fleet) -> float:
+    async def wait() -> None:
+        await fleet.changed()
+
+    started = time.perf_counter()
+    waiting = [asyncio.create_task(wait()) for _ in range(WAITING)]
+    await asyncio.sleep(0)
+    fleet.notify()
+    await asyncio.gather(*waiting)
+    return (time.perf_counter() - started) / WAITING * 1e6
+
+
+def _request(prompt: tuple[int, ...]) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=RequestId("g"), prompt=prompt, choices=choice_starts(8, 0), sampling=SamplingParams(max_tokens=64)
+    )
+
+
+def _median_us(work: Callable[[], object], turns: int) -> float:
+    times = []
+    for _ in range(turns):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return median(times) * 1e6

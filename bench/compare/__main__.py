@@ -1,0 +1,157 @@
+"""Compares Motet with another OpenAI-compatible server under the same load, in turn.
+
+Each cell is one kind of request: n choices, tokens of the prompt, tokens of a choice. Both servers get the same
+prompts, which no cache has, one request after the other: ours, peer, ours, peer. Figures are medians over the repeats.
+The share of a core that each server takes while idle is measured and printed.
+
+Both draw at temperature 1 and write up to max_tokens. No seeds are sent (--seeded sends them), because vLLM 0.32's CPU
+build ends when it computes the prompt of a seeded request in pieces.
+
+With --rate, requests arrive as a Poisson process of mixed n and lengths instead, the same for both servers.
+
+Prints a table, and JSON on the last line.
+
+Floors (--check fails when one is missed), for 1340 tokens of prompt and 64 a choice: decode tokens/s at least 1.2
+times the peer's at n = 1 and 1.4 times at n = 8 and 32; at n = 32 the first token of the last choice within half of the
+peer's time and 1.1 times our own at n = 1, and the total within 0.65 of the peer's.
+
+Run: python -m bench.compare --ours URL --peer URL [--quick] [--ns 1,32] [--repeats 3] [--check] [--plot FILE.png]
+     python -m bench.compare --start-ours --start-peer VENV_WITH_VLLM --rate 0.5 [--duration 60]
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import uvloop
+
+from bench.client.load import numbers, options
+from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
+from bench.compare.arrivals import Mix, measure_rate, schedule
+from bench.compare.grid import QUICK, Grid, GridBench, Row, floors
+from bench.compare.tables import Conditions, ServerFacts, grid_table, rate_table
+from bench.results.report import machine, tell
+from bench.servers.contender import Contender, Manner, contender
+from bench.servers.peer import all_cores, peer_server
+from bench.servers.vllm import VLLMSetup
+from motet.config import cache_folder, environment
+from motet.deploy.child import ChildServer
+from motet.models.source import resolve
+
+MIX = {1: 6.0, 8: 3.0, 32: 1.0}
+
+
+async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> int:
+    """Runs the whole comparison and returns the exit code."""
+    at_start = machine()
+    manner = Manner(arguments.seeded, arguments.settle)
+    async with contender("ours", urls[0], manner) as ours, contender("peer", urls[1], manner) as peer:
+        fresh = FreshPrompts(await ours.load(1).tokens_of(TEXT), seed=arguments.seed)
+        grid = grid_of(arguments)
+        bench = GridBench(ours, peer, arguments.repeats, fresh)
+        await bench.warm_up(grid)
+        facts = [await facts_of(server, arguments.idle) for server in (ours, peer)]
+        conditions = Conditions(at_start, facts[0], facts[1], arguments.repeats, arguments.seed)
+        if arguments.rate is None:
+            return tell_grid(await bench.measure(grid), conditions, arguments)
+        mix = Mix(arguments.mix, grid.prompt_tokens, grid.max_tokens)
+        arrivals = schedule(arguments.rate, arguments.duration, mix, seed=arguments.seed)
+        versus = await measure_rate(ours, peer, arrivals, repeats=arguments.repeats, fresh=fresh)
+        choices = sum(arrival.n for arrival in arrivals)
+        asked = f"{len(arrivals)} requests with {choices} choices, {arguments.rate:g} a second"
+        record = {"conditions": asdict(conditions), "rate": arguments.rate, "arrivals": len(arrivals)}
+        return tell(record | versus.record(), asked, rate_table(versus), about=conditions.about)
+
+
+def tell_grid(rows: Sequence[Row], conditions: Conditions, arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        plot(rows, arguments.plot)
+    record = {"conditions": asdict(conditions), "rows": [asdict(row.cell) | row.versus.record() for row in rows]}
+    promised = floors(rows) if arguments.check else []
+    return tell(record, grid_table(rows), about=conditions.about, floors=promised, check=arguments.check)
+
+
+async def facts_of(server: Contender, idle_s: float) -> ServerFacts:
+    return ServerFacts(str(server.client.base_url), server.model, server.version, await server.idle_percent(idle_s))
+
+
+def grid_of(arguments: argparse.Namespace) -> Grid:
+    """Returns the whole grid, or the quick one, with the values that flags replace."""
+    base = QUICK if arguments.quick else Grid()
+    return Grid(
+        arguments.prompt_tokens or base.prompt_tokens, arguments.max_tokens or base.max_tokens, arguments.ns or base.ns
+    )
+
+
+def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
+    """Returns the URLs of both servers. Servers started here end with `stack`."""
+    ours, peer = arguments.ours, arguments.peer
+    if arguments.start_ours is not None:
+        ours = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.start_ours)])).url
+    if arguments.start_peer is not None:
+        model = resolve(arguments.model, cache=cache_folder(environment()), say=print)
+        started = stack.enter_context(peer_server(VLLMSetup(arguments.start_peer, model, all_cores())))
+        started.wait_until_ready()
+        peer = started.url
+    return ours, peer
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Draws total time against n: a panel for each length of prompts and of answers."""
+    from bench.results.plot import Curve, Panel, save  # matplotlib is an extra
+
+    panels = []
+    for prompt_tokens, max_tokens in dict.fromkeys((row.cell.prompt_tokens, row.cell.max_tokens) for row in rows):
+        own = [row for row in rows if (row.cell.prompt_tokens, row.cell.max_tokens) == (prompt_tokens, max_tokens)]
+        curves = [
+            Curve("ours", [(r.cell.n, s) for r in own if (s := r.versus.ours.get("total_s")) is not None]),
+            Curve("peer", [(r.cell.n, s) for r in own if (s := r.versus.peer.get("total_s")) is not None]),
+        ]
+        title = f"prompt {prompt_tokens}, {max_tokens} tokens a choice"
+        panels.append(Panel(title, "choices (n)", "total, s", curves))
+    save(panels, path)
+
+
+def mix(text: str) -> Mapping[int, float]:
+    """Reads `1:6,8:3,32:1`: each n and its weight."""
+    pairs = (part.split(":") for part in text.split(","))
+    return {int(n): float(weight) for n, weight in pairs}
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = options(__doc__, length=numbers, repeats=3)
+    ours, peer = (parser.add_mutually_exclusive_group(required=True) for _ in range(2))
+    ours.add_argument("--ours", metavar="URL", help="a running Motet")
+    ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start it: --start-ours=--max-n=256")
+    peer.add_argument("--peer", metavar="URL", help="a running server of the same model")
+    peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM from its virtual environment")
+    parser.add_argument("--quick", action="store_true", help="only the cells with floors, unless flags say more")
+    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="seed of prompts and arrivals")
+    parser.add_argument("--seeded", action="store_true", help="send a seed with each request")
+    parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
+    parser.add_argument("--idle", type=float, default=3.0, help="seconds for which idle servers are measured")
+    parser.add_argument("--rate", type=float, help="requests a second, as a Poisson process")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds in which they arrive")
+    parser.add_argument("--mix", type=mix, default=MIX, help="weight of each n among them: 1:6,8:3,32:1")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw total time against n")
+    arguments = parser.parse_args(argv)
+    if arguments.plot and not find_spec("matplotlib"):
+        parser.error("--plot needs matplotlib: pip install 'motet[bench]'")
+    if arguments.rate is not None and (arguments.plot or arguments.check):
+        parser.error("--plot and --check belong to the grid, not to --rate")
+    return arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    with ExitStack() as stack:
+        return uvloop.run(compare(servers(arguments, stack), arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""Finds the processes of a Ray cluster that a benchmark started, their CPU time, and where a replica listens."""
+
+import contextlib
+
+import httpx
+import psutil
+
+from motet.errors import StartupError
+
+PARTS = {
+    "ray::ProxyActor": "proxy",
+    "ray::HAProxy": "proxy",
+    "haproxy": "proxy",
+    "ServeReplica:motet:gateway": "gateway",
+    "ServeReplica:motet:decode": "worker",
+    "bench.frontend.measured_server": "worker",
+    "motet.engines.native": "engine",
+}
+"""The part to which a process belongs, by words in its command line."""
+REST = "rest"
+ASK_TIMEOUT_S = 2.0
+
+
+def cpu_by_part(pid: int) -> dict[str, float]:
+    """Returns the seconds of processor time that a process and its children have spent so far, by part."""
+    spent: dict[str, float] = {}
+    for process in _tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            part = part_of(" ".join(process.cmdline()))
+            spent[part] = spent.get(part, 0.0) + times.user + times.system
+    return spent
+
+
+def part_of(command: str) -> str:
+    return next((part for words, part in PARTS.items() if words in command), REST)
+
+
+def own_url(pid: int, deployment: str) -> str:
+    """Returns the URL of the server inside a deployment's replica, past Serve. Raises StartupError if there is none."""
+    for process in _tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+            if f":{deployment}" in process.cmdline()[0]:
+                for connection in process.net_connections("tcp4"):
+                    host, port = connection.laddr
+                    url = f"http://{host}:{port}"
+                    if connection.status == psutil.CONN_LISTEN and _is_motet(url):
+                        return url
+    raise StartupError(f"no replica of {deployment} listens among the children of {pid}")
+
+
+def _is_motet(url: str) -> bool:
+    try:
+        return "version" in httpx.get(url + "/version", timeout=ASK_TIMEOUT_S).json()
+    except (httpx.HTTPError, ValueError, TypeError):
+        return False
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]

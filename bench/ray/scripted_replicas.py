@@ -1,0 +1,50 @@
+"""Replicas of Motet on Ray Serve with scripted engines (`bench.frontend.scripted_engine`), not engine processes."""
+
+from collections.abc import Mapping
+from functools import cache
+
+from ray import serve
+from ray.serve import Application
+
+from bench.client.prompts import TEXT
+from bench.frontend.scripted_engine import Pulse, PulsedEngine
+from motet.config import EngineConfig, cache_folder, environment
+from motet.deploy.cell import LocalEngine
+from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, WorkerReplica
+from motet.deploy.ray.directory import DirectoryReplica
+from motet.deploy.ray.options import DECODE, DIRECTORY, GATEWAY, deployment_options
+from motet.models.source import resolve
+from motet.settings.declaration import ServerCommand
+from motet.settings.resolve import resolve_settings
+from motet.text.tokenizer import Tokenizer
+from motet.types import Ingress
+
+MODEL = "smollm2"
+
+
+@cache
+def scripted() -> PulsedEngine:
+    """Returns the one engine of this process."""
+    folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda line: None)
+    return PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse())
+
+
+class PulsedDecode(WorkerReplica):
+    async def _start_engine(self, config: EngineConfig) -> LocalEngine:
+        return scripted()
+
+
+class PulsedDirect(DirectReplica):
+    async def _start_engine(self, config: EngineConfig) -> LocalEngine:
+        return scripted()
+
+
+def application(args: Mapping[str, object]) -> Application:
+    """Builds what `motet.deploy.ray.app.application` builds, with scripted decode replicas and no prefill replicas."""
+    settings = resolve_settings(args, environ={}, command=ServerCommand.RAY)
+    options = deployment_options(settings)
+    directory = serve.deployment(**options[DIRECTORY])(DirectoryReplica).bind()
+    if settings.ray.ingress is Ingress.DIRECT:
+        return serve.deployment(**options[DECODE])(PulsedDirect).bind(args, directory)
+    decode = serve.deployment(**options[DECODE])(PulsedDecode).bind(args, directory)
+    return serve.deployment(**options[GATEWAY])(GatewayReplica).bind(args, directory, decode=decode)

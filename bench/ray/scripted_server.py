@@ -1,0 +1,49 @@
+"""Motet on Ray Serve with scripted engines, for `bench.ray`.
+
+It has one decode replica, and with the gateway ingress one gateway replica. Prints the URL, and ends with the process
+that started it.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from bench.ray.scripted_replicas import MODEL, application
+from motet.deploy.ray.foreground import run_application
+from motet.deploy.server import Outcome
+from motet.deploy.stop import StopSignals
+from motet.log import setup_logging
+from motet.settings.declaration import ServerCommand
+from motet.settings.resolve import resolve_settings
+from motet.types import Ingress
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ingress", choices=tuple(Ingress), help="where clients connect")
+    parser.add_argument("--port", type=int, required=True, help="port of the ingress")
+    arguments = parser.parse_args(argv)
+    args: dict[str, object] = {
+        "model": MODEL,
+        "ingress": arguments.ingress,
+        "port": arguments.port,
+        "cluster_key": "bench",
+        "ray_address": "local",
+        "log_level": "warning",
+    }
+    setup_logging()
+    return asyncio.run(run(args))
+
+
+async def run(args: dict[str, object]) -> Outcome:
+    settings = resolve_settings(args, environ={}, command=ServerCommand.RAY)
+    with StopSignals() as signals:
+        signals.watch_stdin(sys.stdin)
+        return await run_application(
+            settings, args, on_ready=lambda url, _: print(url, flush=True), signals=signals, make=application
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""New weights for a server that is writing: how long they take by each way, and for how long no token comes."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import torch
+from safetensors.torch import save_file
+
+from bench.client.stream import follow
+from motet.weights import Way, push
+
+PATH = "/v1/completions"
+STREAMED_N = 16
+STREAMED_TOKENS = 700
+"""Tokens of a choice; when all are written, the next stream begins."""
+EVENTS_AROUND = 20
+"""Events of the stream before and after an update."""
+UPDATE_TIMEOUT_S = 300.0
+
+Tensors = Sequence[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update cost."""
+
+    taken_s: float
+    """From the trainer's call until all engines have the weights."""
+    silent_s: float
+    """The longest time without a token of a stream with n = 16 meanwhile."""
+    usual_s: float
+    """The longest time without one before the update."""
+
+
+class FolderWay:
+    """Writes a checkpoint and tells the server where it is. The server reads the last one again if an engine dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+
+    def __call__(self, server: str, tensors: Tensors, version: str) -> None:
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        save_file(dict(tensors), folder / "model.safetensors")
+        body = {"weight_dir": str(folder), "weight_version": version}
+        httpx.post(f"{server}/update_weights", json=body, timeout=UPDATE_TIMEOUT_S).raise_for_status()
+
+
+Send = Callable[[str, Tensors, str], None]
+"""Gives the server at a URL these tensors, and a version."""
+
+
+def ways(folder: Path) -> dict[str, Send]:
+    """Returns the ways to bring new weights, by name. `folder` is for checkpoints."""
+    return {
+        "folder": FolderWay(folder),
+        "memory": lambda server, tensors, version: push_by(Way.MEMORY, server, tensors, version),
+        "http": lambda server, tensors, version: push_by(Way.HTTP, server, tensors, version),
+    }
+
+
+def push_by(way: Way, server: str, tensors: Tensors, version: str) -> None:
+    push(server, tensors, version=version, way=way)
+
+
+async def update_while_streaming(
+    client: httpx.AsyncClient, model: str, prompt: Sequence[int], send: Callable[[], None]
+) -> Update:
+    """Calls `send` while a stream with n = 16 is being written."""
+    times: list[float] = []
+    body = {
+        "model": model,
+        "prompt": list(prompt),
+        "n": STREAMED_N,
+        "max_tokens": STREAMED_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+
+    async def stream() -> None:
+        while True:
+            await follow(client, PATH, body, lambda _: times.append(time.perf_counter()))
+
+    streaming = asyncio.create_task(stream())
+    try:
+        await _events(times, EVENTS_AROUND * STREAMED_N, streaming)
+        begin = time.perf_counter()
+        await asyncio.to_thread(send)
+        end = time.perf_counter()
+        await _events(times, len(times) + EVENTS_AROUND * STREAMED_N, streaming)
+    finally:
+        streaming.cancel()
+        await asyncio.gather(streaming, return_exceptions=True)
+    gaps = list(pairwise(times))
+    meanwhile = [later - earlier for earlier, later in gaps if later > begin and earlier < end]
+    before = [later - earlier for earlier, later in gaps if later <= begin]
+    return Update(end - begin, max(meanwhile), max(before))
+
+
+async def _events(times: list[float], number: int, streaming: "asyncio.Task[None]") -> None:
+    """Waits until the stream has had so many events; raises what ended it."""
+    while len(times) < number:
+        if streaming.done():
+            streaming.result()
+        await asyncio.sleep(0.005)

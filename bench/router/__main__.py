@@ -1,0 +1,167 @@
+"""Simulates routing: the best ways to choose a worker and to queue for groups of heavy-tailed n. It also measures the
+time of a decision.
+
+The product's own code chooses, and keeps the prefix index and the queue. Workers (`bench/router/simulated_worker.py`)
+are fake, with the times of our engine, and so are groups (`bench/router/group_stream.py`). Prints three tables, and
+JSON on the last line:
+
+    routing     each policy over the same groups; "a group is one" counts requests, like gateways that do not know n
+    queue       first tokens of small and of large groups where room is scarce (64 choices a worker)
+    decision    microseconds on this machine
+
+Run: python -m bench.router [--quick] [--workers 8,64] [--loads 0.7,0.9] [--engine cpu] [--weights]
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from bench.client.load import numbers, progress
+from bench.results.report import machine, tell
+from bench.router.decision_cost import DecisionCost, decision_cost
+from bench.router.figures import Figures, decision_table, figures, queue_table, routing_table
+from bench.router.group_stream import groups
+from bench.router.simulated_worker import ENGINES, Engine, Group
+from bench.router.simulation import Rules, Run
+from motet.routing.cost import CHOICE_MS, HORIZON_STEPS, PROMPT_TOKEN_MS, TAIL_BLOCK_MS, TRUNK_BLOCK_MS, Weights
+from motet.routing.fair_queue import FairQueue
+from motet.types import Policy
+
+SEED = 1
+HORIZONS = (0, 8, 16, 32, 64, 128, 256)
+SCARCE_CHOICES = 64
+QUEUE_WORKERS = 8
+QUEUE_LOADS = (0.7, 0.75, 0.8)
+TRIED_QUEUES = [
+    *((0.0, 0.0, patience_s) for patience_s in (1.0, 5.0, 20.0)),
+    *((0.5, most_s, patience_s) for most_s in (5.0, 10.0, 20.0, 1e3) for patience_s in (0.0, 1.0, 5.0)),
+]
+"""(seconds a choice, most seconds, patience in seconds) of each queue that `--weights` tries."""
+FOREVER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs to simulate and the decisions to measure."""
+
+    workers: Sequence[int]
+    loads: Sequence[float]
+    groups: int
+    """Groups in a run with up to 100 workers; a larger fleet gets at least 50 for each worker."""
+    engine: Engine
+    vary_weights: bool
+    decisions: Sequence[tuple[int, int]]
+    """(workers, blocks) of each measured decision."""
+
+
+def horizon(steps: float) -> Weights:
+    """Returns the weights with a horizon of `steps` steps."""
+    a_step = steps / PROMPT_TOKEN_MS
+    return Weights(choice=a_step * CHOICE_MS, trunk_block=a_step * TRUNK_BLOCK_MS, tail_block=a_step * TAIL_BLOCK_MS)
+
+
+def ways(*, vary_weights: bool) -> dict[str, Rules]:
+    found = {
+        "kv": Rules(),
+        "kv, a group is one": Rules(group_is_one=True),
+        "kv, no sessions": Rules(sessions=False),
+        "session": Rules(policy=Policy.SESSION),
+        "least-loaded": Rules(policy=Policy.LEAST_LOADED),
+        "round-robin": Rules(policy=Policy.ROUND_ROBIN),
+    }
+    for steps in HORIZONS if vary_weights else ():
+        found[f"kv, horizon {steps}"] = Rules(weights=horizon(steps))
+        found[f"kv, a group is one, horizon {steps}"] = Rules(weights=horizon(steps), group_is_one=True)
+    return found
+
+
+def queues(*, vary_weights: bool) -> dict[str, FairQueue[Group]]:
+    """Returns the queues to compare, by name. FIFO is the fair queue without head starts and patience."""
+    found = {
+        "FIFO": FairQueue[Group](max_wait_s=FOREVER_S, per_choice_s=0.0, patience_s=0.0),
+        "fair": FairQueue[Group](max_wait_s=FOREVER_S),
+    }
+    for per_choice_s, most_s, patience_s in TRIED_QUEUES if vary_weights else ():
+        name = f"{per_choice_s:g} s a choice, at most {most_s:g} s, patience {patience_s:g} s"
+        found[name] = FairQueue[Group](
+            max_wait_s=FOREVER_S, per_choice_s=per_choice_s, most_s=most_s, patience_s=patience_s
+        )
+    return found
+
+
+def route(plan: Plan) -> Iterator[Figures]:
+    for workers in plan.workers:
+        for load in plan.loads:
+            for way, rules in ways(vary_weights=plan.vary_weights).items():
+                yield _simulated(way, rules, workers, load, plan)
+
+
+def queue(plan: Plan) -> Iterator[Figures]:
+    scarce = replace(plan, engine=replace(plan.engine, max_choices=SCARCE_CHOICES))
+    for load in QUEUE_LOADS:
+        for way, waiting in queues(vary_weights=plan.vary_weights).items():
+            yield _simulated(way, Rules(queue=waiting), QUEUE_WORKERS, load, scarce)
+
+
+def _simulated(way: str, rules: Rules, workers: int, load: float, plan: Plan) -> Figures:
+    """Simulates one way; all ways get the same groups."""
+    count = max(plan.groups, 50 * workers if workers > 100 else 0)
+    made = groups(count, workers=workers, load=load, engine=plan.engine, seed=SEED)
+    return figures(way, workers, load, Run(made, workers=workers, engine=plan.engine, rules=rules).run())
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    grid = [(workers, blocks) for workers in (8, 64, 256, 1000) for blocks in (10_000, 1_000_000)]
+    return Plan(
+        workers=options.workers,
+        loads=[float(load) for load in options.loads.split(",")],
+        groups=options.groups or (1_500 if options.quick else 16_000),
+        engine=ENGINES[options.engine],
+        vary_weights=options.weights,
+        decisions=[(64, 10_000), (1000, 10_000)] if options.quick else grid,
+    )
+
+
+def told(rows: Iterator[Figures]) -> Iterator[Figures]:
+    """Yields the rows and names each on standard error, so that a long run shows its progress."""
+    for row in rows:
+        progress(f"{row.workers} workers, {row.load:.0%}: {row.way}")
+        yield row
+
+
+def record(
+    routing: Sequence[Figures], queueing: Sequence[Figures], decisions: Sequence[DecisionCost]
+) -> dict[str, object]:
+    return {
+        "horizon_steps": HORIZON_STEPS,
+        "routing": [asdict(row) for row in routing],
+        "queue": [asdict(row) for row in queueing],
+        "decision": [asdict(row) | {"total_us": row.total_us} for row in decisions],
+    }
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="ways to choose a worker and to queue, simulated; the time of a decision"
+    )
+    parser.add_argument("--workers", type=numbers, default=(8, 64), help="sizes of fleets, up to 1000, e.g. 8,64")
+    parser.add_argument("--loads", default="0.7,0.9", help="shares of what workers can just do (default: %(default)s)")
+    parser.add_argument("--groups", type=int, help="groups of a run (default: 16000, 1500 with --quick)")
+    parser.add_argument(
+        "--engine", choices=list(ENGINES), default="cpu", help="engine with these step times (default: %(default)s)"
+    )
+    parser.add_argument("--weights", action="store_true", help="vary the weights of the cost and of the queue too")
+    parser.add_argument("--quick", action="store_true", help="fewer groups and decisions: half a minute")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    plan, about = planned(parse()), machine()
+    routing, queueing = list(told(route(plan))), list(told(queue(plan)))
+    decisions = [decision_cost(workers, blocks) for workers, blocks in plan.decisions]
+    tables = (routing_table(routing), queue_table(queueing), decision_table(decisions))
+    tell(record(routing, queueing, decisions), *tables, about=about)
+
+
+if __name__ == "__main__":
+    main()
