@@ -17,10 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from bench.results.report import machine, table, tell
-from motet.config import EngineConfig
-from motet.engines.native.attention.plan import AttentionPlan, PromptRead, pieces
+from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead, pieces
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.step.inputs import StepInputs
+from motet.settings.server_config import EngineConfig
 
 WAYS = {
     "bf16 by torch": {"kernels": "torch"},

@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.client.load import TIMEOUT_S, Load, Setup, Timing, middle, numbers, options, progress
 from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.results.report import Floor, machine, table, tell
-from motet.deploy.child import ChildServer, Figures, figures_in
+from motet.deploy.child import ChildServer, CounterSnapshot, figures_in
 
 NS = (1, 2, 4, 8, 16, 32, 64)
 FLOOR_N = 32
@@ -37,7 +37,7 @@ class Row:
 
     n: int
     group: Timing
-    spent: Figures
+    spent: CounterSnapshot
     """The growth of the server's counters during one of the requests."""
     separate: Timing | None
     """The time of n requests at once, without prefix cache."""
@@ -46,7 +46,7 @@ class Row:
         return asdict(self) | {"decode_tokens_per_s": self.group.decode_tokens_per_s}
 
 
-async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, Figures]]:
+async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, CounterSnapshot]]:
     """Measures one request with n choices, for every n. The counters are those of the last repeat."""
     measured = {}
     async with connected(url) as client:
@@ -82,7 +82,7 @@ def connected(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None))
 
 
-async def counters(client: httpx.AsyncClient) -> Figures:
+async def counters(client: httpx.AsyncClient) -> CounterSnapshot:
     return figures_in((await client.get("/metrics")).text)
 
 

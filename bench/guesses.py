@@ -32,11 +32,11 @@ from bench.client.load import numbers, progress
 from bench.results.report import machine, table, tell
 from bench.roofline.step_parts import WHOLE, Stage
 from bench.speculate.tasks import Task, long_text, tasks
-from motet.config import cache_folder, environment
-from motet.grammar.compiled import Grammars, fill_masks, mask_words
+from motet.grammar.compiled_grammar import Grammars, fill_masks, mask_words
 from motet.ids import RequestId
+from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
-from motet.models.source import resolve
+from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.types import GenerateRequest, Grammar, SamplingParams, choice_starts
 

@@ -18,7 +18,7 @@ import torch
 
 from bench.results.report import machine, table, tell
 from motet.engines.native.core import CoreOptions, EngineCore
-from motet.engines.native.protocol import Stepped
+from motet.engines.native.protocol import StepReport
 from motet.engines.native.step.inputs import StepInputs
 from motet.ids import ModelName, RequestId
 from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
@@ -86,7 +86,7 @@ def measure(n: int, groups: int, steps: int) -> dict[str, float]:
         begin = time.perf_counter()
         result = core.step()
         end = time.perf_counter()
-        encoder.encode(Stepped(result.deltas))
+        encoder.encode(StepReport(result.deltas))
         sent = time.perf_counter()
         sampling_s = runner.back_s - runner.left_s
         for name, seconds in (("around", end - begin - sampling_s), ("sampler", sampling_s), ("sent", sent - end)):

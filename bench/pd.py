@@ -25,10 +25,10 @@ from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.fork import connected, measure_groups
 from bench.results.report import machine, table, tell
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
-from motet.config import cache_folder, environment
-from motet.deploy.child import BlockSize, ChildServer, Figures, block_size_in
+from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, block_size_in
 from motet.errors import EngineError
-from motet.models.source import resolve
+from motet.models.model_source import resolve
+from motet.settings.server_config import cache_folder, environment
 
 CELL = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
 
@@ -39,7 +39,7 @@ class Row:
 
     n: int
     cell: Timing
-    spent: Figures
+    spent: CounterSnapshot
     trunk_bytes: int
     single: Timing
     vllm: Timing | None

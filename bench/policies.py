@@ -31,7 +31,7 @@ from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.fork import connected, counters, server
 from bench.results.report import Bound, Floor, machine, table, tell
 from examples.self_consistency.questions import questions
-from motet.deploy.child import Figures
+from motet.deploy.child import CounterSnapshot
 from motet.policies.criteria import Answers, Posterior
 from motet.policies.extract import Extract, ExtractKind
 
@@ -205,7 +205,7 @@ class Votes:
     async def _vote(
         self,
         way: str,
-        before: Figures,
+        before: CounterSnapshot,
         started: float,
         *,
         begun: int,

@@ -31,11 +31,11 @@ from rich.table import Table
 
 from bench.client.load import options, progress
 from bench.results.report import machine, table, tell
-from motet.config import EngineConfig, cache_folder, environment
 from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId
-from motet.models.source import resolve
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
+from motet.models.model_source import resolve
+from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
 WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}

@@ -30,9 +30,9 @@ from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.fork import connected
 from bench.results.report import machine, table, tell
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
-from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
-from motet.models.source import resolve
+from motet.models.model_source import resolve
+from motet.settings.server_config import cache_folder, environment
 
 GATEWAY = "gateway"
 WAYS = (GATEWAY, "naive", "clamped")

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from motet.config import EngineConfig, ServerConfig
 from motet.deploy.cell import Cell
-from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, Serving, run_server
-from motet.deploy.stop import StopSignals
-from motet.testing.engine import FakeEngine, Script, fake_info
+from motet.deploy.server_plan import ServerPlan
+from motet.deploy.shutdown import StopSignals
+from motet.settings.server_config import EngineConfig, ServerConfig
+from motet.testing.fake_engine import FakeEngine, Script, fake_info
 from motet.text.formats import ParserNames
 from motet.transfer.ticket import TransferAddress
 

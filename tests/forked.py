@@ -30,11 +30,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.protocol import Launch
 from motet.engines.native.spawn import engine_environ
+from motet.settings.server_config import environment
 
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36

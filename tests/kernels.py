@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from motet.config import environment
 from motet.engines.native.cpu.library import of_kind
+from motet.settings.server_config import environment
 
 NEEDED = {
     "avx512": frozenset(f"avx512{part}" for part in ("f", "bw", "dq", "vl", "_bf16")),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import environment
+from motet.settings.server_config import environment
 from tests.kernels import NEEDED, give_up, why_not
 
 SETTINGS = """\

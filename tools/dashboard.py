@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 
 FILE = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "motet.json"
 SERVER = 'instance=~"$server"'

@@ -16,17 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-EVERYBODY_SEES = ("types", "stats", "ids", "errors", "config", "settings", "log", "block_names")
+EVERYBODY_SEES = ("types", "metrics.stats", "ids", "errors", "settings", "log", "block_names")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "types": ("transfer.ticket", "tracing.context"),
-    "stats": ("transfer.figures", "metrics.declare"),
+    "metrics.stats": ("transfer.figures", "metrics.declare"),
     "tracing": (),
     "tracing.context": (),
     "ids": (),
     "errors": (),
-    "config": ("metrics.declare",),
-    "settings": ("transfer.ticket",),
+    "settings": ("metrics.declare", "transfer.ticket"),
     "log": (),
     "block_names": (),
     "kv_events": (),
@@ -40,14 +39,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "models": (),
     "models.folder": (),
     "models.checkpoint": ("models.folder",),
-    "engines.base": ("transfer.ticket", "models.checkpoint"),
-    "engines.wire": ("engines.base", "models.checkpoint", "transfer.ticket"),
+    "engine": ("transfer.ticket", "models.checkpoint"),
+    "engines.wire": ("engine", "models.checkpoint", "transfer.ticket"),
     "engines.http": (),
     "engines.openai": ("engines.http", "engines.wire"),
     "engines.far": ("engines.wire",),
     "engines.remote": (
         "tracing.context",
-        "engines.base",
+        "engine",
         "engines.far",
         "engines.http",
         "engines.openai",
@@ -55,10 +54,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.checkpoint",
         "transfer.ticket",
     ),
-    "engines.upstream": ("engines.base", "engines.http", "engines.openai", "engines.wire", "tracing.context"),
-    "engines.upstream.base": ("engines.wire", "tracing.context"),
+    "engines.upstream": ("engine", "engines.http", "engines.openai", "engines.wire", "tracing.context"),
+    "engines.upstream.text_source": ("engines.wire", "tracing.context"),
     "engines.vllm": (
-        "engines.base",
+        "engine",
         "engines.far",
         "engines.http",
         "engines.openai",
@@ -68,7 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "transfer.ticket",
     ),
     "engines.native": (
-        "engines.base",
+        "engine",
         "engines.wire",
         "transfer",
         "kv_events",
@@ -79,11 +78,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.weights",
     ),
     "policies": (),
-    "text": ("policies", "engines.base", "transfer.ticket"),
+    "text": ("policies", "engine", "transfer.ticket"),
     "grammar": ("text.tokenizer",),
     "routing": (
-        "engines.base",
-        "engines.upstream.base",
+        "engine",
+        "engines.upstream.text_source",
         "transfer.ticket",
         "metrics.declare",
         "metrics.routing",
@@ -93,8 +92,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "policies",
         "text",
         "grammar",
-        "engines.base",
-        "engines.upstream.base",
+        "engine",
+        "engines.upstream.text_source",
         "engines.wire",
         "transfer.ticket",
         "metrics",
@@ -102,11 +101,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.folder",
         "tracing",
     ),
-    "deploy": ("api", "text", "engines", "routing", "transfer", "metrics", "models", "kv_events", "tracing"),
+    "deploy": ("api", "text", "engine", "engines", "routing", "transfer", "metrics", "models", "kv_events", "tracing"),
     "__main__": ("cli",),
     "weights": ("models.checkpoint",),
-    "testing": ("engines.base", "transfer", "kv_events"),
-    "cli": ("deploy", "api", "text", "engines", "routing", "transfer", "metrics", "models", "tracing"),
+    "testing": ("engine", "transfer", "kv_events"),
+    "cli": ("deploy", "api", "text", "engine", "engines", "routing", "transfer", "metrics", "models", "tracing"),
 }
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
@@ -151,7 +150,7 @@ def imports_of(path: Path, *, source: Path = SOURCE) -> Iterator[Import]:
                 yield Import(importer, "a relative import", node.lineno)
                 continue
             for alias in node.names:
-                # `from motet.engines import base` names a module as well as `from motet.engines.base import Engine`.
+                # `from motet.text import choice` names a module too.
                 yield Import(importer, f"{node.module}.{alias.name}", node.lineno)
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the declarations in `motet.config`.
+"""Writes docs/settings.md from the declarations in `motet.settings.server_config`.
 
 Run: python tools/settings_page.py          writes the page
      python tools/settings_page.py --check  fails if the page differs from what would be written
@@ -8,15 +8,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from motet.config import SETTINGS
 from motet.settings.declaration import Declaration, Panel, ServerCommand
+from motet.settings.server_config import SETTINGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
 Every setting of `motet serve`, `motet gateway` and `motet ray`. This page is written from the declarations in
-`src/motet/config.py` by `python tools/settings_page.py`.
+`src/motet/settings/server_config.py` by `python tools/settings_page.py`.
 
 A setting has its default, unless the TOML file (`--config FILE`, or `MOTET_CONFIG`), the environment or the flag sets
 it; a later one of these wins. The server prints each value with its source when it starts. The file uses the setting's

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from motet.block_names import block_names
-from motet.engines.base import Worker, WorkerState
+from motet.engine import Worker, WorkerState
 from motet.ids import RequestId
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
-from motet.testing.engine import FakeEngine, fake_info
+from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
@@ -54,8 +54,8 @@ def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
     fleet.index.stored(fleet.members[-1].id, names)
     return FleetCost(
         workers=workers,
-        decision_us=_median_us(lambda: dispatcher.load(Work.GENERATE, warm), turns),
-        cold_us=_median_us(lambda: dispatcher.load(Work.GENERATE, cold), turns),
+        decision_us=_median_us(lambda: dispatcher.load(WorkKind.GENERATE, warm), turns),
+        cold_us=_median_us(lambda: dispatcher.load(WorkKind.GENERATE, cold), turns),
         change_us=_median_us(lambda: _change(fleet), max(5, turns // 10)),
         join_us=join_us,
         wait_us=asyncio.run(_wait_us(fleet)),
@@ -76,7 +76,7 @@ def joined(workers: int) -> Fleet:
 def _change(fleet: Fleet) -> None:
     first = fleet.members[0]
     fleet.mark(first.id, WorkerState.DRAINING if first.state is WorkerState.READY else WorkerState.READY)
-    fleet.ready(Work.GENERATE)
+    fleet.ready(WorkKind.GENERATE)
 
 
 async def _wait_us(fleet: Fleet) -> float:

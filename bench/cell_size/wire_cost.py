@@ -22,12 +22,12 @@ from bench.frontend.__main__ import Case, Server
 from bench.frontend.raw_client import Clients
 from motet.deploy.block_events import indexing
 from motet.deploy.child import ChildServer
-from motet.deploy.remote_keeper import Kept, RemoteKeeper
-from motet.engines.base import Worker
+from motet.deploy.remote_keeper import KeptEngine, RemoteKeeper
+from motet.engine import Worker
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import EngineReport
-from motet.kv_events import schema
+from motet.kv_events import event_schema as schema
 from motet.kv_events.changes import BlockChange, Removed, Stored
 from motet.kv_events.follower import BlockSource, SharedContext, Subscription, follow_blocks
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
@@ -87,7 +87,7 @@ async def _ask(server: Server, questions: int) -> QuestionCost:
     async with server_client() as client:
         asked = EngineServer(server.url, client)
 
-        async def join(report: EngineReport) -> Kept:
+        async def join(report: EngineReport) -> KeptEngine:
             engine = RemoteEngine(asked, report)
             fleet.put(Worker("w", engine, server.url, local=False))
             return engine

@@ -39,9 +39,9 @@ from bench.results.report import machine, tell
 from bench.servers.contender import Contender, Manner, contender
 from bench.servers.peer import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
-from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
-from motet.models.source import resolve
+from motet.models.model_source import resolve
+from motet.settings.server_config import cache_folder, environment
 
 MIX = {1: 6.0, 8: 3.0, 32: 1.0}
 

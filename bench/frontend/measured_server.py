@@ -22,16 +22,16 @@ from bench.frontend.scripted_engine import Pulse, PulsedEngine
 from motet.api.app import create_app
 from motet.api.served import one_model
 from motet.api.service import Service
-from motet.config import EngineConfig, RoutingConfig, ServerConfig, cache_folder, environment
 from motet.deploy.cell import Cell, StartEngine
 from motet.deploy.listen import HttpServer, listen, url_of
-from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Serving, favour_streams, run_server
-from motet.deploy.stop import StopSignals
+from motet.deploy.server_plan import ServerPlan
+from motet.deploy.shutdown import StopSignals
 from motet.engines.native.client import NativeEngine
 from motet.log import setup_logging
-from motet.models.source import resolve
+from motet.models.model_source import resolve
 from motet.routing.fleet import Fleet
+from motet.settings.server_config import EngineConfig, RoutingConfig, ServerConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 
 MODEL = "smollm2"

@@ -14,10 +14,10 @@ import uvloop
 import zmq
 
 from bench.frontend.scripted_engine import Pulse, PulsedEngine
-from motet.config import EngineConfig
 from motet.engines.native.client import PipeStream
-from motet.engines.native.protocol import Launch, Pipes, Stepped
+from motet.engines.native.protocol import Launch, Pipes, StepReport
 from motet.ids import RequestId
+from motet.settings.server_config import EngineConfig
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, SamplingParams, choice_starts
 
 TOKENS = (500, 260, 28, 1032, 30)
@@ -72,7 +72,7 @@ async def _pipe_us(folder: Path, groups: int, n: int) -> float:
         (request := group(number, n)).request_id: PipeStream(request, lambda _: None) for number in range(groups)
     }
     choices = tuple(ChoiceDelta(index, (TOKENS[index % len(TOKENS)],)) for index in range(n))
-    raw = msgspec.msgpack.encode(Stepped([GroupDelta(request_id, choices) for request_id in streams]))
+    raw = msgspec.msgpack.encode(StepReport([GroupDelta(request_id, choices) for request_id in streams]))
     with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
         sender.connect(launch.address("events"))
         readers = [asyncio.create_task(_read(stream)) for stream in streams.values()]
@@ -80,7 +80,7 @@ async def _pipe_us(folder: Path, groups: int, n: int) -> float:
         for _ in range(STEPS):
             sender.send(raw)
             event = await pipes.receive()
-            assert isinstance(event, Stepped)
+            assert isinstance(event, StepReport)
             for delta in event.deltas:
                 streams[delta.request_id].feed(delta)
         await asyncio.gather(*readers)

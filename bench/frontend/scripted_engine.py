@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from motet.testing.engine import FakeEngine, FakeGroup, fake_info
+from motet.testing.fake_engine import FakeEngine, FakeGroup, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
 

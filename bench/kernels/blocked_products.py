@@ -18,10 +18,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from bench.results.report import table
-from motet.engines.native.attention.plan import AttentionPlan, PromptRead
+from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead
+from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.cpu.library import library
-from motet.engines.native.cpu.runner import CpuRunner
-from motet.engines.native.cpu.weights import PackedModel
+from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import ATTENTION_NAME

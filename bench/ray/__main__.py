@@ -27,8 +27,8 @@ from bench.ray.hop_costs import Cost, Row, model_table, scripted_table
 from bench.ray.process_cpu import cpu_by_part, own_url
 from bench.results.report import machine, tell
 from bench.servers.ports import free_port
-from motet.config import environment
 from motet.deploy.child import ChildServer
+from motet.settings.server_config import environment
 from motet.types import Ingress
 
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}

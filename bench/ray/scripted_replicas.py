@@ -8,14 +8,14 @@ from ray.serve import Application
 
 from bench.client.prompts import TEXT
 from bench.frontend.scripted_engine import Pulse, PulsedEngine
-from motet.config import EngineConfig, cache_folder, environment
 from motet.deploy.cell import LocalEngine
 from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, WorkerReplica
 from motet.deploy.ray.directory import DirectoryReplica
 from motet.deploy.ray.options import DECODE, DIRECTORY, GATEWAY, deployment_options
-from motet.models.source import resolve
+from motet.models.model_source import resolve
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import resolve_settings
+from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.types import Ingress
 

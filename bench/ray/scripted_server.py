@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from bench.ray.scripted_replicas import MODEL, application
 from motet.deploy.ray.foreground import run_application
 from motet.deploy.server import Outcome
-from motet.deploy.stop import StopSignals
+from motet.deploy.shutdown import StopSignals
 from motet.log import setup_logging
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import resolve_settings

@@ -44,9 +44,9 @@ from bench.rollout.weight_updates import Send, update_while_streaming, ways
 from bench.servers.contender import Contender, Manner, contender
 from bench.servers.peer import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
-from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
-from motet.models.source import resolve
+from motet.models.model_source import resolve
+from motet.settings.server_config import cache_folder, environment
 
 DTYPES = ("bfloat16", "float32")
 OURS = ("--rl", "--queue-timeout", "900")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.client.stream import follow
-from motet.weights import Way, push
+from motet.weights import Delivery, push
 
 PATH = "/v1/completions"
 STREAMED_N = 16
@@ -61,12 +61,12 @@ def ways(folder: Path) -> dict[str, Send]:
     """Returns the ways to bring new weights, by name. `folder` is for checkpoints."""
     return {
         "folder": FolderWay(folder),
-        "memory": lambda server, tensors, version: push_by(Way.MEMORY, server, tensors, version),
-        "http": lambda server, tensors, version: push_by(Way.HTTP, server, tensors, version),
+        "memory": lambda server, tensors, version: push_by(Delivery.MEMORY, server, tensors, version),
+        "http": lambda server, tensors, version: push_by(Delivery.HTTP, server, tensors, version),
     }
 
 
-def push_by(way: Way, server: str, tensors: Tensors, version: str) -> None:
+def push_by(way: Delivery, server: str, tensors: Tensors, version: str) -> None:
     push(server, tensors, version=version, way=way)
 
 

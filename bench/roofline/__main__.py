@@ -28,9 +28,9 @@ from bench.kernels.__main__ import in_huge_pages
 from bench.kernels.multiplications import ONEDNN_PACKED, WAYS, Multiply
 from bench.results.report import Bound, Floor, machine, table, tell
 from bench.roofline.step_parts import FORWARD, WHOLE, Stage, Times, Work, parts_from
-from motet.config import cache_folder, environment
+from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
-from motet.models.source import resolve
+from motet.settings.server_config import cache_folder, environment
 
 NS = (1, 8, 32, 128)
 LARGE = 4096

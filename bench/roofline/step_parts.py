@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-from motet.config import EngineConfig
-from motet.engines.native.attention.plan import AttentionPlan, PromptRead
+from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead
 from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cpu import library as c
-from motet.engines.native.cpu.runner import CpuRunner
+from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.step.inputs import StepInputs
 from motet.errors import StartupError
 from motet.ids import RequestId
+from motet.settings.server_config import EngineConfig
 from motet.types import GenerateRequest, SamplingParams, choice_starts
 
 PRODUCTS = ("qkv", "out", "gate_up", "down")

@@ -23,7 +23,7 @@ from bench.router.figures import Figures, decision_table, figures, queue_table, 
 from bench.router.group_stream import groups
 from bench.router.simulated_worker import ENGINES, Engine, Group
 from bench.router.simulation import Rules, Run
-from motet.routing.cost import CHOICE_MS, HORIZON_STEPS, PROMPT_TOKEN_MS, TAIL_BLOCK_MS, TRUNK_BLOCK_MS, Weights
+from motet.routing.cost import CHOICE_MS, HORIZON_STEPS, PROMPT_TOKEN_MS, TAIL_BLOCK_MS, TRUNK_BLOCK_MS, CostWeights
 from motet.routing.fair_queue import FairQueue
 from motet.types import Policy
 
@@ -54,10 +54,12 @@ class Plan:
     """(workers, blocks) of each measured decision."""
 
 
-def horizon(steps: float) -> Weights:
+def horizon(steps: float) -> CostWeights:
     """Returns the weights with a horizon of `steps` steps."""
     a_step = steps / PROMPT_TOKEN_MS
-    return Weights(choice=a_step * CHOICE_MS, trunk_block=a_step * TRUNK_BLOCK_MS, tail_block=a_step * TAIL_BLOCK_MS)
+    return CostWeights(
+        choice=a_step * CHOICE_MS, trunk_block=a_step * TRUNK_BLOCK_MS, tail_block=a_step * TAIL_BLOCK_MS
+    )
 
 
 def ways(*, vary_weights: bool) -> dict[str, Rules]:

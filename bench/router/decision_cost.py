@@ -9,7 +9,7 @@ from statistics import median
 
 from motet.block_names import BlockName, block_names
 from motet.routing.choose import choose
-from motet.routing.cost import Candidate, GroupNeeds, Work
+from motet.routing.cost import Candidate, GroupNeeds, WorkKind
 from motet.routing.prefix_index import PrefixIndex
 from motet.routing.survey import shortlist
 from motet.types import Policy
@@ -47,7 +47,7 @@ def decision_cost(workers: int, blocks: int) -> DecisionCost:
     index.stored(ids[-1], names)
     random = Random(0)
     books = {id: (random.randrange(4000), random.randrange(200), random.randrange(3000)) for id in ids}
-    wanted = GroupNeeds(work=Work.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, needs_prompt=True)
+    wanted = GroupNeeds(work=WorkKind.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, needs_prompt=True)
 
     def decide(turn: int) -> None:
         short = shortlist(ids, [overlap], session=ids[0], able=books, turn=turn)

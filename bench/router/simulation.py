@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from bench.router.simulated_worker import BLOCK_SIZE, Cache, Engine, FakeWorker, Group
 from motet.routing.affinity import Affinity
 from motet.routing.choose import choose
-from motet.routing.cost import WEIGHTS, Candidate, GroupNeeds, Weights, Work, has_room
+from motet.routing.cost import WEIGHTS, Candidate, CostWeights, GroupNeeds, WorkKind, has_room
 from motet.routing.fair_queue import FairQueue
 from motet.routing.prefix_index import PrefixIndex
 from motet.routing.survey import shortlist
@@ -26,7 +26,7 @@ class Rules:
     """The rules of a run."""
 
     policy: Policy = Policy.KV
-    weights: Weights = WEIGHTS
+    weights: CostWeights = WEIGHTS
     group_is_one: bool = False
     """True if a group counts as one choice, like in a gateway whose unit is the request."""
     short: bool = True
@@ -184,7 +184,7 @@ class Run:
 
     def _wanted(self, group: Group) -> GroupNeeds:
         return GroupNeeds(
-            work=Work.GENERATE,
+            work=WorkKind.GENERATE,
             choices=1 if self._rules.group_is_one else group.choices,
             prompt_tokens=group.prompt_tokens,
             needs_prompt=True,

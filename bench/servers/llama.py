@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.client.load import Load
-from motet.config import environment
+from motet.settings.server_config import environment
 
 IDLE = ("--cache-ram", "2048")
 """MiB for what slots had when they became free. It is moved there as soon as a request comes: attention would have to

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from motet.config import environment
+from motet.settings.server_config import environment
 
 MODEL_NAME = "vllm"
 

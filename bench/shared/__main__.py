@@ -42,9 +42,9 @@ from bench.servers.llama import LlamaSetup, in_its_words
 from bench.servers.peer import PeerSetup, all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from bench.shared.cases import CASES, Case, Lengths, Taken, make_case, take, typical
-from motet.config import cache_folder, environment
 from motet.errors import EngineError
-from motet.models.source import resolve
+from motet.models.model_source import resolve
+from motet.settings.server_config import cache_folder, environment
 
 OURS, BEFORE, VLLM, LLAMA = "motet", "before", "vllm", "llama.cpp"
 WHOLE = Lengths(ns=(32, 64), prompt_tokens=1240, question_tokens=40, max_tokens=96, turns=8, forks=16)

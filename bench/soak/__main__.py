@@ -51,9 +51,9 @@ from bench.soak.clients import (
 from bench.soak.samples import Sample, Watcher, slope_per_hour
 from bench.soak.seeded_requests import filling_requests, wide_requests
 from bench.traces import collector
-from motet.config import environment
 from motet.deploy.child import ChildServer
-from motet.grammar.compiled import MAX_KEPT_MB
+from motet.grammar.compiled_grammar import MAX_KEPT_MB
+from motet.settings.server_config import environment
 
 CELL = ("--prefill", "1", "--decode", "2", "--kv-cache-gb", "0.25")
 LIVES = ("--heartbeat-timeout", "5", "--engine-restarts", "9999")

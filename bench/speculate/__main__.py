@@ -39,9 +39,9 @@ from bench.servers.peer import PeerSetup, all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from bench.speculate.tasks import Task, long_text, tasks
 from motet.cli.conversation import Conversation
-from motet.config import cache_folder, environment
 from motet.errors import EngineError
-from motet.models.source import resolve
+from motet.models.model_source import resolve
+from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 

@@ -10,7 +10,7 @@ from motet.errors import EngineError
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from motet.text.tools.base import Tool, ToolMode, ToolRules
+from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 from motet.types import Grammar, GrammarKind
 
 CHAT = (

@@ -27,8 +27,8 @@ from bench.results.report import Bound, Floor, machine, table, tell
 from bench.servers.peer import all_cores, peer_server
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
 from bench.structured.step_cost import SCHEMA, StepCost, step_costs
-from motet.config import cache_folder, environment
-from motet.models.source import resolve
+from motet.models.model_source import resolve
+from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 
 FLOOR_N = 32

@@ -15,7 +15,7 @@ import torch
 from bench.client.prompts import TEXT
 from motet.engines.native.sample.edits import Masks
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.grammar.compiled import Grammars
+from motet.grammar.compiled_grammar import Grammars
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind, SamplingParams
 

@@ -25,7 +25,7 @@ SELDOM = {"seldom": True}
 SELDOM_S = 60.0
 
 
-class _Seldom(logging.Filter):
+class _RepeatFilter(logging.Filter):
     """Drops a line with `SELDOM` that was written less than a minute ago."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +52,7 @@ def setup_logging(*, format: str = LogFormat.TEXT, level: str = "info", stream: 
     """Sends the lines of Motet's loggers to `stream`; other libraries' loggers are left as they are."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter())
-    handler.addFilter(_Seldom())
+    handler.addFilter(_RepeatFilter())
     logger = logging.getLogger("motet")
     logger.handlers = [handler]
     logger.setLevel(level.upper())

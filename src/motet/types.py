@@ -143,8 +143,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SamplingField:
-    """The range of a field of `SamplingParams`. Other values are refused by the HTTP schemas (`api.schemas.shared`) and
-    in requests from gateways (`api.engine_routes`)."""
+    """The range of a field of `SamplingParams`. The HTTP schemas (`api.generation.schema`) and the worker's routes
+    (`api.worker.engine_routes`) refuse other values."""
 
     low: float | None = None
     """None: the values have no order, as for a bool."""
@@ -173,7 +173,7 @@ MAX_LOGPROBS = 1000
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of every choice of a group are drawn. Each field is declared once, here: its range, and if
-    requests have it unchanged. vLLM workers get every field under the same name (`engines.vllm.plan`)."""
+    requests have it unchanged. vLLM workers get every field under the same name (`engines.vllm.requests`)."""
 
     max_tokens: int
     temperature: Annotated[float, SamplingField(0, 2)] = 1.0

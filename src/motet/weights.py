@@ -27,7 +27,7 @@ TIMEOUT_S = 600.0
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
-class Way(StrEnum):
+class Delivery(StrEnum):
     """How the tensors get to the server."""
 
     MEMORY = "memory"
@@ -50,7 +50,7 @@ def push(
     *,
     version: str | None = None,
     admin_key: str | None = None,
-    way: Way | None = None,
+    way: Delivery | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> str:
     """Gives all engines of a server, or of the servers behind a gateway, new weights, and returns their version.
@@ -63,12 +63,12 @@ def push(
     memory."""
     target = Target.of(server, admin_key=admin_key, timeout_s=timeout_s)
     tensors = dict(named_tensors)
-    if way is Way.HTTP or (way is None and target.url.hostname not in LOOPBACK):
+    if way is Delivery.HTTP or (way is None and target.url.hostname not in LOOPBACK):
         return _send(target, tensors, version=version)
     try:
         return _share(target, tensors, version=version)
     except PushError as error:
-        if way is Way.MEMORY or error.param != "weight_file":
+        if way is Delivery.MEMORY or error.param != "weight_file":
             raise
         return _send(target, tensors, version=version)  # the server cannot open the memory of this process
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from openai.types.chat import ChatCompletionFunctionToolParam
 
-from motet.testing.engine import Script
+from motet.testing.fake_engine import Script
 from motet.text.formats import ModelFormats
 from motet.text.reasoning import ReasoningTags
 from motet.text.tokenizer import Tokenizer
-from motet.text.tools.base import ToolFormat
 from motet.text.tools.json_formats import HERMES
+from motet.text.tools.tool_format import ToolFormat
 from tests.api.serving import Served, Serving
 
 THINK = ReasoningTags(names=("think",), opens=("<think>",), closes=("</think>",), known_by=("<think>",))

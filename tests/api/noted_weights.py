@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from safetensors import safe_open
 
-from motet.engines.base import PreparedWeights, WeightUpdate
+from motet.engine import PreparedWeights, WeightUpdate
 from motet.errors import NoWorkerError, RequestError
 from motet.models.checkpoint import Checkpoint, checkpoint_files
 from motet.types import PauseMode

@@ -8,10 +8,10 @@ from typing import Generic, Protocol, TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter
 
-from motet.testing.engine import Script
+from motet.testing.fake_engine import Script
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupStep
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.text_group import GroupStep
 from motet.types import ChoiceStart, FinishReason, GenerateRequest
 from tests.api.calling import PARIS, CallingServing, called
 from tests.tiny_tokenizer import fake_answer

@@ -20,11 +20,11 @@ from uvicorn.server import ServerState
 from motet.api.app import create_app, create_router
 from motet.api.served import Models, one_model
 from motet.api.service import Membership, Service
-from motet.config import ServerConfig
-from motet.engines.base import Worker, WorkerReport, Workers, WorkerState
+from motet.engine import Worker, WorkerReport, Workers, WorkerState
 from motet.errors import MotetError, NoWorkerError
 from motet.metrics.routing import RoutingFigures
-from motet.testing.engine import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
+from motet.settings.server_config import ServerConfig
+from motet.testing.fake_engine import DuringPrefill, FakeEngine, FakeGroup, Script, fake_info
 from motet.text.formats import ModelFormats
 from motet.text.tokenizer import Tokenizer
 from motet.tracing.spans import NO_TRACES, Tracer

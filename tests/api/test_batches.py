@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from motet.api.admission import Place
-from motet.api.groups import FEW_GROUPS, AnswerGroup, MergedGroups, Take
+from motet.api.generation.groups import FEW_GROUPS, AnswerGroup, MergedGroups, Take
+from motet.api.http.admission import AdmissionSlot
 from motet.types import ChoiceStart, GenerateRequest
 from tests.api.serving import Served, Serving, chunks, named, streamed_or_not
 from tests.tiny_tokenizer import FIRST_BYTE_ID
@@ -77,7 +77,7 @@ class ManySteps(AnswerGroup[int, int]):
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def open(self, place: Place) -> None: ...
+    def open(self, place: AdmissionSlot) -> None: ...
 
     async def run(self, take: Take[int]) -> None:
         for step in range(self.steps):

@@ -11,20 +11,20 @@ from openai.types.chat import ChatCompletionChunk
 from starlette.types import Message
 
 from motet.api.app import create_app
-from motet.api.chat import ChatChunks
-from motet.api.completions import CompletionChunks
-from motet.api.generate import TokensChunks
-from motet.api.plan import Head, Plan
-from motet.api.schemas.chat import ChatRequest
-from motet.api.schemas.completions import CompletionRequest, TokensRequest
+from motet.api.generation.plan import AnswerHead, Plan
+from motet.api.openai.chat import ChatChunks
+from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.completions import CompletionChunks
+from motet.api.openai.completions_schema import CompletionRequest, TokensRequest
 from motet.api.served import one_model
 from motet.api.service import Service
-from motet.config import ServerConfig
-from motet.engines.base import Worker
+from motet.api.vllm.generate import TokensChunks
+from motet.engine import Worker
 from motet.ids import RequestId
-from motet.testing.engine import FakeEngine, FakeGroup
+from motet.settings.server_config import ServerConfig
+from motet.testing.fake_engine import FakeEngine, FakeGroup
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupStep
+from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, GenerateRequest, GroupDelta, SamplingParams, TokenLogprob, Usage, choice_starts
 from tests.api.serving import MODEL, ListedWorkers, hello, post_to, ready
@@ -53,7 +53,7 @@ def plan(
 ) -> Plan:
     return Plan(
         served=served_as(MODEL, FakeEngine(hello), tokenizer),
-        head=Head(id='chatcmpl-"1"', created=123, model="a/m\\odel", fingerprint="fp-same"),
+        head=AnswerHead(id='chatcmpl-"1"', created=123, model="a/m\\odel", fingerprint="fp-same"),
         groups=tuple(
             GenerateRequest(
                 request_id=RequestId(str(number)),

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
 from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying, streamed_or_not
 from tests.tiny_tokenizer import EOS_ID, fake_answer

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from motet.api.admission import ANONYMOUS
-from motet.testing.engine import NOWHERE
+from motet.api.http.admission import ANONYMOUS
+from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import Ticket, params_of
 from motet.types import Role
 from tests.api.engine_asking import group

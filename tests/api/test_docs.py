@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from motet.api.schemas.chat import CalledFunction, CalledTool, ChatRequest, Message
-from motet.api.schemas.completions import CompletionRequest, GenerateSampling, TokenizeBody, TokensRequest
-from motet.api.schemas.shared import Schema, StreamOptions
+from motet.api.generation.schema import Schema, StreamOptions
+from motet.api.openai.chat_schema import CalledFunction, CalledTool, ChatRequest, Message
+from motet.api.openai.completions_schema import CompletionRequest, GenerateSampling, TokenizeBody, TokensRequest
 from motet.text.formats import FORMATS
 from motet.text.harmony import HARMONY
 from motet.text.reasoning import FAMILIES, GPT_OSS

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
-from motet.testing.engine import NOWHERE
+from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import Ticket
 from motet.types import SAMPLING_FIELDS, ChoiceStart, GenerateRequest, Role, choice_starts
 from tests.api.engine_asking import POSTS, group, message, post

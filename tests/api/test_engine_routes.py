@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from motet.api.engine_routes import PATIENCE_S
+from motet.api.worker.engine_routes import PATIENCE_S
 from motet.deploy.discover import load_files, read_files
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, CarriedError, EngineReport, FrameReader, StopChoice
 from motet.errors import EngineDiedError, EngineError
 from motet.ids import RequestId
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket, TransferAddress

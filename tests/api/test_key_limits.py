@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from motet.api.admission import ANONYMOUS, ClientLoad, KeyLimits
+from motet.api.http.admission import ANONYMOUS, ClientLoad, KeyLimits
 from motet.errors import EngineError, MotetError, OverloadedError, RateLimitedError
 from tests.api.serving import ROUTES, Served, Serving, WatchedEngine, coded, later, named
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from motet.engines.base import Worker, WorkerReport, WorkerState
+from motet.engine import Worker, WorkerReport, WorkerState
 from motet.types import EngineKind
 from tests.api.serving import ListedWorkers, Served, Serving, WatchedEngine, coded, ready
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from motet.api.message_output import SIGNATURE, STOP_REASONS
-from motet.api.schemas.messages import (
+from motet.api.anthropic.message_output import SIGNATURE, STOP_REASONS
+from motet.api.anthropic.messages_schema import (
     BLOCKS,
     MessagePrompt,
     MessagesRequest,
@@ -19,7 +19,7 @@ from motet.api.schemas.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from motet.api.schemas.shared import Schema
+from motet.api.generation.schema import Schema
 from motet.errors import RequestError
 from tests.api.messaging import ask, refused
 from tests.api.one_answer import assert_no_words_of_chats

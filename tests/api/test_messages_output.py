@@ -7,12 +7,12 @@ from typing import TypeVar
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 
-from motet.api.message_output import MessageBody, MessageEvents, input_of
-from motet.api.plan import Head
+from motet.api.anthropic.message_output import MessageBody, MessageEvents, input_of
+from motet.api.generation.plan import AnswerHead
 from motet.errors import EngineDiedError
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupStep
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.text_group import GroupStep
 from motet.types import FinishReason, Usage
 from tests.api.messaging import checked, final, plain, read_events, texts
 from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
@@ -24,7 +24,7 @@ W = TypeVar("W", bound=MessageBody)
 
 
 def writer(kind: type[W], *, shown: bool = True) -> W:
-    head = Head(id="msg_5c0a", created=1, model="tiny", fingerprint="f")
+    head = AnswerHead(id="msg_5c0a", created=1, model="tiny", fingerprint="f")
     return kind(head, request_id="req-1", thoughts_shown=shown, names=lambda: ())
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from motet.api.messages import chat_request, turns
-from motet.api.schemas.chat import ChatRequest
-from motet.api.schemas.messages import MessagePrompt, MessagesRequest
+from motet.api.anthropic.messages import chat_request, turns
+from motet.api.anthropic.messages_schema import MessagePrompt, MessagesRequest
+from motet.api.openai.chat_schema import ChatRequest
 
 TEXT = {"type": "text", "text": "so"}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "sig"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from motet.config import ServerConfig
-from motet.testing.engine import NOWHERE
+from motet.settings.server_config import ServerConfig
+from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import params_of
 from motet.types import Role
 from tests.api.engine_asking import group

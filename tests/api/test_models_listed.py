@@ -6,7 +6,7 @@ from anthropic.types import ModelInfo
 from motet.api.served import TextModel
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer
-from motet.engines.upstream.base import TextGroupStream, TextRequest
+from motet.engines.upstream.text_source import TextGroupStream, TextRequest
 from motet.errors import EngineError
 from motet.ids import ModelName
 from motet.text.tokenizer import Tokenizer

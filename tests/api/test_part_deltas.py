@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.api.chat import ChatBody, ChatChunks
-from motet.api.schemas.chat import ChatRequest
+from motet.api.openai.chat import ChatBody, ChatChunks
+from motet.api.openai.chat_schema import ChatRequest
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupStep
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, TokenLogprob, Usage
 from tests.api.calling import joined, whole

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from tests.api import messaging
 from tests.api.calling import CallingServing, called
 from tests.api.noted_weights import NotedWeights

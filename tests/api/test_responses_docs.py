@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from motet.api.responses import KEPT_ELSEWHERE
-from motet.api.schemas.responses import (
+from motet.api.generation.schema import Schema
+from motet.api.openai.responses import KEPT_ELSEWHERE
+from motet.api.openai.responses_schema import (
     FunctionTool,
     MessageInput,
     ReasoningField,
@@ -14,7 +15,6 @@ from motet.api.schemas.responses import (
     TextField,
     TextFormat,
 )
-from motet.api.schemas.shared import Schema
 from tests.api.one_answer import assert_no_words_of_chats
 from tests.api.serving import Served
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from motet.api.response_output import PartLogprobs
+from motet.api.openai.response_output import PartLogprobs
 from motet.text.choice import ChoiceEvent
 from motet.types import TokenLogprob
 

@@ -13,14 +13,14 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from motet.api.plan import Head
-from motet.api.responses import ResponseBody, ResponseEvents, echo_json
-from motet.api.schemas.chat import ChatRequest
-from motet.api.schemas.responses import ResponsesRequest
+from motet.api.generation.plan import AnswerHead
+from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.responses import ResponseBody, ResponseEvents, echo_json
+from motet.api.openai.responses_schema import ResponsesRequest
 from motet.errors import EngineDiedError
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupStep
 from motet.text.parts import Content, Part, Reasoning
+from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, Usage
 from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
@@ -33,7 +33,7 @@ W = TypeVar("W", bound=ResponseBody)
 
 
 def writer(kind: type[W], tokenizer: Tokenizer, asked: ChatRequest | None = None) -> W:
-    head = Head(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
+    head = AnswerHead(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
     echo = echo_json(ResponsesRequest.model_validate({"input": "hi"}))
     return kind(head, echo, tokenizer=tokenizer, chat=asked or chat(), names=lambda: ())
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from motet.api.responses import chat_request, messages
-from motet.api.schemas.responses import ResponsesRequest
+from motet.api.openai.responses import chat_request, messages
+from motet.api.openai.responses_schema import ResponsesRequest
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}

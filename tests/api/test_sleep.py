@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from motet.engines.base import SleepTag
+from motet.engine import SleepTag
 from motet.errors import RequestError
 from motet.types import PauseMode
 from tests.api.serving import Served, Serving, coded, named

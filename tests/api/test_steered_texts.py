@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from motet.engines.upstream.server import UpstreamOptions
+from motet.engines.upstream.upstream_server import UpstreamOptions
 from tests.api.serving import chunks, coded, named, next_chunk, streamed_or_not
 from tests.api.text_models import Before, TextServing, joined, texts_of
 from tests.peers.openai_script import CHAT, COMPLETIONS, Manners, Refused

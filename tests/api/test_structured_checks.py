@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from motet.api.schemas.completions import CompletionRequest
+from motet.api.openai.completions_schema import CompletionRequest
 from motet.api.served import MAX_HEAVY_UNDER_WAY, MAX_UNDER_WAY, NUM_THREADS, TIMEOUT_S, GrammarChecks
 from motet.errors import GrammarError, OverloadedError
-from motet.grammar.compiled import CompiledGrammar, Grammars
+from motet.grammar.compiled_grammar import CompiledGrammar, Grammars
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, regex
 from tests.patience import PATIENCE_S

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam
 
-from motet.text.tools.base import ParsedRegion, Tool
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.json_formats import HERMES
+from motet.text.tools.tool_format import ParsedRegion, Tool
 from motet.types import ChoiceStart, GenerateRequest, GrammarKind
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called, joined, whole
 from tests.api.serving import MODEL, chunks, events, saying

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.text.formats import FORMATS
-from motet.text.tools.base import ToolFormat
+from motet.text.tools.tool_format import ToolFormat
 from motet.types import Grammar
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called
 from tests.api.serving import Served, named, saying

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from motet.engines.base import TrainerGroup
+from motet.engine import TrainerGroup
 from motet.errors import EngineError
 from motet.models.checkpoint import TensorFacts
 from tests.api.noted_weights import NotedWeights

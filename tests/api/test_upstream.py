@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from motet.api.answer import WORKER_HEADER
-from motet.config import ServerConfig
-from motet.engines.upstream.server import UpstreamOptions
+from motet.api.generation.answer import WORKER_HEADER
+from motet.engines.upstream.upstream_server import UpstreamOptions
+from motet.settings.server_config import ServerConfig
 from tests.api.serving import MODEL, chunks, coded, events, group_lines, streamed_or_not
 from tests.api.text_models import TEXTS, TextServing, joined, texts_of
 from tests.peers.openai_script import CHAT, Break, Manners, Refused, Usage

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from motet.api.incoming import IncomingWeights
-from motet.engines.base import PreparedWeights
+from motet.api.trainers.incoming_weights import IncomingWeights
+from motet.engine import PreparedWeights
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, WeightVersion

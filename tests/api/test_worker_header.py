@@ -5,8 +5,8 @@ import itertools
 import msgspec
 import pytest
 
-from motet.engines.base import Worker
-from motet.testing.engine import FakeEngine, FakeGroup
+from motet.engine import Worker
+from motet.testing.fake_engine import FakeEngine, FakeGroup
 from motet.types import GenerateRequest, GroupDelta, Role
 from tests.api.serving import ROUTES, Serving, WatchedEngine, every_route, group_lines, hello, streamed_or_not
 

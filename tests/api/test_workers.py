@@ -9,12 +9,12 @@ from importlib.metadata import version
 import msgspec
 import pytest
 
-from motet.api.service import look
-from motet.engines.base import Worker, WorkerReport, WorkerState
+from motet.api.service import snapshot_workers
+from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError
 from motet.metrics.routing import RoutingFigures
-from motet.stats import EngineStats
-from motet.testing.engine import FakeEngine, fake_info
+from motet.metrics.stats import EngineStats
+from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.api.serving import MODEL, ListedWorkers, NobodyUp, Served, Serving, WatchedEngine, hello, later, ready
@@ -150,10 +150,10 @@ async def test_workers_are_asked_side_by_side() -> None:
             return EngineStats()
 
     reports = [ready(Worker(str(i), MeetingEngine(hello), "nowhere")) for i in range(3)]
-    answers = await look(reports, patience_s=PATIENCE_S)
+    answers = await snapshot_workers(reports, patience_s=PATIENCE_S)
     assert [answer.report.id for answer in answers] == ["0", "1", "2"]
     assert [answer.state for answer in answers] == [WorkerState.READY] * 3
-    (silent,) = await look([ready(Worker("3", SilentEngine(), "nowhere"))], patience_s=0.01)
+    (silent,) = await snapshot_workers([ready(Worker("3", SilentEngine(), "nowhere"))], patience_s=0.01)
     assert silent.state is WorkerState.SILENT
 
 
@@ -161,7 +161,7 @@ async def test_workers_are_asked_side_by_side() -> None:
 async def test_an_engine_in_a_long_step_is_silent_elsewhere_and_killed_here(local: bool, state: WorkerState) -> None:
     """A gateway showed it as dead, with zeros for figures."""
     engine = TellingEngine(Role.BOTH, EngineSilentError("the engine of the worker gives no sign of life"))
-    (seen,) = await look([ready(Worker("engine-0", engine, "there", local=local))], patience_s=60)
+    (seen,) = await snapshot_workers([ready(Worker("engine-0", engine, "there", local=local))], patience_s=60)
     assert seen.state is state
 
 
@@ -250,7 +250,7 @@ async def test_the_keeper_s_state_of_a_worker_wins_over_the_worker_s_own(serve: 
         WorkerReport(id=f"decode-{place}", address="", state=state, role=Role.DECODE, worker=here, last_decision="why")
         for place, state in enumerate((WorkerState.SILENT, WorkerState.DEAD))
     ]
-    seen = await look(reports, patience_s=60)
+    seen = await snapshot_workers(reports, patience_s=60)
     assert [one.state for one in seen] == [WorkerState.SILENT, WorkerState.DEAD]
     served = await serve(workers=ListedWorkers(reports))
     silent, dead = (await served.status())["workers"]

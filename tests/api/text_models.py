@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 
 from motet.api.served import TextModel
-from motet.config import ServerConfig
 from motet.engines.http import server_client
-from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
-from motet.engines.upstream.upstream import TextUpstream
+from motet.engines.upstream.text_upstream import TextUpstream
+from motet.engines.upstream.upstream_server import UpstreamOptions, UpstreamServer
 from motet.routing.fleet import Fleet
 from motet.routing.text_routed import TextRouted
+from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.api.two_models import ListedModels, served_as

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from motet.api.served import ServedModel, TextModel
-from motet.engines.base import Engine
+from motet.engine import Engine
 from motet.ids import ModelName
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from motet.deploy.discover import read_files
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.wire import EngineReport
-from motet.stats import EngineStats
-from motet.testing.engine import fake_info
+from motet.metrics.stats import EngineStats
+from motet.testing.fake_engine import fake_info
 from motet.types import GenerateRequest
 
 REPORT = EngineReport(version="0", engine_id="liar", state=WorkerState.READY, info=fake_info(), stats=EngineStats())

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from motet.errors import GrammarError
-from motet.grammar.compiled import Matcher, fill_masks, mask_words
+from motet.grammar.compiled_grammar import Matcher, fill_masks, mask_words
 from motet.grammar.forced import MAX_FORCED, NO_FORCING
-from motet.grammar.schema import ONE_LINE
-from motet.grammar.source import llguidance_source
+from motet.grammar.grammar_source import llguidance_source
+from motet.grammar.json_schema import ONE_LINE
 from motet.grammar.trial import memory_mb
 from motet.types import Grammar, GrammarKind, Thinking
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, follows, grammars_of, lark, regex

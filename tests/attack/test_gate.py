@@ -11,14 +11,14 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from motet.api.engine_routes import MAX_CONNECTING
-from motet.config import ServerConfig
-from motet.deploy.discover import Asking
+from motet.api.worker.engine_routes import MAX_CONNECTING
+from motet.deploy.discover import ProbeSettings
 from motet.deploy.listen import HttpServer, listen, port_of, url_of
 from motet.engines.http import server_client
 from motet.errors import EngineDiedError, EngineError, MotetError
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker
+from motet.settings.server_config import ServerConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.api.engine_asking import HEADERS, POSTS, group
@@ -303,7 +303,7 @@ async def test_a_server_gets_the_worker_key_only_after_it_has_said_that_it_is_on
     async with serving(app) as (server, _, _), server_client() as client:
         (listening,) = server.servers
         url = url_of(listening.sockets[0])
-        found = Asking(config=GatewayConfig(), client=client, worker_key="ours").server(NamedWorker(url), "a")
+        found = ProbeSettings(config=GatewayConfig(), client=client, worker_key="ours").server(NamedWorker(url), "a")
         with pytest.raises(EngineError):
             await found.report()
     assert given == keys

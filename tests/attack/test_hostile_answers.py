@@ -8,11 +8,11 @@ from functools import partial
 import msgspec
 import pytest
 
-from motet.engines.base import WorkerState
-from motet.engines.upstream.base import TextRequest, TextRoute, TextStep
+from motet.engine import WorkerState
 from motet.engines.upstream.bodies import Merge
+from motet.engines.upstream.text_source import TextRequest, TextRoute, TextStep
 from motet.engines.vllm.report import cards_in, scrape_of, version_in
-from motet.engines.vllm.wire import VLLMReader, kv_params_in, prompt_logprobs_in
+from motet.engines.vllm.vllm_wire import VLLMReader, kv_params_in, prompt_logprobs_in
 from motet.errors import MotetError, WorkerFaultError
 from motet.ids import ModelName
 from motet.routing.fleet import Fleet

@@ -9,10 +9,11 @@ import pytest
 from motet.block_names import block_names
 from motet.deploy import block_events
 from motet.deploy.block_events import indexing
-from motet.kv_events import follower, schema
+from motet.kv_events import event_schema as schema
+from motet.kv_events import follower
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
+from motet.kv_events.event_schema import EventReader, StoredFields
 from motet.kv_events.follower import Follower, NumberedMessage, Replayed
-from motet.kv_events.schema import EventReader, StoredFields
 from motet.routing.prefix_index import PrefixIndex
 from tests.attack.mutants import hostile
 from tests.kv_events.test_follower import Script, message, stored

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from motet.engines.wire import StopChoice
-from motet.testing.engine import NOWHERE
+from motet.testing.fake_engine import NOWHERE
 from motet.text.tokenizer import Tokenizer
 from motet.transfer import orders, side_channel
 from motet.transfer.orders import ReaderDone, ReaderWaits
@@ -95,7 +95,7 @@ def test_no_message_to_a_side_channel_ends_more_than_itself(secret: str) -> None
     listener = side_channel.SideChannelListener(listening, key, FACTS, welcome)
     with contextlib.closing(listener), context.socket(zmq.DEALER) as reader:
         reader.connect(side_channel.endpoint("127.0.0.1", port))
-        goods = (side_channel.Hello("e", FACTS), side_channel.Attend(), ReaderWaits(1), ReaderDone(1, "r"))
+        goods = (side_channel.Hello("e", FACTS), side_channel.PollRequest(), ReaderWaits(1), ReaderDone(1, "r"))
         for seed, good in enumerate(goods):
             for payload in hostile(good, seed=seed, count=COUNT):
                 nonce = side_channel.new_nonce()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from motet.api.gate import Lock
+from motet.api.http.gate import KeyCheck
 from motet.errors import UnauthorizedError
 from tests.api.serving import Serving
 from tests.attack.test_neighbours import KEYS, ONE, OTHER, salts
@@ -32,7 +32,7 @@ def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: py
 
     monkeypatch.setattr(secrets, "compare_digest", counted)
     keys = (b"first", b"second")
-    lock = Lock(client="key", keys=keys, missing="", wrong="")
+    lock = KeyCheck(client="key", keys=keys, missing="", wrong="")
     scope: dict[str, Any] = {"state": {}}
     headers = Headers(raw=[(b"authorization", b"Bearer " + given.encode())])
     if given.encode() in keys:

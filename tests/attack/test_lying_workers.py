@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.http import MAX_REPORT_BYTES
 from motet.engines.wire import EngineReport, frame
-from motet.routing.word import Word
+from motet.routing.response_check import ResponseCheck
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
 from tests.attack.liar import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
@@ -64,11 +64,11 @@ async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
 async def test_a_defect_that_an_answer_runs_into_is_taken_for_a_fault_of_its_worker(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def check(word: Word, delta: GroupDelta) -> None:
+    def check(word: ResponseCheck, delta: GroupDelta) -> None:
         if len(delta.choices[0].token_ids) == 3:
             raise OverflowError("int too large")
 
-    monkeypatch.setattr(Word, "check", check)
+    monkeypatch.setattr(ResponseCheck, "check", check)
     async with (
         lying(folder, answer=told(ChoiceDelta(0, (5, 5, 5)))) as liar,
         Running(folder) as honest,

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoTokenizer
 
 from bench.accuracy import accuracy, compare
-from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
+from motet.settings.server_config import cache_folder, environment
 
 
 def test_equal_logits_are_no_distance_apart() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from bench.client.load import Timing, middle, numbers
 from bench.fork import Row, floors, main
-from motet.deploy.child import Figures, figures_in
+from motet.deploy.child import CounterSnapshot, figures_in
 
-NOTHING = Figures(**dict.fromkeys(Figures.__dataclass_fields__, 0))
+NOTHING = CounterSnapshot(**dict.fromkeys(CounterSnapshot.__dataclass_fields__, 0))
 
 
 def timing(last_first_s: float, total_s: float) -> Timing:
@@ -44,7 +44,7 @@ def test_medians_are_taken_figure_by_figure() -> None:
 
 
 def test_counters_are_read_from_the_exposition() -> None:
-    names = list(Figures.__dataclass_fields__)
+    names = list(CounterSnapshot.__dataclass_fields__)
     exposition = "".join(
         f'# TYPE motet:{n} counter\nmotet:{n}_total{{model_name="m"}} {i}.0\n' for i, n in enumerate(names)
     )

@@ -14,8 +14,8 @@ from bench.frontend.costs import Cost, Gaps, Report, Row, percentile
 from bench.frontend.part_costs import engine_us, group, pipe_us
 from bench.frontend.raw_client import Clients, Taken, request_bytes
 from bench.frontend.scripted_engine import Pulse, PulsedEngine, scripted
-from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
+from motet.settings.server_config import cache_folder, environment
 from motet.types import Finish, FinishReason
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

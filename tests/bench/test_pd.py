@@ -11,7 +11,7 @@ from bench.client.load import Timing
 from bench.pd import Row
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, counters_in
 from bench.transfer import main
-from motet.deploy.child import Figures
+from motet.deploy.child import CounterSnapshot
 from tests.tiny_models import save_tiny_model
 
 TIMING = Timing(1.0, 1.0, 2.0, 64)
@@ -19,7 +19,7 @@ AS_PROMISED = {"prefills": 1, "kv_transfers": 1, "kv_transfer_bytes": 640, "reco
 
 
 def row(**spent: int) -> Row:
-    figures = Figures(**{**dict.fromkeys(Figures.__dataclass_fields__, 0), **AS_PROMISED, **spent})
+    figures = CounterSnapshot(**{**dict.fromkeys(CounterSnapshot.__dataclass_fields__, 0), **AS_PROMISED, **spent})
     return Row(8, TIMING, figures, 640, TIMING, None, None)
 
 

@@ -19,7 +19,7 @@ from bench.roofline.step_parts import (
     without_tails,
     without_trunks,
 )
-from motet.engines.native.attention.plan import AttentionPlan, PromptRead, TailRead, TrunkRead
+from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead, TailRead, TrunkRead
 from tests.tiny_models import save_tiny_model
 
 LIMITS = Limits(bytes_per_s=50e9, operations_per_s=1000e9, product="ours", peak_operations_per_s=1030e9)

@@ -39,8 +39,8 @@ from bench.soak.seeded_requests import (
     seeded_requests,
     short_calls,
 )
-from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
+from motet.settings.server_config import cache_folder, environment
 from tests.bench.conftest import talkative
 from tests.fake_server import MODEL, FakeServer
 from tests.tiny_tokenizer import save_tiny_tokenizer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from motet.metrics import prometheus
 from motet.metrics.declare import PREFIX, Declared, MetricKind, declared_in
-from motet.metrics.groups import COUNTED, OBSERVED
+from motet.metrics.group_metrics import COUNTED, OBSERVED
 from motet.metrics.routing import RoutingFigures
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from tools import dashboard
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from motet.cli.conversation import Conversation
 from motet.cli.demo import Receipt
-from motet.deploy.child import BlockSize, Figures
+from motet.deploy.child import BlockSize, CounterSnapshot
 from motet.errors import EngineError
 
-SINGLE = Figures(
+SINGLE = CounterSnapshot(
     prompt_tokens=280,
     prefill_tokens=280,
     generation_tokens=480,

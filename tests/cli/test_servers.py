@@ -11,17 +11,17 @@ from typer.testing import CliRunner, Result
 from motet import __version__
 from motet.cli import app
 from motet.cli.servers import check_extra, print_settings, server_command
-from motet.config import SETTINGS
 from motet.deploy.gateway_models import TokenizerRules
-from motet.deploy.plan import ServerPlan, gateway_plan, server_plan
-from motet.deploy.stop import gateway_ready_line, ray_ready_line, ready_line, url_in
-from motet.engines.base import Worker, WorkerReport, WorkerState
+from motet.deploy.server_plan import ServerPlan, gateway_plan, server_plan
+from motet.deploy.shutdown import gateway_ready_line, ray_ready_line, ready_line, url_in
+from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import ConfigError
 from motet.models.smollm2 import FOLDER
 from motet.settings.declaration import ServerCommand
 from motet.settings.record import Settings
 from motet.settings.resolve import names_of, resolve_settings
-from motet.testing.engine import FakeEngine, fake_info
+from motet.settings.server_config import SETTINGS
+from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.text.formats import ParserNames
 from motet.types import Role
 from tests.models.model_folders import write_model

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.models.smollm2 import DEFAULT_MODEL
+from motet.settings.server_config import environment
 from tests.clients.recorder import Recorder
 
 QUIET = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from motet.config import cache_folder, environment
+from motet.settings.server_config import cache_folder, environment
 
 SCRIPTS = Path(__file__).parent / "scripts"
 INSTALL_TIMEOUT_S = 900

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from motet.testing.engine import Script
+from motet.testing.fake_engine import Script
 from tests.clients.installed import Client
 from tests.clients.recorder import Recorder
 from tests.tiny_tokenizer import fake_answer

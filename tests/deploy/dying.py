@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from motet.config import EngineConfig
 from motet.errors import EngineDiedError, MotetError
-from motet.testing.engine import FakeEngine, FakeGroup, FakeLeases, fake_info
+from motet.settings.server_config import EngineConfig
+from motet.testing.fake_engine import FakeEngine, FakeGroup, FakeLeases, fake_info
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress
 from motet.types import ChoiceStart, GenerateRequest, Role

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from motet.api.service import Service
-from motet.config import CellConfig, RoutingConfig, ServerConfig
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import TokenizerRules
-from motet.deploy.plan import GatewayPlan
 from motet.deploy.server import first_models, make_gateway, run_gateway
-from motet.engines.base import WorkerState
+from motet.deploy.server_plan import GatewayPlan
+from motet.engine import WorkerState
 from motet.engines.http import server_client
 from motet.errors import StartupError
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
+from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from tests.deploy.running import InLoop, Running, until_heard
 
 HEARTBEAT_S = 0.02

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from motet.deploy.remote_keeper import RemoteKeeper
-from motet.engines.base import Worker, WorkerState
+from motet.engine import Worker, WorkerState
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
 from motet.kv_events.changes import BlockListener, Stored
 from motet.kv_events.follower import BlockSource
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
-from motet.testing.engine import FakeEngine, fake_info
+from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
 
 ID, URL = "10.0.0.1:8000", "http://10.0.0.1:8000"

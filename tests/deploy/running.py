@@ -10,14 +10,14 @@ from typing import Generic, Self, TypeVar
 import httpx
 import msgspec
 
-from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.deploy.cell import Cell
 from motet.deploy.gateway import Gateway
-from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, Serving, run_server
-from motet.deploy.stop import StopSignals
-from motet.engines.base import WorkerState
+from motet.deploy.server_plan import ServerPlan
+from motet.deploy.shutdown import StopSignals
+from motet.engine import WorkerState
 from motet.routing.fleet import Fleet
+from motet.settings.server_config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.types import Role
 from tests.deploy.dying import ANSWER, DyingEngine, Starter
 from tests.patience import PATIENCE_S

@@ -7,14 +7,14 @@ import pytest
 
 from bench.servers.ports import free_port
 from motet.block_names import block_names
-from motet.config import KVEventsConfig
-from motet.deploy.block_events import BlockEvents, EventFollowing
+from motet.deploy.block_events import BlockEvents, WorkerEventFollower
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError
 from motet.kv_events.changes import Cleared, Stored
+from motet.kv_events.event_schema import EventReader, events_in, replay_endpoint
 from motet.kv_events.follower import BlockSource, Subscription
-from motet.kv_events.schema import EventReader, events_in, replay_endpoint
 from motet.routing.prefix_index import PrefixIndex
+from motet.settings.server_config import KVEventsConfig
 from motet.types import EngineKind
 from tests.deploy.kept import Follows, report
 from tests.kv_events.names import apply_to
@@ -80,7 +80,7 @@ ID, HERE, THERE = "worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559"
 
 async def test_blocks_of_a_worker_are_in_the_index_while_it_is_followed() -> None:
     index, follows = PrefixIndex(), Follows()
-    following = EventFollowing(ID, index, follow=follows)
+    following = WorkerEventFollower(ID, index, follow=follows)
     await following.follow(report("first", block_events=HERE))
     await follows.begun.acquire()
     assert index.blocks(ID) == 1
@@ -90,7 +90,7 @@ async def test_blocks_of_a_worker_are_in_the_index_while_it_is_followed() -> Non
 
 async def test_a_worker_is_followed_once_and_again_after_its_restart() -> None:
     follows = Follows()
-    following = EventFollowing(ID, PrefixIndex(), follow=follows)
+    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
     for engine_id, endpoint in (("first", HERE), ("first", HERE), ("second", HERE), ("second", THERE)):
         await following.follow(report(engine_id, block_events=endpoint))
         if follows.open == 0:
@@ -103,7 +103,7 @@ async def test_a_worker_is_followed_once_and_again_after_its_restart() -> None:
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("no socket")])
 async def test_an_error_while_following_is_only_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     follows = Follows(error)
-    following = EventFollowing(ID, PrefixIndex(), follow=follows)
+    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
     with caplog.at_level(logging.ERROR):
         await following.follow(report("first", block_events=HERE))
         await follows.begun.acquire()
@@ -112,7 +112,7 @@ async def test_an_error_while_following_is_only_logged(error: Exception, caplog:
 
 
 async def test_an_invalid_endpoint_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    following = EventFollowing(ID, PrefixIndex(), follow=Follows())
+    following = WorkerEventFollower(ID, PrefixIndex(), follow=Follows())
     with caplog.at_level(logging.WARNING):
         await following.follow(report("first", block_events="nowhere"))
         await following.stop()
@@ -122,7 +122,7 @@ async def test_an_invalid_endpoint_is_only_logged(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize("replay", [None, THERE])
 async def test_a_foreign_worker_names_the_port_where_it_replays_if_it_does(replay: str | None) -> None:
     follows = Follows()
-    following = EventFollowing(ID, PrefixIndex(), follow=follows)
+    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
     await following.follow(theirs(HERE, replay))
     await follows.begun.acquire()
     assert (follows.sources, follows.replays) == ([HERE], [replay])
@@ -131,7 +131,7 @@ async def test_a_foreign_worker_names_the_port_where_it_replays_if_it_does(repla
 
 async def test_a_server_of_ours_replays_at_the_port_after() -> None:
     follows = Follows()
-    following = EventFollowing(ID, PrefixIndex(), follow=follows)
+    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
     await following.follow(report(block_events=HERE))
     await follows.begun.acquire()
     assert follows.replays == ["tcp://127.0.0.1:5558"]

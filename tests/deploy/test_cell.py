@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.servers.ports import free_port
-from motet.config import CellConfig
 from motet.deploy.listen import listen
 from motet.deploy.server import Outcome
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import KVMemoryError
+from motet.settings.server_config import CellConfig
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import CELL, Running, ended_well

@@ -7,13 +7,13 @@ from itertools import count
 import msgspec
 import pytest
 
-from motet.deploy.discover import FoundServer, Likeness, Way
-from motet.engines.base import WorkerState
-from motet.engines.upstream.upstream import TextUpstream
+from motet.deploy.discover import CompatibilityCheck, FoundServer, WorkerProbe
+from motet.engine import WorkerState
+from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
 from motet.ids import ModelName
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, Role
 from tests.deploy.kept import report
 
@@ -40,7 +40,7 @@ class Asked:
         }
         self.server = FoundServer(URL, {kind: partial(self._way, kind) for kind in EngineKind}, kind=kind)
 
-    def _way(self, kind: EngineKind) -> Way:
+    def _way(self, kind: EngineKind) -> WorkerProbe:
         async def report() -> EngineReport:
             self.asked.append(kind)
             answer = next(self._answers[kind])
@@ -51,7 +51,7 @@ class Asked:
         async def tokenizer() -> dict[str, bytes]:
             return {"kind": kind.encode()}
 
-        return Way(report, nobody, tokenizer)
+        return WorkerProbe(report, nobody, tokenizer)
 
 
 def nobody(report: EngineReport) -> TextUpstream:
@@ -172,7 +172,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("other", "says"), OTHERS)
 def test_the_first_worker_of_a_model_decides_what_others_must_be(other: dict[str, object], says: str) -> None:
-    likeness = Likeness()
+    likeness = CompatibilityCheck()
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
     assert likeness.problem(newcomer(), reported(fake_info(), **other), role=None) == says
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
@@ -180,7 +180,7 @@ def test_the_first_worker_of_a_model_decides_what_others_must_be(other: dict[str
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
 def test_the_facts_of_a_model_hold_until_its_last_worker_is_gone(other: dict[str, object]) -> None:
-    likeness, former, changed = Likeness(), reported(fake_info()), reported(fake_info(), **other)
+    likeness, former, changed = CompatibilityCheck(), reported(fake_info()), reported(fake_info(), **other)
     assert [likeness.problem(id, former, role=None) for id in ("a", "b", "b")] == [None] * 3
     likeness.forget("a")
     assert likeness.problem("a", changed, role=None) is not None
@@ -191,13 +191,13 @@ def test_the_facts_of_a_model_hold_until_its_last_worker_is_gone(other: dict[str
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
 def test_a_worker_of_another_model_is_always_welcome(other: dict[str, object]) -> None:
-    likeness = Likeness()
+    likeness = CompatibilityCheck()
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
     assert likeness.problem(newcomer(), reported(fake_info(), model=ModelName("other"), **other), role=None) is None
 
 
 def test_machines_and_roles_may_differ() -> None:
-    likeness = Likeness()
+    likeness = CompatibilityCheck()
     for info in (
         fake_info(role=Role.PREFILL),
         fake_info(role=Role.DECODE, max_model_len=100),
@@ -207,7 +207,7 @@ def test_machines_and_roles_may_differ() -> None:
 
 
 def test_engines_of_two_kinds_are_compared_by_what_both_report() -> None:
-    likeness = Likeness()
+    likeness = CompatibilityCheck()
     assert likeness.problem(newcomer(), reported(VLLM), role=None) is None
     assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
     assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(0,)), role=None) is None
@@ -218,7 +218,7 @@ def test_engines_of_two_kinds_are_compared_by_what_both_report() -> None:
 
 
 def test_a_worker_with_an_unexpected_role_is_not_used_and_decides_nothing_about_the_model() -> None:
-    likeness = Likeness()
+    likeness = CompatibilityCheck()
     assert likeness.problem(newcomer(), reported(fake_info(role=Role.DECODE, vocab_size=9)), role=Role.PREFILL) == (
         "it was named with role prefill, but its role is decode"
     )
@@ -227,4 +227,4 @@ def test_a_worker_with_an_unexpected_role_is_not_used_and_decides_nothing_about_
 
 def test_a_text_upstream_reports_no_sizes() -> None:
     info = msgspec.structs.replace(fake_info(), kind=EngineKind.OPENAI)
-    assert Likeness().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), role=None) is None
+    assert CompatibilityCheck().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), role=None) is None

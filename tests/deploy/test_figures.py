@@ -4,10 +4,10 @@ from dataclasses import fields
 
 import pytest
 
-from motet.deploy.child import BlockSize, Figures, block_size_in, figures_in
+from motet.deploy.child import BlockSize, CounterSnapshot, block_size_in, figures_in
 from motet.errors import EngineError
 
-NAMES = [field.name for field in fields(Figures)]
+NAMES = [field.name for field in fields(CounterSnapshot)]
 
 
 def exposition(prefill: int, decode: int) -> str:
@@ -20,12 +20,12 @@ def exposition(prefill: int, decode: int) -> str:
 
 
 def test_counters_are_summed_over_the_workers() -> None:
-    assert figures_in(exposition(3, 4)) == Figures(**dict.fromkeys(NAMES, 7))
+    assert figures_in(exposition(3, 4)) == CounterSnapshot(**dict.fromkeys(NAMES, 7))
 
 
 def test_the_difference_of_two_readings_is_what_happened_between_them() -> None:
     spent = figures_in(exposition(3, 4)) - figures_in(exposition(1, 1))
-    assert spent == Figures(**dict.fromkeys(NAMES, 5))
+    assert spent == CounterSnapshot(**dict.fromkeys(NAMES, 5))
 
 
 def test_the_block_size_stands_in_labels() -> None:

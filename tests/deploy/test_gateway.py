@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from bench.servers.ports import free_port
-from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
-from motet.engines.base import WorkerState
-from motet.testing.engine import FakeLeases
+from motet.engine import WorkerState
+from motet.settings.server_config import RoutingConfig
+from motet.testing.fake_engine import FakeLeases
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of, plan_of, why_none_answers

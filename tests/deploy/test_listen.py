@@ -12,12 +12,12 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from motet.api.caller import WRITE_EXTENSION
-from motet.config import ServerConfig
+from motet.api.http.caller import WRITE_EXTENSION
 from motet.deploy.connection import connection_limits
 from motet.deploy.listen import allow_open_files, listen, port_of, url_at, url_of, writer_of
 from motet.deploy.server import favour_streams
 from motet.errors import ConfigError
+from motet.settings.server_config import ServerConfig
 from tests.deploy.listening import serving
 
 NOFILE = resource.RLIMIT_NOFILE

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from motet.config import EngineConfig, KVEventsConfig
 from motet.deploy.block_events import BlockEvents
 from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, backoff_s, start_all
 from motet.deploy.weights import CellWeights
-from motet.engines.base import Worker, WorkerState
+from motet.engine import Worker, WorkerState
 from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
+from motet.settings.server_config import EngineConfig, KVEventsConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from motet.deploy.meet import meet_all
-from motet.engines.base import Worker
+from motet.engine import Worker
 from motet.errors import EngineDiedError
-from motet.testing.engine import FakeEngine, FakeLeases
+from motet.testing.fake_engine import FakeEngine, FakeLeases
 from motet.transfer.ticket import TransferAddress
 from tests.routing.kinds import info_of
 from tests.routing.scene import script

@@ -8,17 +8,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from motet.config import CellConfig, RoutingConfig
-from motet.deploy.discover import Asking
+from motet.deploy.discover import ProbeSettings
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import GatewayModels, TokenizerRules, Tokenizers
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.http import server_client
 from motet.errors import ConfigError
 from motet.routing.router import make_router
 from motet.routing.text_routed import TextRouted
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker
+from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.types import Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
 from tests.deploy.running import EXPECTED, Running, texts
@@ -141,7 +141,7 @@ async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouted(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
-        asking = Asking(config=GatewayConfig(workers=urls), client=client)
+        asking = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
         gateway = Gateway(router, models.learn, asking=asking, drain_s=0, heartbeat_s=HEARTBEAT_S)
         leaving = router.fleet.get("127.0.0.1:1")
         assert leaving is not None
@@ -185,7 +185,7 @@ async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouted(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
-        asking = Asking(config=GatewayConfig(workers=urls), client=client)
+        asking = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
         listed = BrokenList(NamedWorker("http://127.0.0.1:3"))
         gateway = Gateway(router, models.learn, asking=asking, drain_s=0, heartbeat_s=HEARTBEAT_S, listed=listed)
 

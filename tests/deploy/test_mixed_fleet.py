@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from motet.deploy.gateway_models import TokenizerRules
-from motet.engines.base import WorkerState
-from motet.engines.upstream.server import PROBE_S
+from motet.engine import WorkerState
+from motet.engines.upstream.upstream_server import PROBE_S
 from motet.engines.vllm.report import scrape_of
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
 from tests.deploy.running import Running

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import CellConfig, EngineConfig, ServerConfig
-from motet.deploy.plan import ServerPlan, engine_configs
+from motet.deploy.server_plan import ServerPlan, engine_configs
+from motet.settings.server_config import CellConfig, EngineConfig, ServerConfig
 from motet.types import Role
 
 

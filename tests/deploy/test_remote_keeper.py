@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from motet.deploy.remote_keeper import BUSY, HEARTBEAT_S
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, WorkerFaultError
 from tests.deploy.kept import ID, SILENCE_S, Kept, report

@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from bench.servers.ports import free_port
-from motet.config import CellConfig
 from motet.deploy.server import Outcome
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.ids import ModelName
-from motet.testing.engine import FakeLeases
+from motet.settings.server_config import CellConfig
+from motet.testing.fake_engine import FakeLeases
 from motet.types import GenerateRequest, Role
 from tests.deploy.dying import Starter
 from tests.deploy.running import Running, ended_well

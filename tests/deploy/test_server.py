@@ -10,7 +10,7 @@ import pytest
 
 from motet.deploy.listen import listen, port_of
 from motet.deploy.server import Outcome
-from motet.deploy.stop import StopSignals
+from motet.deploy.shutdown import StopSignals
 from motet.errors import ConfigError, ModelLoadError
 from motet.types import Role
 from tests.deploy.dying import Starter

@@ -7,7 +7,7 @@ import pytest
 
 from motet.deploy.sleep import CellSleep
 from motet.deploy.weights import CellWeights
-from motet.engines.base import SleepTag, Worker
+from motet.engine import SleepTag, Worker
 from motet.errors import EngineError, MotetError, RequestError
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router

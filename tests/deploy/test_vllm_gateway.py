@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from motet.deploy.gateway_models import TokenizerRules
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from tests.deploy.gateways import RunningGateway, plan_of, why_none_answers
 from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from motet.deploy.weights import CellWeights
-from motet.engines.base import PreparedWeights, Worker, WorkerState
+from motet.engine import PreparedWeights, Worker, WorkerState
 from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
 from motet.models.checkpoint import START, Checkpoint, MemoryFile
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
-from motet.testing.engine import FakeEngine, fake_info
+from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import PauseMode
 
 pytestmark = pytest.mark.anyio

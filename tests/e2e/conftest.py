@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import cache_folder, environment
 from motet.deploy.child import ChildServer
 from motet.models.smollm2 import DEFAULT_MODEL, Smollm2
+from motet.settings.server_config import cache_folder, environment
 from tests.forked import ForkingProcess
 
 

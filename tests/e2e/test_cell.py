@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from bench.servers.ports import free_port
-from motet.config import environment
 from motet.deploy.child import ChildServer, read_figures
 from motet.errors import StartupError
+from motet.settings.server_config import environment
 from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess

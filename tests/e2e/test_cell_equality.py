@@ -14,8 +14,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from motet.config import environment
-from motet.deploy.child import ChildServer, Figures, read_block_size, read_figures
+from motet.deploy.child import ChildServer, CounterSnapshot, read_block_size, read_figures
+from motet.settings.server_config import environment
 from tests.e2e.asking import chat, completions, streamed_chat, streamed_completions
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess
@@ -75,7 +75,7 @@ def pair(cell: ChildServer, dtype: str, one_engine: Callable[[str], ChildServer]
         yield Pair(single, apart, http)
 
 
-def spent(pair: Pair, before: Figures) -> tuple[int, int, int]:
+def spent(pair: Pair, before: CounterSnapshot) -> tuple[int, int, int]:
     """Returns the cell's prefills, its transfers, and the prompt tokens that decode computed."""
     figures = read_figures(pair.http) - before
     return figures.prefills, figures.kv_transfers, figures.recomputed_tokens

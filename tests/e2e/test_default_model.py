@@ -7,8 +7,8 @@ import sys
 import httpx
 import pytest
 
-from motet.config import environment
 from motet.deploy.child import ChildServer
+from motet.settings.server_config import environment
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from motet.config import environment
 from motet.deploy.child import ChildServer, read_figures
+from motet.settings.server_config import environment
 from tests.fault.answers import Answer
 from tests.forked import ForkingProcess
 from tests.hosts.servers import Streaming

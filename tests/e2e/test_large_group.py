@@ -7,8 +7,8 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from motet.config import environment
 from motet.deploy.child import ChildServer, read_figures
+from motet.settings.server_config import environment
 from tests.e2e.asking import TOKENS, chat, streamed_chat
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S

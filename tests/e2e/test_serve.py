@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from motet.config import environment
 from motet.deploy.child import ChildServer
 from motet.errors import StartupError
+from motet.settings.server_config import environment
 from tests.e2e.long_answer import events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess

@@ -9,7 +9,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from motet.config import environment
+from motet.settings.server_config import environment
 from tests.forked import ForkingProcess
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import Index, Manners

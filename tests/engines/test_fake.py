@@ -7,7 +7,7 @@ import pytest
 
 from motet.errors import EngineClosedError, EngineDiedError, EngineError
 from motet.ids import RequestId
-from motet.testing.engine import FakeEngine, FakeLeases, fake_info
+from motet.testing.fake_engine import FakeEngine, FakeLeases, fake_info
 from motet.transfer.ticket import TransferAddress, prompt_digest
 from motet.types import ChoiceStart, GenerateRequest, SamplingParams, choice_starts
 

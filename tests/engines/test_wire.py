@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet import errors
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.wire import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_CHARS,
@@ -23,8 +23,8 @@ from motet.engines.wire import (
 )
 from motet.errors import EngineError, MotetError, OverloadedError, RequestError, UpstreamRefusalError, WorkerFaultError
 from motet.ids import ModelName, RequestId
-from motet.stats import EngineStats
-from motet.testing.engine import fake_info
+from motet.metrics.stats import EngineStats
+from motet.testing.fake_engine import fake_info
 from motet.types import (
     ChoiceDelta,
     EngineKind,

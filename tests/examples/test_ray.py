@@ -14,11 +14,11 @@ import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
 from motet.cli import app
-from motet.config import SETTINGS
 from motet.settings.declaration import ServerCommand
 from motet.settings.named_worker import resources_by_role
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
+from motet.settings.server_config import SETTINGS
 from tests.examples.test_examples import EXAMPLES
 
 KEYS = {"MOTET_API_KEYS": "k"}

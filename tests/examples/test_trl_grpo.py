@@ -13,8 +13,8 @@ from examples.trl_grpo.plot import table
 from examples.trl_grpo.reward import prompt_about, reward
 from examples.trl_grpo.rollouts import Sampler
 from motet import weights
-from motet.config import environment
 from motet.deploy.child import ChildServer
+from motet.settings.server_config import environment
 from tests.clients.installed import TRL
 from tests.clients.running import run
 from tests.examples.test_vllm_pd import flags_of, player

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from motet.config import CellConfig
 from motet.engines.native.spawn import Spawn
+from motet.settings.server_config import CellConfig
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.running_cell import RunningCell
 

@@ -16,20 +16,20 @@ import httpx
 import msgspec
 import psutil
 
-from motet.config import CellConfig, RoutingConfig, ServerConfig
 from motet.deploy.cell import Cell
-from motet.deploy.plan import ServerPlan
 from motet.deploy.server import Outcome, Serving, run_server
-from motet.deploy.stop import StopSignals, first_of
-from motet.engines.base import ANSWERING, WorkerState
+from motet.deploy.server_plan import ServerPlan
+from motet.deploy.shutdown import StopSignals, first_of
+from motet.engine import ANSWERING, WorkerState
 from motet.engines.native.spawn import Spawn
 from motet.errors import WorkerLeavingError
 from motet.metrics.routing import RoutingFigures
-from motet.routing.cost import Work
+from motet.metrics.stats import EngineStats
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
 from motet.routing.router import Router
-from motet.stats import EngineStats
+from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
 from tests.patience import PATIENCE_S
@@ -137,7 +137,7 @@ class RunningCell:
     @property
     def decoding(self) -> list[StruckEngine]:
         """Returns the engines that are there and decode."""
-        return [self.engine(member.id) for member in self.fleet.ready(Work.GENERATE)]
+        return [self.engine(member.id) for member in self.fleet.ready(WorkKind.GENERATE)]
 
     def id_of(self, engine: StruckEngine) -> str:
         return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)

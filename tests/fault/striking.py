@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from motet.config import EngineConfig
-from motet.engines.base import GroupStream
+from motet.engine import GroupStream
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import MotetError
+from motet.settings.server_config import EngineConfig
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
 

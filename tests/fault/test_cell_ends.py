@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import RoutingConfig
 from motet.deploy.server import Outcome
+from motet.settings.server_config import RoutingConfig
 from tests.fault.answers import Reader, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.running_cell import TOGETHER, RunningCell

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import RoutingConfig
+from motet.settings.server_config import RoutingConfig
 from tests.fault.answers import Reader, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
 from tests.fault.oracle import Undisturbed

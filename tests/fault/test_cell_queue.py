@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import CellConfig, RoutingConfig
+from motet.settings.server_config import CellConfig, RoutingConfig
 from tests.fault.answers import Reader, ask, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.oracle import Undisturbed

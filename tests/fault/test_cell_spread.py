@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import RoutingConfig
+from motet.settings.server_config import RoutingConfig
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, VOTE, chat, completion
 from tests.fault.oracle import Undisturbed

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import CellConfig, RoutingConfig
-from motet.engines.base import Worker
+from motet.engine import Worker
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
+from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, prompt_of
 from tests.fault.worker_pair import WorkerPair, answer, kill, send, stop, undisturbed, until, worker_pair

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from motet.weights import Way, push
+from motet.weights import Delivery, push
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, chat
 from tests.fault.running_cell import TOGETHER, RunningCell
@@ -58,7 +58,7 @@ async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) ->
     answers = []
     sets: list[dict[str, torch.Tensor]] = [load_file(folder / "model.safetensors") for folder in folders]
     for i in range(number):
-        which, way = (i + 1) % 2, (None, Way.MEMORY, Way.HTTP)[i % 3]
+        which, way = (i + 1) % 2, (None, Delivery.MEMORY, Delivery.HTTP)[i % 3]
         if way is None:
             body = {"weight_dir": str(folders[which])}
             (await cell.http.post("/update_weights", json=body)).raise_for_status()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import CellConfig
+from motet.settings.server_config import CellConfig
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import COMPLETIONS, STREAMED, completion
 from tests.fault.oracle import Undisturbed

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from motet import weights
-from motet.weights import PushError, Way
+from motet.weights import Delivery, PushError
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, chat
 from tests.fault.children import BODIES, Servers, answer, client_of, until
@@ -50,7 +50,7 @@ def new_tensors(other: Path) -> dict[str, torch.Tensor]:
 
 
 async def push(
-    url: str, tensors: dict[str, torch.Tensor], *, way: Way | None = None, version: str | None = None
+    url: str, tensors: dict[str, torch.Tensor], *, way: Delivery | None = None, version: str | None = None
 ) -> str:
     return await asyncio.to_thread(weights.push, url, tensors, way=way, version=version)
 
@@ -67,7 +67,7 @@ async def test_pushed_weights_are_those_of_a_folder_by_either_way_and_outlive_tr
         assert (await cell.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
         new, digest = await ask(cell.http, CHAT, BODY), cell.engine("decode-0").info.model_digest
         assert old != new
-        for way in Way:
+        for way in Delivery:
             assert await push(cell.url, old_tensors, way=way, version=f"old by {way}") == f"old by {way}"
             assert await ask(cell.http, CHAT, BODY) == old
             assert await push(f"{cell.url}/v1", new_tensors, way=way, version=f"new by {way}") == f"new by {way}"
@@ -79,7 +79,7 @@ async def test_pushed_weights_are_those_of_a_folder_by_either_way_and_outlive_tr
             kill(struck)
             await struck.died.wait()
             await cell.whole()
-            assert cell.engine(worker).info.weight_version == f"new by {Way.HTTP}"
+            assert cell.engine(worker).info.weight_version == f"new by {Delivery.HTTP}"
         assert await ask(cell.http, CHAT, BODY) == new
         told = (await cell.http.post("/weight_checker", json={"action": "checksum"})).json()["checksums"]
         name = "model.layers.0.mlp.gate_proj.weight"
@@ -87,9 +87,9 @@ async def test_pushed_weights_are_those_of_a_folder_by_either_way_and_outlive_tr
     assert open_files() == 0
 
 
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("way", Delivery)
 async def test_tensors_that_cannot_be_used_are_refused_by_name_and_nothing_changes(
-    way: Way, folder: Path, forking: ForkingProcess, new_tensors: dict[str, torch.Tensor]
+    way: Delivery, folder: Path, forking: ForkingProcess, new_tensors: dict[str, torch.Tensor]
 ) -> None:
     wrong = {**new_tensors, "lm_head.weight": new_tensors["lm_head.weight"][:, :-1]}
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True, "admin_key": "admin"}) as cell:
@@ -110,7 +110,7 @@ async def test_a_push_goes_over_http_where_the_server_cannot_open_the_memory(
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
         monkeypatch.setattr("motet.models.checkpoint.MEMORY_FILE", re.compile("none"))
         with pytest.raises(PushError, match="no file in memory"):
-            await push(cell.url, new_tensors, way=Way.MEMORY)
+            await push(cell.url, new_tensors, way=Delivery.MEMORY)
         assert await push(cell.url, new_tensors) == "1"
 
 
@@ -139,7 +139,7 @@ async def test_a_gateway_gives_all_its_workers_the_weights_and_those_that_come_l
         for server in servers[0], servers[1], gateway:
             async with client_of(server) as own:
                 assert [await answer(own, body) for body in BODIES_OF_ONE_PROMPT] == old
-        assert await push(gateway.url, new_tensors, way=Way.HTTP, version="three") == "three"
+        assert await push(gateway.url, new_tensors, way=Delivery.HTTP, version="three") == "three"
         await servers.restart(1)
         async with client_of(servers[1]) as own:
             await until_version(own, "three", workers=1)  # the gateway may still see the one before

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from motet.config import RoutingConfig
+from motet.settings.server_config import RoutingConfig
 from tests.fault.answers import Answer, Body, Reader, ask, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.running_cell import OFTEN, SECONDS, RunningCell

@@ -7,7 +7,7 @@ from random import Random
 
 import httpx
 
-from motet.engines.vllm.plan import resumed_seed, signed_seed
+from motet.engines.vllm.requests import resumed_seed, signed_seed
 from tests.fault.answers import Answer, Body, Choice, Reader, lines_of, read, whole
 from tests.fault.asked import CHAT, COMPLETIONS, STREAMED
 from tests.fault.vllm_fleet import TEXTS

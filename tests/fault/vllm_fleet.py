@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from bench.servers.ports import free_port
-from motet.config import RoutingConfig
 from motet.deploy.gateway_models import TokenizerRules
-from motet.engines.base import Worker, WorkerState
-from motet.engines.vllm.engine import VLLMEngine
+from motet.engine import Worker, WorkerState
+from motet.engines.vllm.vllm_engine import VLLMEngine
+from motet.settings.server_config import RoutingConfig
 from tests.deploy.gateways import ADMIN, RunningGateway
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.fake_vllm import FakeVLLM

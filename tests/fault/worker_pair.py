@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from motet.engines.base import Engine
+from motet.engine import Engine
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineError
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import GenerateRequest, Role

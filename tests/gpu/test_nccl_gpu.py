@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from motet.config import CellConfig
 from motet.engines.native.receiver import LIBRARY, NcclReceiver
+from motet.settings.server_config import CellConfig
 from tests.devices import GPU, ON_GPU
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, chat

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from motet.engines.native.sample.lanes import Sampled, SampleRow
-from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler
+from motet.engines.native.sample.top_logprobs import prompt_logprobs
 from motet.types import SamplingParams, TokenLogprob
 from tests.devices import ON_GPU
 from tests.engines.native.sample.reference import Past

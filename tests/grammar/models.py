@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from motet.grammar.compiled import Grammars, Matcher, fill_masks, mask_words
+from motet.grammar.compiled_grammar import Grammars, Matcher, fill_masks, mask_words
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind, Thinking
 from tests.tiny_tokenizer import EOS_ID, build_tiny_tokenizer

@@ -1,8 +1,8 @@
 import pytest
 
 from motet.errors import GrammarError
+from motet.grammar.grammar_source import prepared_lark
 from motet.grammar.limits import MAX_LEVELS, MAX_TEXT_CHARS
-from motet.grammar.source import prepared_lark
 from tests.grammar.models import follows, grammars_of, lark, regex
 from tests.tiny_tokenizer import IM_START
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from motet.errors import GrammarError
-from motet.grammar.compiled import Grammars, fill_masks, mask_words
+from motet.grammar.compiled_grammar import Grammars, fill_masks, mask_words
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
 
 pytestmark = pytest.mark.slow

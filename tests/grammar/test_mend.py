@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 
 from motet.errors import GrammarError
+from motet.grammar.grammar_source import read_schema
 from motet.grammar.mend import LEAST, MAX_PARTS, PATTERNS
-from motet.grammar.source import read_schema
 from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 

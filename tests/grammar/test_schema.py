@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from motet.errors import GrammarError
-from motet.grammar.compiled import MAX_TRIES, WHOLE, find_wrong_part
+from motet.grammar.compiled_grammar import MAX_TRIES, WHOLE, find_wrong_part
+from motet.grammar.grammar_source import read_schema
+from motet.grammar.json_schema import NOT_ENFORCED
 from motet.grammar.limits import MAX_LEVELS, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS, MAX_TEXT_CHARS
-from motet.grammar.schema import NOT_ENFORCED
-from motet.grammar.source import read_schema
 from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 from msgspec.structs import astuple
 
-from motet.config import environment
+from motet.settings.server_config import environment
 from tests.fault.answers import Answer, Body, Reader, whole
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host

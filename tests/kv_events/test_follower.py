@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from motet.block_names import block_names
-from motet.kv_events import schema
+from motet.kv_events import event_schema as schema
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
-from motet.kv_events.follower import Follower, Heard, NumberedMessage, Replayed, ReplayError, Subscription
+from motet.kv_events.follower import Follower, NumberedMessage, Replayed, ReplayError, Subscription, SubscriptionEvent
 from tests.kv_events.names import apply_to
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ class Script(Subscription):
 
     def __init__(
         self,
-        heard: Sequence[NumberedMessage | Heard],
+        heard: Sequence[NumberedMessage | SubscriptionEvent],
         kept: Sequence[NumberedMessage] | None = (),
         replay: Replay = lambda _, messages: Replayed(messages, whole=True),
     ) -> None:
@@ -45,7 +45,7 @@ class Script(Subscription):
         self._kept = kept
         self._replay = replay
 
-    async def hear(self, patience_s: float) -> NumberedMessage | Heard:
+    async def hear(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
         if not self._heard:
             self.over.set()
             await asyncio.Event().wait()
@@ -76,7 +76,7 @@ async def known(script: Script) -> set[bytes]:
 
 
 async def test_a_follower_that_joins_asks_for_everything_and_goes_on_from_there() -> None:
-    script = Script([Heard.JOINED, stored(1, B), stored(2, C)], kept=[stored(0, A), stored(1, B)])
+    script = Script([SubscriptionEvent.JOINED, stored(1, B), stored(2, C)], kept=[stored(0, A), stored(1, B)])
     changes = await told(script)
     assert [type(change) for change in changes] == [Cleared, Stored, Stored, Stored]
     assert [change.names for change in changes if isinstance(change, Stored)] == [(A,), (B,), (C,)]
@@ -94,13 +94,13 @@ def restarted(asked: int, _: list[NumberedMessage]) -> Replayed:
 
 async def test_missed_messages_are_asked_for() -> None:
     kept = [stored(0, A), stored(1, B), message(2, Removed((A,))), stored(3, C)]
-    script = Script([Heard.JOINED, kept[3], stored(4, D)], kept, growing)
+    script = Script([SubscriptionEvent.JOINED, kept[3], stored(4, D)], kept, growing)
     assert await known(script) == {B, C, D}
     assert script.asked == [0, 1]
 
 
 async def test_without_a_replay_a_gap_clears_all_known_blocks(caplog: pytest.LogCaptureFixture) -> None:
-    script = Script([Heard.JOINED, stored(5, A), stored(6, B), stored(9, C), stored(12, D)], kept=None)
+    script = Script([SubscriptionEvent.JOINED, stored(5, A), stored(6, B), stored(9, C), stored(12, D)], kept=None)
     assert await known(script) == {D}
     assert caplog.messages == [
         "block events of w: it does not replay",
@@ -110,21 +110,31 @@ async def test_without_a_replay_a_gap_clears_all_known_blocks(caplog: pytest.Log
 
 async def test_a_replay_that_begins_too_late_clears_the_blocks_known_before() -> None:
     kept = [stored(7, C), stored(8, D)]
-    assert await known(Script([Heard.JOINED, stored(1, B), stored(9, A)], [stored(0, A), *kept], growing)) == {A, C, D}
+    assert await known(
+        Script([SubscriptionEvent.JOINED, stored(1, B), stored(9, A)], [stored(0, A), *kept], growing)
+    ) == {A, C, D}
 
 
 async def test_numbers_that_go_back_mean_that_the_worker_was_restarted() -> None:
-    script = Script([Heard.JOINED, stored(0, A), stored(1, B), stored(0, C), stored(1, D)], replay=restarted)
+    script = Script(
+        [SubscriptionEvent.JOINED, stored(0, A), stored(1, B), stored(0, C), stored(1, D)], replay=restarted
+    )
     assert await known(script) == {C, D}
     assert script.asked == [0, 0]
 
 
 async def test_after_a_new_connection_everything_is_asked_for_whatever_its_numbers() -> None:
-    assert await known(Script([Heard.JOINED, stored(0, A), Heard.JOINED, stored(1, D)], replay=restarted)) == {C, D}
+    assert await known(
+        Script([SubscriptionEvent.JOINED, stored(0, A), SubscriptionEvent.JOINED, stored(1, D)], replay=restarted)
+    ) == {C, D}
 
 
 async def test_a_follower_that_hears_nothing_asks_for_missed_messages() -> None:
-    script = Script([Heard.JOINED, Heard.SILENCE, Heard.SILENCE], [stored(0, A), stored(1, B)], growing)
+    script = Script(
+        [SubscriptionEvent.JOINED, SubscriptionEvent.SILENCE, SubscriptionEvent.SILENCE],
+        [stored(0, A), stored(1, B)],
+        growing,
+    )
     assert await known(script) == {A, B}
     assert script.asked == [0, 1, 2]
 
@@ -142,7 +152,9 @@ async def test_who_was_not_told_of_everything_asks_again_when_it_hears_nothing(
         return Replayed(messages, whole=True)
 
     kept = [stored(0, A), stored(1, B), stored(2, C)]
-    script = Script([Heard.JOINED, kept[2], Heard.SILENCE, Heard.SILENCE], kept, coming_late)
+    script = Script(
+        [SubscriptionEvent.JOINED, kept[2], SubscriptionEvent.SILENCE, SubscriptionEvent.SILENCE], kept, coming_late
+    )
     assert await known(script) == names
     assert script.asked == asked
 
@@ -152,7 +164,12 @@ async def test_a_message_that_is_not_understood_only_clears_the_known_blocks(
     strange: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    heard: list[NumberedMessage | Heard] = [Heard.JOINED, stored(0, A), NumberedMessage(1, strange), Heard.GARBLED]
+    heard: list[NumberedMessage | SubscriptionEvent] = [
+        SubscriptionEvent.JOINED,
+        stored(0, A),
+        NumberedMessage(1, strange),
+        SubscriptionEvent.GARBLED,
+    ]
     heard += [stored(2, B), NumberedMessage(3, strange), stored(4, C)]
     assert await known(Script(heard)) == {C}
     assert caplog.messages == [
@@ -167,12 +184,12 @@ async def test_a_long_replay_with_gaps_is_asked_for_again() -> None:
         got = {1: [*messages[:2], *messages[3:]], 2: messages[::2]}.get(asked, messages)
         return Replayed(got, whole=asked != 3)
 
-    script = Script([Heard.JOINED], [stored(i, name) for i, name in enumerate((A, B, C, D, A))], dropping)
+    script = Script([SubscriptionEvent.JOINED], [stored(i, name) for i, name in enumerate((A, B, C, D, A))], dropping)
     assert await known(script) == {A, B, C, D}
     assert script.asked == [0, 2, 3, 5]
 
 
 async def test_a_publisher_that_repeats_itself_is_not_asked_without_end() -> None:
-    script = Script([Heard.JOINED], replay=lambda *_: Replayed([stored(3, A)], whole=False))
+    script = Script([SubscriptionEvent.JOINED], replay=lambda *_: Replayed([stored(3, A)], whole=False))
     assert await known(script) == {A}
     assert script.asked == [0, 4]

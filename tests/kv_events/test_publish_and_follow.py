@@ -12,19 +12,19 @@ import zmq
 
 from motet.block_names import block_names
 from motet.errors import ConfigError
-from motet.kv_events import schema
+from motet.kv_events import event_schema as schema
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
+from motet.kv_events.event_schema import port_of, replay_endpoint
 from motet.kv_events.follower import (
     BlockSource,
     Follower,
-    Heard,
     NumberedMessage,
     SharedContext,
     Subscription,
+    SubscriptionEvent,
     follow_blocks,
 )
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions, StoredNow
-from motet.kv_events.schema import port_of, replay_endpoint
 from tests.kv_events.names import apply_to
 from tests.patience import PATIENCE_S
 
@@ -168,7 +168,7 @@ class Lossy(Subscription):
         super().__init__(source)
         self._rng = random.Random(0)
 
-    async def hear(self, patience_s: float) -> NumberedMessage | Heard:
+    async def hear(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
         while isinstance(heard := await super().hear(patience_s), NumberedMessage):
             if self._rng.random() < 0.7:
                 break
@@ -263,7 +263,7 @@ async def test_subscriptions_that_share_a_context_have_no_threads_of_their_own_a
         others = [Subscription(BlockSource.ours(published.endpoint), shared) for _ in range(20)]
         assert process.num_threads() <= with_one
         others[0].close()
-        assert await others[1].hear(PATIENCE_S) is Heard.JOINED, "the others are not closed with it"
+        assert await others[1].hear(PATIENCE_S) is SubscriptionEvent.JOINED, "the others are not closed with it"
         replay = await first.replay(0, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
         assert replay.whole
         for subscription in (first, *others[1:]):

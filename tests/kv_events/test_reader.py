@@ -5,7 +5,7 @@ import pytest
 
 from motet.block_names import block_names
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
-from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, WireHash
+from motet.kv_events.event_schema import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, WireHash
 from tests.kv_events.names import apply_to
 
 SIZE = 4

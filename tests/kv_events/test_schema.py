@@ -4,9 +4,16 @@ import msgspec
 import pytest
 
 from motet.block_names import block_names
-from motet.kv_events import schema
+from motet.kv_events import event_schema as schema
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
-from motet.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, RemovedFields, StoredFields
+from motet.kv_events.event_schema import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventReader,
+    RemovedFields,
+    StoredFields,
+)
 
 NAMES = tuple(block_names(range(8), 4, salt=""))
 FIRST, SECOND = (int.from_bytes(name[-8:], "big") for name in NAMES)

@@ -4,9 +4,9 @@ of a choice that a record needs."""
 from dataclasses import dataclass
 
 from motet.metrics.engines import EngineSample
-from motet.metrics.groups import GroupMetrics
-from motet.stats import EngineStats
-from motet.testing.engine import fake_info
+from motet.metrics.group_metrics import GroupMetrics
+from motet.metrics.stats import EngineStats
+from motet.testing.fake_engine import fake_info
 from motet.types import EngineInfo, FinishReason, Role
 
 ENGINE = object()

@@ -8,10 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from motet.engines.vllm.report import scrape_of
 from motet.metrics.declare import PREFIX, VLLM_PREFIX, MetricKind, MetricPrefix, aliases_in
-from motet.metrics.groups import COUNTED, OBSERVED
+from motet.metrics.group_metrics import COUNTED, OBSERVED
 from motet.metrics.prometheus import CACHE_FACTS_IN_VLLM, Metrics, Scrape
 from motet.metrics.routing import RoutingFigures
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.types import FinishReason, Role
 from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
 

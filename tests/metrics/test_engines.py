@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.metrics.engines import EngineCounters, EngineSample
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from tests.metrics.shown import engine_sample
 
 WORKERS = ("a", "b")

@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 from motet.metrics.declare import MetricPrefix
 from motet.metrics.prometheus import Exposition, Metrics, Scrape
 from motet.metrics.routing import RoutingFigures
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.types import FinishReason, Role
 from tests.boards.reading import promtool
 from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample

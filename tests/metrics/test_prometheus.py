@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.deploy.child import block_size_in, figures_in
 from motet.metrics import prometheus
 from motet.metrics.declare import PREFIX, MetricKind, declared_in
-from motet.metrics.groups import COUNTED, OBSERVED, STEP_S
+from motet.metrics.group_metrics import COUNTED, OBSERVED, STEP_S
 from motet.metrics.prometheus import Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, UPDATE_S, RoutingFigures
-from motet.stats import EngineStats
-from motet.testing.engine import fake_info
+from motet.metrics.stats import EngineStats
+from motet.testing.fake_engine import fake_info
 from motet.transfer.figures import SECONDS
 from motet.transfer.orders import FailureKind
 from motet.types import FinishReason, Role

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import environment
+from motet.settings.server_config import environment
 from tests.models.model_folders import write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from motet.errors import ModelLoadError
+from motet.models.model_source import resolve, resolve_tokenizer
 from motet.models.smollm2 import FOLDER
-from motet.models.source import resolve, resolve_tokenizer
 from tests.models.model_folders import write_model
 
 

@@ -7,9 +7,9 @@ import sys
 import msgspec
 import pytest
 
-from motet.config import environment
-from motet.engines.base import TrainerGroup
+from motet.engine import TrainerGroup
 from motet.engines.native.receiver import PROGRAM, Join
+from motet.settings.server_config import environment
 from tests.nccl.library import fake_nccl
 
 pytestmark = pytest.mark.slow

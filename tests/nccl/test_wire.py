@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from motet.engines.base import TrainerGroup
+from motet.engine import TrainerGroup
 from motet.engines.native.cuda.nccl import Communicator, Nccl, NcclError, id_in, join
 from motet.engines.native.cuda.receive import Piece, pieces_of
 from motet.models.checkpoint import TensorFacts, safetensors_header

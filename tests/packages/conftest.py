@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import environment
 from motet.engines.native.cpu.library import KINDS, file_name
+from motet.settings.server_config import environment
 from tools.wheel import KERNELS, tagged
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from motet.config import cache_folder, environment
+from motet.settings.server_config import cache_folder, environment
 
 BASE, SUITE = "debian:bookworm-slim", "bookworm"
 TIMEOUT_S = 1500

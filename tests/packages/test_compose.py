@@ -16,8 +16,8 @@ import jsonschema
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from motet.config import environment
 from motet.deploy.child import ChildServer
+from motet.settings.server_config import environment
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host, NoNetwork, hosts
 from tests.packages.conftest import ROOT

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
-from motet.testing.engine import Script
+from motet.testing.fake_engine import Script
 from tests.page.asking import GatedServer, Start, worded
 from tests.patience import PATIENCE_S
 from tools.screenshots import CHROMIUM_FLAGS, chromium_path

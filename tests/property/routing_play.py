@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import event
 from hypothesis import strategies as st
 
-from motet.engines.base import GroupStream, WorkerState
+from motet.engine import GroupStream, WorkerState
 from motet.errors import (
     EngineClosedError,
     EngineDiedError,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.transfer.orders import FailureKind, News, PullFailed, PullLanded, PullSettled
-from motet.transfer.side_channel import Refused, SomeoneElse
+from motet.transfer.side_channel import Refused, WrongStart
 from motet.transfer.transport import ReadState
 from tests.property_settings import examples
 from tests.transfer.scene import DONE, FAILED, RUNNING, Scene
@@ -70,7 +70,7 @@ class PlayedPull:
 EVENTS: dict[str, Callable[[PlayedPull], object]] = {
     "welcome": lambda played: played.scene.welcomed(),
     "refused": lambda played: played.scene.dealer.coming.append(Refused("no")),
-    "someone else": lambda played: played.scene.dealer.coming.append(SomeoneElse("p2")),
+    "someone else": lambda played: played.scene.dealer.coming.append(WrongStart("p2")),
     "a second": lambda played: played.pass_time(1.0),
     "eleven seconds": lambda played: played.pass_time(11.0),
     "reads end": lambda played: played.scene.end_reads(DONE),

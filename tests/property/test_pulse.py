@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.spawn import Pulse, beat_every_s
+from motet.engines.native.spawn import LivenessCheck, beat_every_s
 
 TICKS_A_BEAT = 5
 STEP_S = 300.0
@@ -22,7 +22,7 @@ class World:
     def __init__(self, silence_s: float) -> None:
         self.ticks = 0
         self.tick_s = beat_every_s(silence_s) / TICKS_A_BEAT
-        self.pulse = Pulse(silence_s, STEP_S, clock=lambda: self.ticks * self.tick_s)
+        self.pulse = LivenessCheck(silence_s, STEP_S, clock=lambda: self.ticks * self.tick_s)
         self._next_beat = self._next_look = TICKS_A_BEAT
         self._unread = 0
 
@@ -79,7 +79,7 @@ def test_an_engine_that_stops_is_found_soon_after_the_allowed_silence(
 
 @given(st.lists(st.floats(0, STEP_S)))
 def test_a_step_may_take_its_allowed_time_and_no_more(busy: list[float]) -> None:
-    pulse = Pulse(10.0, STEP_S, clock=lambda: 0.0)
+    pulse = LivenessCheck(10.0, STEP_S, clock=lambda: 0.0)
     for busy_s in busy:
         pulse.heard(busy_s)
         assert pulse.look() is None
@@ -91,4 +91,4 @@ def test_a_step_may_take_its_allowed_time_and_no_more(busy: list[float]) -> None
 
 @pytest.mark.parametrize(("silence_s", "every_s"), [(1.0, 0.25), (2.0, 0.5), (60.0, 0.5)])
 def test_several_beats_fit_into_the_shortest_silence(silence_s: float, every_s: float) -> None:
-    assert beat_every_s(silence_s) == Pulse(silence_s, STEP_S).look_every_s == every_s
+    assert beat_every_s(silence_s) == LivenessCheck(silence_s, STEP_S).look_every_s == every_s

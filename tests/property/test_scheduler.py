@@ -4,8 +4,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.sequence import Group, SequenceState, blocks_for
+from motet.engines.native.step.step_plan import StepPlan
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
 from tests.property_settings import examples

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.text.stop import StopMatcher, StopStrings
+from motet.text.stop_strings import StopMatcher, StopStrings
 from tests.property.text_oracle import cut, first_stop
 
 LETTERS = st.text("abé日", max_size=24)

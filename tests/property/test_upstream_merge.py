@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.openai import DONE, EventSplitter
-from motet.engines.upstream.base import TextRoute
 from motet.engines.upstream.bodies import Merge
+from motet.engines.upstream.text_source import TextRoute
 from tests.engines.upstream.asking import Whole
 from tests.peers.openai_script import CHAT, Asked, Manners, Script, Usage
 

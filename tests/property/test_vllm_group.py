@@ -8,7 +8,7 @@ import asyncio
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motet.engines.vllm.wire import VLLMPiece
+from motet.engines.vllm.vllm_wire import VLLMPiece
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest

@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from motet.config import environment
 from motet.engines.native.spawn import engine_environ
+from motet.settings.server_config import environment
 from tests.forked import MESSAGE_BYTES, ROOT, ForkingProcess, Order, become, import_everything, leave, run_engine
 
 STDERR = 2

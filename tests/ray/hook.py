@@ -4,9 +4,9 @@ import os
 from asyncio.subprocess import Process
 from pathlib import Path
 
-from motet.config import environment
 from motet.engines.native import spawn as native
 from motet.engines.native.protocol import Launch
+from motet.settings.server_config import environment
 
 ROOT = Path(__file__).parents[2]
 AT = "TESTS_FORK_ENGINES_AT"

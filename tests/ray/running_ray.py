@@ -19,8 +19,8 @@ import msgspec
 import psutil
 
 from bench.servers.ports import free_port
-from motet.config import environment
 from motet.deploy.child import ChildServer
+from motet.settings.server_config import environment
 from motet.types import Ingress
 from tests.fault.asked import CHAT, chat
 from tests.patience import PATIENCE_S

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from motet import weights
 from motet.types import Ingress
-from motet.weights import Way
+from motet.weights import Delivery
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
@@ -89,7 +89,7 @@ async def test_a_trainer_gives_all_replicas_new_weights_and_one_that_comes_later
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     pushed = {name: tensors[name] * 0.5}
-    push = partial(weights.push, str(ray.http.base_url), admin_key=ADMIN_KEY, way=Way.HTTP)
+    push = partial(weights.push, str(ray.http.base_url), admin_key=ADMIN_KEY, way=Delivery.HTTP)
     assert await asyncio.to_thread(push, pushed, version="half") == "half"
     new = await ask(ray.http, COMPLETIONS, body)
     assert new != old

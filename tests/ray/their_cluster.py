@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from bench.servers.ports import free_port
-from motet.config import environment
+from motet.settings.server_config import environment
 from tests.ray.engines import Engines
 from tests.ray.hook import environ_of
 from tests.ray.joined import FAR, Joined

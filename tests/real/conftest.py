@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import cache_folder, environment
 from motet.models.smollm2 import Smollm2
+from motet.settings.server_config import cache_folder, environment
 from tests.real.vllm_servers import SCALE_OUT, RealVLLM, real_vllm
 
 VENV = "VLLM_VENV"

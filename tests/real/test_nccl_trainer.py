@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import environment
 from motet.engines.native.receiver import NcclReceiver
+from motet.settings.server_config import environment
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, chat
 from tests.fault.running_cell import RunningCell

@@ -15,8 +15,8 @@ from bench.servers.peer import PeerServer, peer_server
 from bench.servers.ports import free_port
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
 from bench.servers.vllm_pair import CONNECTOR
-from motet.config import environment
 from motet.deploy.child import ChildServer
+from motet.settings.server_config import environment
 from tests.status import metric_sum
 
 PATIENCE_S = 60.0

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from motet.config import CellConfig
 from motet.errors import MotetError
-from motet.testing.engine import DuringPrefill
+from motet.settings.server_config import CellConfig
+from motet.testing.fake_engine import DuringPrefill
 from motet.types import Policy, Role
 from tests.routing.scene import Hold, Scene
 

@@ -7,7 +7,7 @@ import msgspec
 
 from motet.ids import ModelName
 from motet.routing.member import PairKey, pair_key
-from motet.testing.engine import FakeGroup, FakeLeases, fake_info
+from motet.testing.fake_engine import FakeGroup, FakeLeases, fake_info
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
 from tests.routing.scene import Scene, WatchedEngine, script

@@ -14,16 +14,16 @@ from zlib import crc32
 import msgspec
 
 from motet.block_names import block_names
-from motet.config import CellConfig, RoutingConfig
-from motet.engines.base import Engine, GroupStream, Worker, WorkerState
+from motet.engine import Engine, GroupStream, Worker, WorkerState
 from motet.errors import EngineDiedError, MotetError, WorkerLeavingError
 from motet.ids import ModelName, RequestId
-from motet.routing.cost import Work
+from motet.metrics.stats import EngineStats
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.member import Load
 from motet.routing.router import Router
-from motet.stats import EngineStats
-from motet.testing.engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
+from motet.settings.server_config import CellConfig, RoutingConfig
+from motet.testing.fake_engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import (
@@ -457,7 +457,7 @@ async def answers_of(engine: Engine, request: GenerateRequest) -> dict[int, list
     return await tokens_of(engine.generate(request))
 
 
-def load_of(scene: Scene, work: Work) -> Load:
+def load_of(scene: Scene, work: WorkKind) -> Load:
     """Returns the load of the worker that would get a group now."""
     load = scene.router.dispatcher.load(work, group())
     assert load is not None

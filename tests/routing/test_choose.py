@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.routing.choose import Reason, choose
-from motet.routing.cost import WEIGHTS, Candidate, GroupNeeds, Work, cost, has_room
+from motet.routing.cost import WEIGHTS, Candidate, GroupNeeds, WorkKind, cost, has_room
 from motet.types import Policy
 
-GROUP = GroupNeeds(work=Work.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)
+GROUP = GroupNeeds(work=WorkKind.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)
 IDLE = Candidate(
     id="w",
     cached_tokens=0,
@@ -33,8 +33,8 @@ def chosen(
 
 
 @pytest.mark.parametrize("policy", Policy)
-@pytest.mark.parametrize("work", Work)
-def test_without_workers_none_is_chosen(policy: Policy, work: Work) -> None:
+@pytest.mark.parametrize("work", WorkKind)
+def test_without_workers_none_is_chosen(policy: Policy, work: WorkKind) -> None:
     assert choose([], replace(GROUP, work=work), policy=policy, turn=3) is None
 
 
@@ -81,7 +81,7 @@ def test_room_is_counted_in_blocks_of_the_worker() -> None:
 
 
 def test_a_prefill_needs_blocks_and_no_place_among_the_choices() -> None:
-    prefill = replace(GROUP, work=Work.PREFILL)
+    prefill = replace(GROUP, work=WorkKind.PREFILL)
     assert has_room(replace(IDLE, open_choices=256, num_blocks=100), prefill)
     assert not has_room(replace(IDLE, num_blocks=99), prefill)
 
@@ -144,7 +144,7 @@ def test_the_session_policy_stays_at_any_cost_and_begins_at_the_least_loaded() -
 def test_least_loaded_looks_at_choices_then_blocks_and_for_prefill_at_the_queue_first() -> None:
     few, many = replace(IDLE, open_choices=1, queued_tokens=50), replace(IDLE, open_choices=2, queued_tokens=40)
     assert chosen(many, few, policy=Policy.LEAST_LOADED) == (1, Reason.LOAD)
-    assert chosen(few, many, wanted=replace(GROUP, work=Work.PREFILL), policy=Policy.LEAST_LOADED)[0] == 1
+    assert chosen(few, many, wanted=replace(GROUP, work=WorkKind.PREFILL), policy=Policy.LEAST_LOADED)[0] == 1
     assert chosen(replace(few, tail_blocks=1), few, policy=Policy.LEAST_LOADED)[0] == 1
 
 

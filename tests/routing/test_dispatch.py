@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from motet.engines.base import Worker, WorkerState
+from motet.engine import Worker, WorkerState
 from motet.errors import (
     EngineClosedError,
     EngineDiedError,
@@ -12,10 +12,10 @@ from motet.errors import (
     NoWorkerError,
     OverloadedError,
 )
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Policy, Role
 from tests.routing.cells import Pair
@@ -31,7 +31,7 @@ async def test_the_least_loaded_is_the_one_with_the_fewest_open_choices() -> Non
     assert pair.groups == (1, 3)
     last = pair.router.generate(group("last", n=1))
     assert pair.groups == (1, 4)
-    assert load_of(pair, Work.GENERATE).waiting_tokens == 4 * 200
+    assert load_of(pair, WorkKind.GENERATE).waiting_tokens == 4 * 200
     for stream in (many, *few, last):
         await tokens_of(stream)
 
@@ -145,13 +145,13 @@ async def test_with_all_workers_dead_every_group_ends_with_that_error() -> None:
 async def test_cached_tokens_are_those_of_the_worker_that_would_get_the_group() -> None:
     pair = Pair("decode")
     remember(pair.fleet, "decode-1", group(), 64)
-    assert load_of(pair, Work.GENERATE).own_tokens == 136
+    assert load_of(pair, WorkKind.GENERATE).own_tokens == 136
     stream = pair.router.generate(msgspec.structs.replace(group(n=8), prompt=(*group().prompt[:64], *range(136))))
     assert pair.groups == (0, 1)
     # So much is being written there that the other worker is cheaper.
-    assert load_of(pair, Work.GENERATE).own_tokens == 200
+    assert load_of(pair, WorkKind.GENERATE).own_tokens == 200
     await stream.aclose()
-    assert load_of(pair, Work.GENERATE).own_tokens == 136
+    assert load_of(pair, WorkKind.GENERATE).own_tokens == 136
 
 
 async def test_figures_are_summed_over_living_workers() -> None:

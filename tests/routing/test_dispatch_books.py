@@ -5,12 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.base import Worker, WorkerState
-from motet.routing.cost import Work
+from motet.engine import Worker, WorkerState
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.member import Load
 from motet.routing.router import Router
-from motet.testing.engine import FakeLeases, fake_info
+from motet.testing.fake_engine import FakeLeases, fake_info
 from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
 from tests.routing.cells import Cell, Pair
 from tests.routing.scene import ONE_LIFE, Hold, WatchedEngine, group, load_of, script, worker
@@ -23,7 +23,7 @@ async def test_a_group_with_a_ticket_adds_no_tokens_to_read() -> None:
     ticket = await pair.first.prefill(group())
     stream = pair.router.generate(group(n=1, ticket=ticket))
     other = pair.router.generate(group("other", n=2))
-    assert load_of(pair, Work.GENERATE).waiting_tokens == 0
+    assert load_of(pair, WorkKind.GENERATE).waiting_tokens == 0
     await stream.aclose()
     await other.aclose()
 
@@ -36,7 +36,7 @@ async def test_the_books_measure_how_fast_each_side_reads() -> None:
     pair.clock.now_s += 2
     hold.go.set()
     await pair.router.release(await call)
-    load = pair.router.dispatcher.load(Work.PREFILL, group())
+    load = pair.router.dispatcher.load(WorkKind.PREFILL, group())
     assert load is not None
     assert load.tokens_per_s == 150  # all but the last token in 2 s
 
@@ -45,18 +45,18 @@ async def test_the_books_measure_how_fast_each_side_reads() -> None:
     pair.clock.now_s += 3
     await anext(stream)
     await stream.aclose()
-    assert load_of(pair, Work.GENERATE).tokens_per_s == 100
+    assert load_of(pair, WorkKind.GENERATE).tokens_per_s == 100
 
 
 async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
     alike = Pair("decode")
     assert not alike.fleet.serving().has_prefill
-    assert alike.router.dispatcher.load(Work.PREFILL, group()) is None
+    assert alike.router.dispatcher.load(WorkKind.PREFILL, group()) is None
     apart = Cell()
-    assert apart.router.dispatcher.load(Work.PREFILL, group()) == Load(200)
+    assert apart.router.dispatcher.load(WorkKind.PREFILL, group()) == Load(200)
     apart.fleet.mark("prefill-0", WorkerState.DEAD)
     assert apart.fleet.serving().has_prefill
-    assert apart.router.dispatcher.load(Work.PREFILL, group()) is None
+    assert apart.router.dispatcher.load(WorkKind.PREFILL, group()) is None
 
 
 async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks() -> None:

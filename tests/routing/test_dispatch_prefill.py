@@ -6,13 +6,13 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.config import RoutingConfig
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.routing.fleet import Fleet
 from motet.routing.member import REFUSAL_S
 from motet.routing.router import Router
-from motet.testing.engine import FakeLeases
+from motet.settings.server_config import RoutingConfig
+from motet.testing.fake_engine import FakeLeases
 from motet.types import Policy
 from tests.routing.cells import Pair
 from tests.routing.scene import Hold, group, worker

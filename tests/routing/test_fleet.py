@@ -5,14 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.base import Worker, WorkerState
+from motet.engine import Worker, WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
 from motet.ids import RequestId
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.member import REFUSAL_S
 from motet.routing.router import Router
-from motet.testing.engine import FakeEngine, fake_info
+from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
 from tests.routing.cells import Pair
 from tests.routing.scene import ONE_LIFE, Clock, Tasks, answer, answers, answers_of, group, tokens_of, worker
@@ -26,7 +26,7 @@ def states(fleet: Fleet) -> dict[str, WorkerState]:
     return {report.id: report.state for report in fleet.reports()}
 
 
-def ready(fleet: Fleet, work: Work) -> list[str]:
+def ready(fleet: Fleet, work: WorkKind) -> list[str]:
     return [member.id for member in fleet.ready(work)]
 
 
@@ -57,7 +57,7 @@ def test_only_ready_workers_get_work() -> None:
     fleet = Fleet([worker("decode-0")[0], worker("decode-1")[0]])
     for state in WorkerState:
         fleet.mark("decode-0", state)
-        assert ready(fleet, Work.GENERATE) == (["decode-0"] if state is WorkerState.READY else []) + ["decode-1"]
+        assert ready(fleet, WorkKind.GENERATE) == (["decode-0"] if state is WorkerState.READY else []) + ["decode-1"]
     fleet.remove("decode-0")
     fleet.remove("decode-0")
     fleet.mark("decode-0", WorkerState.READY)
@@ -66,24 +66,24 @@ def test_only_ready_workers_get_work() -> None:
 
 def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
     fleet = Fleet([worker("prefill-0")[0]])
-    assert ready(fleet, Work.GENERATE) == ready(fleet, Work.PREFILL) == ["prefill-0"]
+    assert ready(fleet, WorkKind.GENERATE) == ready(fleet, WorkKind.PREFILL) == ["prefill-0"]
     assert (fleet.serving().has_decode, fleet.serving().has_prefill) == (False, False)
     fleet.expect("decode-0", "-", role=Role.DECODE)
-    assert ready(fleet, Work.GENERATE) == []
-    assert ready(fleet, Work.PREFILL) == ["prefill-0"]
+    assert ready(fleet, WorkKind.GENERATE) == []
+    assert ready(fleet, WorkKind.PREFILL) == ["prefill-0"]
     fleet.put(worker("decode-0")[0])
-    assert ready(fleet, Work.GENERATE) == ["decode-0"]
+    assert ready(fleet, WorkKind.GENERATE) == ["decode-0"]
     assert (fleet.serving().has_decode, fleet.serving().has_prefill) == (True, True)
     fleet.mark("decode-0", WorkerState.DEAD)
-    assert ready(fleet, Work.GENERATE) == []  # it will come back; until then its groups wait
+    assert ready(fleet, WorkKind.GENERATE) == []  # it will come back; until then its groups wait
     fleet.remove("decode-0")
-    assert ready(fleet, Work.GENERATE) == ["prefill-0"]
+    assert ready(fleet, WorkKind.GENERATE) == ["prefill-0"]
 
 
 def test_workers_that_do_both_are_not_asked_to_prefill() -> None:
     fleet = Fleet([worker("both-0")[0]])
-    assert ready(fleet, Work.GENERATE) == ["both-0"]
-    assert ready(fleet, Work.PREFILL) == []
+    assert ready(fleet, WorkKind.GENERATE) == ["both-0"]
+    assert ready(fleet, WorkKind.PREFILL) == []
 
 
 @pytest.mark.parametrize("role", ["decode", "both", "prefill"])

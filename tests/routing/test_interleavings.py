@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.base import GroupStream
+from motet.engine import GroupStream
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.routing.part import NEXT, GroupState, moved
-from motet.testing.engine import GONE
+from motet.testing.fake_engine import GONE
 from tests.property_settings import examples, some
 from tests.routing.cells import Cell
 from tests.routing.scene import APART, Given, Hold, Scene, Slowly, group, read, tokens_of, turn, undisturbed

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from motet.engines.base import Worker, WorkerState
+from motet.engine import Worker, WorkerState
 from motet.errors import EngineSilentError
 from motet.transfer.ticket import TransferAddress
 from tests.routing.scene import Heard, Scene, group, length, settle, undisturbed

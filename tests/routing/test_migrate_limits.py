@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import (
     ContextLengthError,
     DrainingError,

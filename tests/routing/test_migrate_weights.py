@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError
 from motet.routing.migration import Unfinished
 from motet.types import GenerateRequest

@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.base import Worker
+from motet.engine import Worker
 from motet.errors import EngineError
 from motet.ids import RequestId
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.types import GenerateRequest
 from tests.routing.cells import Pair
 from tests.routing.scene import APART, Heard, Hold, Scene, answers, answers_of, group, settle, tokens_of
@@ -131,7 +131,7 @@ async def test_groups_of_a_worker_s_former_life_take_nothing_from_its_next_one()
     new = scene.router.generate(again)
     await old.aclose()
     assert len(scene.fleet.open_blocks) == 13
-    load = scene.router.dispatcher.load(Work.GENERATE, group("old"))
+    load = scene.router.dispatcher.load(WorkKind.GENERATE, group("old"))
     assert load is not None and load.own_tokens == 1
     await new.aclose()
     assert len(scene.fleet.open_blocks) == 0
@@ -141,7 +141,7 @@ async def test_a_prompt_with_another_salt_is_another_prompt() -> None:
     scene = Scene("decode-0")
     first = scene.router.generate(group(n=1))
     salted = msgspec.structs.replace(group("salted", n=1), prompt=group().prompt, cache_salt="mine")
-    loads = [scene.router.dispatcher.load(Work.GENERATE, one) for one in (group(), salted)]
+    loads = [scene.router.dispatcher.load(WorkKind.GENERATE, one) for one in (group(), salted)]
     assert [load and load.own_tokens for load in loads] == [1, 200]
     await first.aclose()
 

@@ -6,12 +6,12 @@ import logging
 import msgspec
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.ids import ModelName
 from motet.metrics.routing import TicketBook
 from motet.routing.member import pair_key
 from motet.routing.router import Router
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 from tests.routing.kinds import ADAPTER, FRENCH, A, KindsScene

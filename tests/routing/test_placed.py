@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, OverloadedError
 from tests.routing.scene import Given, Heard, Scene, error_of, group, settle, undisturbed
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from motet.config import CellConfig
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import (
     EngineClosedError,
     EngineDiedError,
@@ -17,7 +16,8 @@ from motet.errors import (
 )
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router
-from motet.testing.engine import FakeLeases
+from motet.settings.server_config import CellConfig
+from motet.testing.fake_engine import FakeLeases
 from motet.types import Role
 from tests.routing.cells import Cell
 from tests.routing.scene import (

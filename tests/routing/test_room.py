@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.base import Worker
+from motet.engine import Worker
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
-from motet.routing.waiting import Look, has_room
-from motet.testing.engine import FakeEngine, fake_info
+from motet.routing.waiting import CapacityCache, has_room
+from motet.testing.fake_engine import FakeEngine, fake_info
 from tests.routing.scene import Clock, script
 
 PLACES = 8
@@ -139,7 +139,7 @@ def test_one_look_for_many_groups_agrees_with_a_look_for_each(
     members = fleet(len(open_choices))
     for member, choices in zip(members, open_choices, strict=True):
         member.books.open_choices = member.books.tail_blocks = choices
-    look = Look(lambda choices, tokens: room(members, choices, prompt_tokens=tokens))
+    look = CapacityCache(lambda choices, tokens: room(members, choices, prompt_tokens=tokens))
     for choices, tokens in groups:
         assert look.fits(choices, tokens) == room(members, choices, prompt_tokens=tokens)
 
@@ -151,7 +151,7 @@ def test_a_look_asks_once_for_groups_of_a_kind() -> None:
         asked.append((choices, prompt_tokens))
         return False
 
-    look = Look(has_no_room)
+    look = CapacityCache(has_no_room)
     for choices, tokens in [(4, 100), (4, 100), (5, 300), (3, 200), (8, 90), (2, 50), (2, 51), (8, 90)]:
         assert not look.fits(choices, tokens)
     assert asked == [(4, 100), (3, 200), (8, 90), (2, 50)]

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from motet.block_names import block_names
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import NoWorkerError
 from motet.ids import ModelName
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.router import Router
 from motet.routing.survey import survey
 from motet.types import ModelCard, Role
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 TEXT = ModelCard(name=ModelName("t"), root="somewhere/t", max_model_len=99)
 
 
-def ready(server: KindsScene, model: str, work: Work = Work.GENERATE) -> list[str]:
+def ready(server: KindsScene, model: str, work: WorkKind = WorkKind.GENERATE) -> list[str]:
     return [member.id for member in server.fleet.ready(work, model)]
 
 
@@ -84,7 +84,7 @@ async def test_there_is_hope_for_workers_of_the_model_and_for_those_of_unknown_m
     )
     fleet.expect("to-come", "somewhere", role=Role.DECODE)
     assert (fleet.serving(A).hopeful, fleet.serving("never heard of").hopeful) == (True, True)
-    assert fleet.ready(Work.GENERATE, "never heard of") == ()
+    assert fleet.ready(WorkKind.GENERATE, "never heard of") == ()
 
 
 async def test_text_upstreams_are_members_and_get_no_groups() -> None:
@@ -164,7 +164,7 @@ async def test_cached_blocks_are_looked_up_by_each_worker_s_own_block_size() -> 
     request = msgspec.structs.replace(group(prompt_tokens=400), model=A)
     server.fleet.index.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, salt=""))
     server.fleet.index.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt=""))
-    seen = survey(server.fleet, Work.GENERATE, request=request)
+    seen = survey(server.fleet, WorkKind.GENERATE, request=request)
     assert seen is not None
     assert [(one.cached_tokens, one.block_size) for one in seen.candidates] == [(160, 16), (384, 128), (0, 128)]
 
@@ -177,7 +177,7 @@ async def test_blocks_of_an_adapter_are_not_those_of_its_base_model() -> None:
     cached = block_names(request.prompt, 128, salt="")
 
     def found() -> list[int]:
-        surveys = (survey(server.fleet, Work.GENERATE, request=one) for one in (plain, alias, request))
+        surveys = (survey(server.fleet, WorkKind.GENERATE, request=one) for one in (plain, alias, request))
         return [seen.candidates[0].cached_tokens for seen in surveys if seen is not None]
 
     server.fleet.index.stored("decode-a-vllm-0", cached)

@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.config import CellConfig
 from motet.errors import EngineDiedError, EngineError, OverloadedError
+from motet.settings.server_config import CellConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import GenerateRequest, choice_starts
 from tests.routing.scene import ANY_MODEL, APART, Heard, Hold, Scene, Slowly, group, settle, undisturbed

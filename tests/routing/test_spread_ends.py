@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, RequestError
 from tests.property_settings import some
 from tests.routing.scene import APART, Heard, Hold, Scene, group, settle, undisturbed

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from motet.block_names import block_names
-from motet.engines.base import WorkerState
-from motet.routing.cost import Work
+from motet.engine import WorkerState
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.survey import EVERYBODY, Survey, survey
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
 from tests.engines.native.work import bytecodes
@@ -24,26 +24,26 @@ def fleet(*names: str, clock: Clock | None = None) -> Fleet:
     return Fleet([worker(name)[0] for name in names], clock=clock or Clock())
 
 
-def seen(fleet: Fleet, request: GenerateRequest, work: Work = Work.GENERATE) -> Survey:
+def seen(fleet: Fleet, request: GenerateRequest, work: WorkKind = WorkKind.GENERATE) -> Survey:
     found = survey(fleet, work, request=request)
     assert found is not None
     return found
 
 
 def test_without_ready_workers_the_survey_is_empty() -> None:
-    assert survey(Fleet(), Work.GENERATE, request=group()) is None
+    assert survey(Fleet(), WorkKind.GENERATE, request=group()) is None
     workers = fleet("prefill-0", "decode-0")
-    assert survey(workers, Work.PREFILL, request=group(), besides=["prefill-0"]) is None
+    assert survey(workers, WorkKind.PREFILL, request=group(), besides=["prefill-0"]) is None
     for state in set(WorkerState) - {WorkerState.READY}:
         workers.mark("decode-0", state)
-        assert survey(workers, Work.GENERATE, request=group()) is None
+        assert survey(workers, WorkKind.GENERATE, request=group()) is None
 
 
 def test_only_workers_for_such_work_are_considered_and_no_excluded_ones() -> None:
     workers = fleet("prefill-0", "decode-0", "decode-1", "both-0")
     assert [one.id for one in seen(workers, group()).candidates] == ["decode-0", "decode-1", "both-0"]
-    assert [one.id for one in seen(workers, group(), Work.PREFILL).candidates] == ["prefill-0"]
-    rest = survey(workers, Work.GENERATE, request=group(), besides=["decode-1", "unknown"])
+    assert [one.id for one in seen(workers, group(), WorkKind.PREFILL).candidates] == ["prefill-0"]
+    rest = survey(workers, WorkKind.GENERATE, request=group(), besides=["decode-1", "unknown"])
     assert rest is not None
     assert [one.id for one in rest.candidates] == ["decode-0", "both-0"]
     assert [member.id for member, _ in rest.present] == ["decode-0", "both-0"]
@@ -51,7 +51,7 @@ def test_only_workers_for_such_work_are_considered_and_no_excluded_ones() -> Non
 
 def test_the_group_is_seen_with_its_choices_and_prompt() -> None:
     wanted = seen(fleet("both-0"), group(n=5, prompt_tokens=33)).needs
-    assert (wanted.work, wanted.choices, wanted.prompt_tokens) == (Work.GENERATE, 5, 33)
+    assert (wanted.work, wanted.choices, wanted.prompt_tokens) == (WorkKind.GENERATE, 5, 33)
     assert wanted.needs_prompt
 
 
@@ -102,7 +102,7 @@ def test_groups_of_another_salt_find_nothing_cached() -> None:
 
 def test_the_session_s_worker_is_marked() -> None:
     workers = fleet("both-0", "both-1")
-    workers.sessions[Work.GENERATE].keep("mine", "both-1")
+    workers.sessions[WorkKind.GENERATE].keep("mine", "both-1")
     request = msgspec.structs.replace(group(), session_id="mine")
     assert [one.has_session for one in seen(workers, request).candidates] == [False, True]
     assert [one.has_session for one in seen(workers, group()).candidates] == [False, False]
@@ -134,7 +134,7 @@ def test_of_many_workers_some_are_considered_and_all_that_are_special_for_the_gr
     names = [f"both-{number}" for number in range(EVERYBODY + 72)]
     workers = fleet(*names)
     remember(workers, "both-150", group(), BLOCK)
-    workers.sessions[Work.GENERATE].keep("mine", "both-199")
+    workers.sessions[WorkKind.GENERATE].keep("mine", "both-199")
     found = seen(workers, msgspec.structs.replace(group(), session_id="mine"))
     assert len(found.candidates) < len(names)
     special = {one.id for one in found.candidates if one.cached_tokens or one.has_session}

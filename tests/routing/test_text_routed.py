@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from motet.engines.base import WorkerState
-from motet.engines.upstream.base import TextPiece, TextRequest, TextRoute, TextStep
+from motet.engine import WorkerState
+from motet.engines.upstream.text_source import TextPiece, TextRequest, TextRoute, TextStep
 from motet.errors import (
     EngineDiedError,
     EngineError,

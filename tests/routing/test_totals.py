@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import msgspec
 
+from motet.metrics.stats import EngineStats, total_stats
 from motet.routing.router import MIXED, common_info
-from motet.stats import EngineStats, total_stats
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import UNKNOWN_VOCABULARY, EngineKind
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from motet.config import CellConfig
 from motet.errors import EngineDiedError
+from motet.settings.server_config import CellConfig
 from motet.tracing.context import TraceContext
 from motet.types import GenerateRequest
 from tests.routing.scene import APART, Heard, Hold, Scene, group, settle, undisturbed

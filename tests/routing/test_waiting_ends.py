@@ -6,7 +6,7 @@ import contextlib
 import msgspec
 import pytest
 
-from motet.engines.base import Worker
+from motet.engine import Worker
 from motet.errors import EngineClosedError, EngineError, OverloadedError
 from motet.ids import RequestId
 from tests.routing.scene import Scene, settle, undisturbed

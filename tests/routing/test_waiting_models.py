@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from motet.engines.base import GroupStream
+from motet.engine import GroupStream
 from motet.ids import ModelName
 from motet.routing.fair_queue import FairQueue
 from tests.routing.kinds import ADAPTER, FRENCH, PLACES, A, B, KindsScene

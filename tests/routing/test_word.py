@@ -6,7 +6,7 @@ import pytest
 
 from motet.errors import WorkerFaultError
 from motet.ids import RequestId
-from motet.routing.word import Word
+from motet.routing.response_check import ResponseCheck
 from motet.types import (
     ChoiceDelta,
     ChoiceStart,
@@ -23,7 +23,7 @@ PROMPT = (1, 2, 3)
 END = Finish(FinishReason.STOP)
 
 
-def word(*, max_tokens: int = 4, logprobs: int | None = None, prompt_logprobs: int | None = None) -> Word:
+def word(*, max_tokens: int = 4, logprobs: int | None = None, prompt_logprobs: int | None = None) -> ResponseCheck:
     """Choice 0 is new, and choice 1 has written two tokens."""
     request = GenerateRequest(
         request_id=RequestId("g"),
@@ -31,7 +31,7 @@ def word(*, max_tokens: int = 4, logprobs: int | None = None, prompt_logprobs: i
         choices=(ChoiceStart(0, 7), ChoiceStart(1, 8, (5, 6))),
         sampling=SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
     )
-    return Word(request, vocab_size=512)
+    return ResponseCheck(request, vocab_size=512)
 
 
 def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDelta:
@@ -42,7 +42,7 @@ def likely(token: int, *others: int) -> TokenLogprob:
     return TokenLogprob(token, -1.0, 1, tuple((other, -1.0) for other in others))
 
 
-LIES: dict[str, tuple[Word, Sequence[GroupDelta], str]] = {
+LIES: dict[str, tuple[ResponseCheck, Sequence[GroupDelta], str]] = {
     "wrong index": (word(), [delta(ChoiceDelta(7, (5,)))], "choice 7, which it has not open"),
     "negative index": (word(), [delta(ChoiceDelta(-1, (5,)))], "choice -1, which it has not open"),
     "after the end": (
@@ -72,7 +72,7 @@ LIES: dict[str, tuple[Word, Sequence[GroupDelta], str]] = {
 
 
 @pytest.mark.parametrize(("word", "told", "why"), LIES.values(), ids=LIES)
-def test_a_delta_that_cannot_be_right_is_noticed(word: Word, told: Sequence[GroupDelta], why: str) -> None:
+def test_a_delta_that_cannot_be_right_is_noticed(word: ResponseCheck, told: Sequence[GroupDelta], why: str) -> None:
     *honest, lie = told
     for one in honest:
         word.check(one)

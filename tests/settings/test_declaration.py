@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 
-from motet.config import RECORDS, SETTINGS
 from motet.errors import ConfigError
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import names_of, resolve_settings
+from motet.settings.server_config import RECORDS, SETTINGS
 
 A_WORKER = {"workers": ["http://a:8000"]}
 

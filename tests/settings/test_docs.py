@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import SETTINGS
+from motet.settings.server_config import SETTINGS
 from tools.settings_page import PAGE, page
 
 ROOT = Path(__file__).parents[2]

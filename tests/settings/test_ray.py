@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import SETTINGS
 from motet.errors import ConfigError
 from motet.settings.declaration import ServerCommand
 from motet.settings.named_worker import resources_by_role
-from motet.settings.ray import RayConfig
+from motet.settings.ray_config import RayConfig
 from motet.settings.record import Settings
 from motet.settings.resolve import names_of, resolve_settings
+from motet.settings.server_config import SETTINGS
 from motet.types import Ingress
 
 

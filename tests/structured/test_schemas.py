@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from motet.grammar.compiled import CompiledGrammar
+from motet.grammar.compiled_grammar import CompiledGrammar
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import grammars_of
 from tests.structured.judge import Judge

@@ -4,7 +4,7 @@ from random import Random
 from typing import Final
 
 from motet.errors import GrammarError
-from motet.grammar.compiled import CompiledGrammar, Matcher
+from motet.grammar.compiled_grammar import CompiledGrammar, Matcher
 from tests.grammar.models import TOKENIZER, allowed
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID
 

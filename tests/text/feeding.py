@@ -7,8 +7,8 @@ import pytest
 
 from motet.ids import RequestId
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
-from motet.text.group import GroupStep, TextGroup
-from motet.text.stop import StopStrings
+from motet.text.stop_strings import StopStrings
+from motet.text.text_group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
 from motet.types import (
     ChoiceDelta,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from itertools import count
 
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
-from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat, ToolMode, ToolRules
 from motet.text.tools.cursor import Cursor
+from motet.text.tools.tool_format import ParsedCall, ParsedRegion, Tool, ToolFormat, ToolMode, ToolRules
 
 CALL = re.compile(r'(?P<name>\w*)(?P<arguments>\{(?:[a-z0-9:, ]|"[^"]*"|"[^"]*\Z)*(?P<end>\})?)?\s*')
 

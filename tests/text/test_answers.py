@@ -9,8 +9,8 @@ import pytest
 from motet.text.answers import CallRules, ThoughtRules, ThoughtState, tagged_format
 from motet.text.parts import AnswerParser, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.reasoning import ReasoningTags, tags_named
-from motet.text.tools.base import ParsedRegion, Tool, ToolFormat
 from motet.text.tools.cursor import Cursor
+from motet.text.tools.tool_format import ParsedRegion, Tool, ToolFormat
 from tests.text.small_format import call, joined, read_small, small_format, tool, tool_rules
 
 THINK = tags_named("think")

@@ -8,7 +8,7 @@ from motet.text.formats import FORMATS, OTHER_NAMES, ModelFormats, ParserNames, 
 from motet.text.parts import Content, Part, Reasoning
 from motet.text.reasoning import FAMILIES, tags_known_by
 from motet.text.tokenizer import Tokenizer
-from motet.text.tools.base import ToolRules
+from motet.text.tools.tool_format import ToolRules
 from motet.types import Thinking
 from tests.text.small_format import joined, tool_rules
 from tests.tiny_tokenizer import build_tiny_tokenizer

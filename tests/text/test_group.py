@@ -8,9 +8,9 @@ import pytest
 
 from motet.errors import EngineDiedError, EngineError
 from motet.ids import RequestId
-from motet.testing.engine import FakeEngine, FakeGroup, Script
+from motet.testing.fake_engine import FakeEngine, FakeGroup, Script
 from motet.text.choice import ChoiceEvent, TextRules
-from motet.text.group import GroupStep, TextGroup
+from motet.text.text_group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceDelta, ChoiceStart, FinishReason, GenerateRequest, GroupDelta, PromptReport, Usage
 from tests.text.feeding import first_of, request, stopping

@@ -9,7 +9,7 @@ from openai_harmony import HarmonyEncodingName, Message, Role, load_harmony_enco
 from motet.text.answers import CallRules
 from motet.text.harmony import HARMONY, harmony_format
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
-from motet.text.tools.base import Tool
+from motet.text.tools.tool_format import Tool
 from tests.property_settings import some
 from tests.text.small_format import joined
 

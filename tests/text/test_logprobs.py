@@ -5,7 +5,7 @@ import tracemalloc
 
 import msgspec
 
-from motet.api.collect import WholeChoice
+from motet.api.generation.collect import WholeChoice
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs, completion_logprobs, echo
 from motet.text.tokenizer import Tokenizer

@@ -8,15 +8,15 @@ import pytest
 from tokenizers import AddedToken
 
 from motet.errors import AnswerParserError
-from motet.testing.engine import FakeEngine
+from motet.testing.fake_engine import FakeEngine
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
 from motet.text.formats import ModelFormats
-from motet.text.group import TextGroup
 from motet.text.parts import AnswerFormat, Content, Part, Reasoning
 from motet.text.reasoning import tags_named
+from motet.text.text_group import TextGroup
 from motet.text.tokenizer import Tokenizer
-from motet.text.tools.base import ParsedRegion, ToolFormat
 from motet.text.tools.cursor import Cursor
+from motet.text.tools.tool_format import ParsedRegion, ToolFormat
 from motet.types import ChoiceDelta, FinishReason
 from tests.text.feeding import INDEX, LENGTH, STOP, events, first_of, ids_of, request, stopping, stream, text_of
 from tests.text.small_format import call, joined, small_format, tool_rules

@@ -3,33 +3,33 @@
 import pytest
 import tokenizers
 
-from motet.api.plan import chat_prompt
-from motet.api.schemas.chat import ChatPrompt
-from motet.api.schemas.completions import TokenizeBody
+from motet.api.generation.plan import chat_prompt
+from motet.api.openai.chat_schema import ChatPrompt
+from motet.api.openai.completions_schema import TokenizeBody
 from motet.errors import ContextLengthError, RequestError
-from motet.testing.engine import fake_info
-from motet.text.prepare import Preparer
+from motet.testing.fake_engine import fake_info
+from motet.text.prepare import PromptPreparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from tests.tiny_tokenizer import CHAT_TEMPLATE
 
 
 @pytest.fixture
-def preparer(tokenizer: Tokenizer) -> Preparer:
-    return Preparer(tokenizer, ChatTemplate(CHAT_TEMPLATE), info=fake_info(vocab_size=300, max_model_len=100))
+def preparer(tokenizer: Tokenizer) -> PromptPreparer:
+    return PromptPreparer(tokenizer, ChatTemplate(CHAT_TEMPLATE), info=fake_info(vocab_size=300, max_model_len=100))
 
 
 @pytest.mark.anyio
 async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", named_tokens={"bos_token": "<s>"})
     chat = ChatPrompt.model_validate({"messages": [{"role": "user", "content": "a"}]})
-    ids = await chat_prompt(Preparer(fallback_tokenizer, template, info=fake_info()), chat)
+    ids = await chat_prompt(PromptPreparer(fallback_tokenizer, template, info=fake_info()), chat)
     assert fallback_tokenizer.decode(ids, skip_special_tokens=False).count("<s>") == 1
 
 
 @pytest.mark.anyio
 async def test_a_client_may_ask_for_them(fallback_tokenizer: Tokenizer) -> None:
-    preparer = Preparer(fallback_tokenizer, ChatTemplate("{{ messages[0].content }}"), info=fake_info())
+    preparer = PromptPreparer(fallback_tokenizer, ChatTemplate("{{ messages[0].content }}"), info=fake_info())
     fields = {"messages": [{"role": "user", "content": "hello"}]}
     plain, added, left_out = [
         await chat_prompt(preparer, TokenizeBody.model_validate(fields | more))
@@ -40,18 +40,20 @@ async def test_a_client_may_ask_for_them(fallback_tokenizer: Tokenizer) -> None:
 
 
 def test_a_text_prompt_gets_special_tokens_unless_told_otherwise(fallback_tokenizer: Tokenizer) -> None:
-    preparer = Preparer(fallback_tokenizer, ChatTemplate(None), info=fake_info())
+    preparer = PromptPreparer(fallback_tokenizer, ChatTemplate(None), info=fake_info())
     assert preparer.text_prompt("a")[0] == 1
     assert preparer.text_prompt("a", add_special_tokens=False) == preparer.text_prompt("a")[1:]
 
 
-def test_text_that_is_not_unicode_is_refused(preparer: Preparer) -> None:
+def test_text_that_is_not_unicode_is_refused(preparer: PromptPreparer) -> None:
     with pytest.raises(RequestError, match="not valid Unicode") as raised:
         preparer.text_prompt("a\ud800")
     assert raised.value.param == "prompt"
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(preparer: Preparer, tokenizer: Tokenizer) -> None:
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    preparer: PromptPreparer, tokenizer: Tokenizer
+) -> None:
     longest = max(len(tokenizer.token_text(token_id)) for token_id in range(tokenizer.vocab_size))
     fits = next(i for i in range(tokenizer.vocab_size) if len(tokenizer.token_text(i)) == longest)
     text = tokenizer.token_text(fits) * 100
@@ -66,11 +68,11 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(preparer: Prep
 
 def test_a_text_is_always_tokenised_if_tokens_may_have_any_length() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    preparer = Preparer(Tokenizer(backend), ChatTemplate(None), info=fake_info(max_model_len=100))
+    preparer = PromptPreparer(Tokenizer(backend), ChatTemplate(None), info=fake_info(max_model_len=100))
     assert preparer.text_prompt("x" * 1000) == [0]
 
 
-def test_prompt_ids_must_be_in_the_vocabulary(preparer: Preparer) -> None:
+def test_prompt_ids_must_be_in_the_vocabulary(preparer: PromptPreparer) -> None:
     preparer.check_prompt([0, 299], param="prompt")
     for ids, wrong in [([5, 300], 300), ([-1, 5], -1)]:
         with pytest.raises(RequestError, match=f"token id {wrong}; this model's ids are 0 to 299") as raised:
@@ -85,7 +87,7 @@ def test_prompt_ids_must_be_in_the_vocabulary(preparer: Preparer) -> None:
     [(60, 40, None, 40), (60, None, None, 40), (60, None, 16, 16), (90, None, 16, 10), (100, 0, 16, 0)],
 )
 def test_max_tokens_is_the_requests_number_or_as_many_as_fit(
-    preparer: Preparer, prompt_len: int, asked: int | None, default: int | None, expected: int
+    preparer: PromptPreparer, prompt_len: int, asked: int | None, default: int | None, expected: int
 ) -> None:
     assert preparer.max_tokens(prompt_len, asked, default=default, param="prompt") == expected
 
@@ -106,7 +108,7 @@ TOO_MUCH = (
     ],
 )
 def test_more_tokens_than_fit_are_refused_in_openais_words(
-    preparer: Preparer, prompt_len: int, asked: int | None, default: int | None, param: str, said: str
+    preparer: PromptPreparer, prompt_len: int, asked: int | None, default: int | None, param: str, said: str
 ) -> None:
     with pytest.raises(ContextLengthError) as raised:
         preparer.max_tokens(prompt_len, asked, default=default, param=param)

@@ -12,9 +12,9 @@ from motet.policies.confidence import ConfidenceRule
 from motet.policies.criteria import Agree, Finished, Window
 from motet.policies.extract import Extract, ExtractKind
 from motet.policies.steering import GroupPolicy, GroupReport, Refill
-from motet.testing.engine import FakeEngine, FakeGroup, Script
+from motet.testing.fake_engine import FakeEngine, FakeGroup, Script
 from motet.text.choice import TextRules
-from motet.text.group import GroupStep, TextGroup
+from motet.text.text_group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceDelta, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
 from tests.text.feeding import ids_of, request, stopping

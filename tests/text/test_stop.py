@@ -2,30 +2,30 @@
 
 import pytest
 
-from motet.text.stop import Released, StopMatcher, StopStrings
+from motet.text.stop_strings import ReleasedText, StopMatcher, StopStrings
 
-FOUND: dict[str, tuple[str, list[str], list[Released]]] = {
-    "text without one passes at once": ("END ###", ["hello "], [Released("hello ")]),
-    "the text after it is not part of the answer": ("END", ["1 END 2"], [Released("1 ", "END", " 2")]),
+FOUND: dict[str, tuple[str, list[str], list[ReleasedText]]] = {
+    "text without one passes at once": ("END ###", ["hello "], [ReleasedText("hello ")]),
+    "the text after it is not part of the answer": ("END", ["1 END 2"], [ReleasedText("1 ", "END", " 2")]),
     "a beginning is held back across pieces": (
         "END",
         ["oneE", "N", "D!"],
-        [Released("one"), Released(""), Released("", "END", "!")],
+        [ReleasedText("one"), ReleasedText(""), ReleasedText("", "END", "!")],
     ),
     "text that cannot match any more is shown": (
         "abcd bx",
         ["zab", "c", "x"],  # "ab" of "abcd", "b" of "bx"
-        [Released("z"), Released(""), Released("abcx")],
+        [ReleasedText("z"), ReleasedText(""), ReleasedText("abcx")],
     ),
     "only the suffix that may match stays held": (
         "aab",
         ["aa", "a", "b"],
-        [Released(""), Released("a"), Released("", "aab")],
+        [ReleasedText(""), ReleasedText("a"), ReleasedText("", "aab")],
     ),
-    "the first to be complete wins": ("abcd bc", ["abcd"], [Released("a", "bc", "d")]),
-    "the order in which they are named does not matter": ("two one", ["one two"], [Released("", "one", " two")]),
-    "the longer of two complete together wins": ("c abc bc", ["abc"], [Released("", "abc")]),
-    "a longer one that does not match does not win": ("c abc bc", ["xbc"], [Released("x", "bc")]),
+    "the first to be complete wins": ("abcd bc", ["abcd"], [ReleasedText("a", "bc", "d")]),
+    "the order in which they are named does not matter": ("two one", ["one two"], [ReleasedText("", "one", " two")]),
+    "the longer of two complete together wins": ("c abc bc", ["abc"], [ReleasedText("", "abc")]),
+    "a longer one that does not match does not win": ("c abc bc", ["xbc"], [ReleasedText("x", "bc")]),
 }
 """Stop strings, the pieces of a text, and the text released after each piece."""
 
@@ -40,26 +40,26 @@ def test_stop_strings_are_found_and_their_beginnings_are_held_back(name: str) ->
 
 def test_closing_returns_the_text_that_was_held_back() -> None:
     matcher = StopMatcher(StopStrings(["END"]))
-    assert matcher.feed("the EN") == Released("the ")
+    assert matcher.feed("the EN") == ReleasedText("the ")
     assert (matcher.num_held, matcher.close(), matcher.close()) == (2, "EN", "")
 
 
 def test_the_search_begins_anew_after_a_stop_string() -> None:
     matcher = StopMatcher(StopStrings(["aa"]))
-    assert matcher.feed("aaa") == Released("", "aa", "a")
-    assert matcher.feed("ab") == Released("ab")
+    assert matcher.feed("aaa") == ReleasedText("", "aa", "a")
+    assert matcher.feed("ab") == ReleasedText("ab")
 
 
 def test_a_piece_that_may_not_stop_is_plain_text() -> None:
     matcher = StopMatcher(StopStrings(["ab"]))
-    assert matcher.feed("ab", may_stop=False) == Released("ab")
-    assert matcher.feed("xab") == Released("x", "ab")
+    assert matcher.feed("ab", may_stop=False) == ReleasedText("ab")
+    assert matcher.feed("xab") == ReleasedText("x", "ab")
 
 
 def test_a_stop_string_counts_if_its_end_is_where_stopping_is_allowed() -> None:
     matcher = StopMatcher(StopStrings(["aa"]))
-    assert matcher.feed("aa", may_stop=False) == Released("a")
-    assert matcher.feed("a") == Released("", "aa")
+    assert matcher.feed("aa", may_stop=False) == ReleasedText("a")
+    assert matcher.feed("a") == ReleasedText("", "aa")
 
 
 @pytest.mark.parametrize("strings", [("",), ("a", "")])

@@ -9,9 +9,9 @@ import pytest
 from motet.errors import ModelLoadError, RequestError
 from motet.text.template import ChatTemplate, Message, plain_messages, with_tools_in_words
 from motet.text.tokenizer import Tokenizer
-from motet.text.tools.base import Tool
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.json_formats import HERMES, HERMES_BEGIN, HERMES_END
+from motet.text.tools.tool_format import Tool
 from tests.tiny_tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
 
 USER = {"role": "user", "content": "hi"}

@@ -1,10 +1,10 @@
 """The spans of a server in the test's own process, as the tracer has made them."""
 
-from motet.tracing.spans import ALL_TRACES, Inner, Recorder, SpanRecord
+from motet.tracing.spans import ALL_TRACES, ChildSpan, RecordingTracer, SpanRecord
 from motet.tracing.variables import Sampling
 
 
-class Recorded(Recorder):
+class Recorded(RecordingTracer):
     def __init__(self, sampling: Sampling = ALL_TRACES) -> None:
         self.records: list[SpanRecord] = []
         super().__init__(self.records.append, sampling=sampling)
@@ -19,5 +19,5 @@ class Recorded(Recorder):
     def children(self, parent: SpanRecord) -> list[str]:
         """The names of the spans inside one, by their beginning."""
         inside = [one for one in self.records if one.parent_id == parent.span_id]
-        both: list[SpanRecord | Inner] = [*inside, *parent.inner]
+        both: list[SpanRecord | ChildSpan] = [*inside, *parent.inner]
         return [one.name for one in sorted(both, key=lambda one: one.start_ns)]

@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from motet.config import environment
 from motet.errors import ConfigError
+from motet.settings.server_config import environment
 from motet.tracing import sender as sending
-from motet.tracing.sender import Order, Sender, tracer_for, traces_wanted
-from motet.tracing.spans import NO_TRACES, Recorder
+from motet.tracing.sender import ExportSettings, Sender, tracer_for, traces_wanted
+from motet.tracing.spans import NO_TRACES, RecordingTracer
 from tests.patience import PATIENCE_S
 from tests.tracing.collector import Collector, GrpcCollector
 
@@ -73,12 +73,12 @@ async def test_a_process_that_dies_is_started_again() -> None:
     now_s = 0.0
     with Collector() as collector:
         sender = Sender(
-            Order(f"{collector.url}/my/traces", {"service.instance.id": "a"}, close_s=PATIENCE_S),
+            ExportSettings(f"{collector.url}/my/traces", {"service.instance.id": "a"}, close_s=PATIENCE_S),
             environment(),
             clock=lambda: now_s,
         )
         await sender.start()
-        tracer = Recorder(sender.take)
+        tracer = RecordingTracer(sender.take)
         tracer.request(None).end()
         sender.hand_over()
         collector.until(lambda spans: len(spans) == 1)
@@ -111,11 +111,11 @@ async def test_a_process_that_dies_is_started_again() -> None:
 @pytest.mark.slow
 async def test_a_process_that_reads_nothing_holds_a_few_megabytes_of_spans_and_the_rest_is_dropped() -> None:
     with Collector() as collector:
-        sender = Sender(Order(collector.url, {}, close_s=PATIENCE_S), environment())
+        sender = Sender(ExportSettings(collector.url, {}, close_s=PATIENCE_S), environment())
         await sender.start()
         assert sender.process is not None
         os.kill(sender.process.pid, signal.SIGSTOP)
-        tracer = Recorder(sender.take)
+        tracer = RecordingTracer(sender.take)
         for _ in range(20):
             span = tracer.request(None)
             span.note({"text": "x" * 2**20})
@@ -132,10 +132,10 @@ async def test_what_a_collector_refuses_is_told_once_and_the_next_spans_come(cap
     with Collector() as collector:
         collector.status = 500
         sender = Sender(
-            Order(collector.url, {}, close_s=PATIENCE_S), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"}
+            ExportSettings(collector.url, {}, close_s=PATIENCE_S), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"}
         )
         await sender.start()
-        tracer, said = Recorder(sender.take), ""
+        tracer, said = RecordingTracer(sender.take), ""
         while "code: 500" not in said:
             tracer.request(None).end()
             sender.hand_over()
@@ -161,9 +161,9 @@ async def test_spans_that_are_lost_are_told(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        sender = Sender(Order(url, {}, close_s=0.2), {**environment(), **environ})
+        sender = Sender(ExportSettings(url, {}, close_s=0.2), {**environment(), **environ})
         await sender.start()
-        Recorder(sender.take).request(None).end()
+        RecordingTracer(sender.take).request(None).end()
         process = sender.process
         await sender.close()
     assert process is not None and process.returncode == 1

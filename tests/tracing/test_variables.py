@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from motet.errors import ConfigError
 from motet.tracing.context import TraceContext
-from motet.tracing.spans import Recorder
+from motet.tracing.spans import RecordingTracer
 from motet.tracing.variables import Protocol, Sampling, Variables
 from tests.tracing.recorded import Recorded
 
@@ -44,7 +44,7 @@ def test_a_sampler_says_which_requests_have_spans(
 
 def test_a_share_of_traces_is_that_which_opentelemetrys_own_sampler_keeps() -> None:
     sampling, theirs = Sampling(0.3), TraceIdRatioBased(0.3)
-    draw = Recorder(lambda _: None).draw
+    draw = RecordingTracer(lambda _: None).draw
     for trace_id in [draw(128) for _ in range(200)]:
         decision = theirs.should_sample(None, trace_id, "").decision
         assert sampling.keeps(f"{trace_id:032x}", None) == (decision is Decision.RECORD_AND_SAMPLE)

@@ -12,8 +12,8 @@ from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import (
     ENTRY_BYTES,
     BlockRun,
-    Memory,
     ReadState,
+    RegisteredMemory,
     Spans,
     block_spans,
     check_shapes,
@@ -27,7 +27,7 @@ class LocalPeer:
     """A worker as the others see it."""
 
     name: str
-    memory: Memory
+    memory: RegisteredMemory
     messages: list[bytes] = field(default_factory=list)
     stopped: bool = False
     gone: bool = False
@@ -43,7 +43,7 @@ class LocalNetwork:
         self._members: dict[str, LocalPeer] = {}
         self._to_lose = 0
 
-    def join(self, name: str, memory: Memory) -> "LocalTransport":
+    def join(self, name: str, memory: RegisteredMemory) -> "LocalTransport":
         """Makes the transport of a worker; `name` must be new at every start."""
         with self.lock:
             if name in self._members:
@@ -137,7 +137,7 @@ class LocalTransport:
     def describe(self) -> bytes:
         return self._member.name.encode()
 
-    def connect(self, description: bytes, memory: Memory) -> str:
+    def connect(self, description: bytes, memory: RegisteredMemory) -> str:
         self._must_be_open()
         check_shapes(ours=self._member.memory, theirs=memory)
         peer = self._network.member(description.decode(errors="replace"))

@@ -13,13 +13,13 @@ import pytest
 from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.proof import Proof
-from motet.transfer.transport import Memory, PostedRead, ReadState, Transport, merged
+from motet.transfer.transport import PostedRead, ReadState, RegisteredMemory, Transport, merged
 from tests.patience import PATIENCE_S
 from tests.transfer.local import LocalNetwork
 
 SHARED_MEMORY = LOOPBACK
 TCP = LOOPBACK | {"TLS": "tcp"}
-MakeTransport = Callable[[str, Memory], Transport]
+MakeTransport = Callable[[str, RegisteredMemory], Transport]
 EVERY_TRANSPORT: dict[str, Callable[[], MakeTransport]] = {
     "local": lambda: LocalNetwork().join,
     "shared memory": lambda: partial(NixlTransport, ucx=SHARED_MEMORY),
@@ -35,7 +35,7 @@ class KVMemory:
         self._all = np.empty((num_regions, num_blocks + 2, block_bytes), np.uint8)
         self.proof = Proof(num_blocks)
         self.fill(seed)
-        self.memory = Memory(
+        self.memory = RegisteredMemory(
             regions=tuple(int(region[1:].ctypes.data) for region in self._all),
             region_block_bytes=block_bytes,
             num_blocks=num_blocks,

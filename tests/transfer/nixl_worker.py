@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import msgspec
 
 from motet.transfer.nixl import NixlTransport
-from motet.transfer.transport import Memory, PostedRead
+from motet.transfer.transport import PostedRead, RegisteredMemory
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.transfer.memory import KVMemory, Side
@@ -35,7 +35,7 @@ class Introduction(msgspec.Struct):
     """The description and memory that others need to read from a worker."""
 
     description: bytes
-    memory: Memory
+    memory: RegisteredMemory
 
 
 class WorkerProcess:

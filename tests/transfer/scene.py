@@ -5,7 +5,7 @@ from collections import deque
 from motet.transfer.orders import News, ReaderDone
 from motet.transfer.peer import Peer, ReaderTerms
 from motet.transfer.pull import Pull
-from motet.transfer.side_channel import ChannelReply, ChannelRequest, Dealer, Hello, Welcome
+from motet.transfer.side_channel import ChannelReply, ChannelRequest, Hello, SideChannelClient, Welcome
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.transfer.transport import ReadState
 from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, Clock, ScriptedRead, ScriptedTransport, Wires
@@ -18,7 +18,7 @@ TICKET = ticket_at(ADDRESS, (3, 4, 7))
 RUNNING, DONE, FAILED = ReadState.RUNNING, ReadState.DONE, ReadState.FAILED
 
 
-class ScriptedDealer(Dealer):
+class ScriptedDealer(SideChannelClient):
     """A dealer without a socket: the test puts in `coming` what the other worker says."""
 
     def __init__(self) -> None:

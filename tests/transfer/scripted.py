@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from motet.transfer.orders import FailureKind, TransferError
-from motet.transfer.transport import BlockRun, KVFacts, Memory, PostedRead, ReadState
+from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, RegisteredMemory
 
 NUM_BLOCKS = 16
 NUM_SLOTS = 4
 BLOCK_BYTES = 64
 FACTS = KVFacts(model_digest="m", dtype="float32", block_size=16, num_layers=1, num_kv_heads=1, head_dim=8)
-MEMORY = Memory(
+MEMORY = RegisteredMemory(
     regions=(0,), region_block_bytes=BLOCK_BYTES, num_blocks=NUM_BLOCKS, proof=0, proof_entries=NUM_BLOCKS + NUM_SLOTS
 )
 
@@ -76,7 +76,7 @@ class ScriptedTransport:
     def describe(self) -> bytes:
         return self.name.encode() if self.offers == 1 else f"{self.name} {self.offers}".encode()
 
-    def connect(self, description: bytes, memory: Memory) -> str:
+    def connect(self, description: bytes, memory: RegisteredMemory) -> str:
         if description not in self._wires.ends:
             raise TransferError("no such end", FailureKind.PEER_LOST)
         assert description.decode() not in self.connected

@@ -56,7 +56,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     news: list[orders.News] = []
     poller = zmq.Poller()
     peers = Peers(
-        lambda address: side_channel.Dealer(address, context, poller=poller, key=key),
+        lambda address: side_channel.SideChannelClient(address, context, poller=poller, key=key),
         ReaderTerms(FACTS, 2.0, clock),
         transport,
     )
@@ -259,7 +259,7 @@ def test_memory_stays_known_if_a_read_does_not_end(desk: Desk) -> None:
 def test_a_reader_that_comes_after_memory_was_offered_again_gets_its_new_description(desk: Desk) -> None:
     desk.order(orders.Withdraw(Future()))
     desk.exchange.round()
-    offer = orders.Offer(Future())
+    offer = orders.AdvertiseMemory(Future())
     desk.order(offer)
     offer.done.result(0)
     assert desk.exchange.listener.welcome == side_channel.Welcome("p", b"p 2", MEMORY)
@@ -272,7 +272,7 @@ def test_memory_that_cannot_be_offered_is_told_to_whoever_ordered_it(
         raise ZeroDivisionError("no memory")
 
     monkeypatch.setattr(desk.transport, "offer", fail)
-    offer = orders.Offer(Future())
+    offer = orders.AdvertiseMemory(Future())
     desk.order(offer)
     with pytest.raises(TransferError, match="no memory"):
         offer.done.result(0)

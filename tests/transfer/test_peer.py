@@ -8,7 +8,7 @@ import zmq
 from motet.transfer.orders import FailureKind, PullLanded, ReaderWaits, TransferError
 from motet.transfer.peer import SILENT_S, Peer, Peers, ReaderTerms
 from motet.transfer.pull import WAITS_EVERY_S
-from motet.transfer.side_channel import Attend, Dealer, SideChannelListener, Welcome, listen
+from motet.transfer.side_channel import PollRequest, SideChannelClient, SideChannelListener, Welcome, listen
 from motet.transfer.ticket import ClusterKey, TransferAddress
 from tests.transfer.scene import ANSWER_S, FAILED, RUNNING, TIMEOUT_S, Scene
 from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wires
@@ -31,14 +31,14 @@ def test_a_pull_renews_its_lease_every_second_until_it_has_failed() -> None:
 def test_a_worker_is_told_to_poll_as_long_as_a_read_from_it_is_open() -> None:
     scene = Scene().reading()
     scene.step(after_s=TIMEOUT_S)
-    before = scene.dealer.sent.count(Attend())
+    before = scene.dealer.sent.count(PollRequest())
     scene.step(after_s=1.0)
     scene.step(after_s=1.0)
-    assert scene.dealer.sent.count(Attend()) == before + 2
+    assert scene.dealer.sent.count(PollRequest()) == before + 2
     scene.end_reads()
     scene.step()
     scene.step(after_s=5.0)
-    assert scene.dealer.sent.count(Attend()) == before + 2
+    assert scene.dealer.sent.count(PollRequest()) == before + 2
 
 
 def test_a_lost_peer_stays_connected_until_no_read_from_it_can_write() -> None:
@@ -113,7 +113,7 @@ class Reader:
         self.wires = Wires()
         self.transport = ScriptedTransport("d", self.wires)
         self.peers = Peers(
-            lambda address: Dealer(address, self.context, poller=self.poller, key=KEY),
+            lambda address: SideChannelClient(address, self.context, poller=self.poller, key=KEY),
             ReaderTerms(FACTS, ANSWER_S, self.clock),
             self.transport,
         )

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from motet.transfer.orders import FailureKind, PullFailed, PullLanded, PullSettled, ReaderDone
-from motet.transfer.side_channel import ChannelReply, Refused, SomeoneElse, Welcome
+from motet.transfer.side_channel import ChannelReply, Refused, Welcome, WrongStart
 from motet.transfer.transport import BlockRun
 from tests.transfer.scene import ANSWER_S, DONE, FAILED, RUNNING, TICKET, TIMEOUT_S, Scene
 from tests.transfer.scripted import MEMORY, NUM_BLOCKS, NUM_SLOTS
@@ -64,7 +64,7 @@ def test_a_peer_that_does_not_answer_is_unreachable() -> None:
     assert scene.dealer.closed
 
 
-@pytest.mark.parametrize("answer", [SomeoneElse("p2"), Welcome("p2", b"p", MEMORY)])
+@pytest.mark.parametrize("answer", [WrongStart("p2"), Welcome("p2", b"p", MEMORY)])
 def test_an_answer_from_another_start_of_the_worker_fails_the_pull_as_restarted(answer: ChannelReply) -> None:
     scene = Scene()
     scene.dealer.coming.append(answer)

@@ -17,16 +17,16 @@ from motet.transfer.side_channel import (
     REPLIES,
     REQUESTS,
     REQUESTS_QUEUED,
-    Attend,
     ChannelReply,
     ChannelRequest,
-    Dealer,
     Hello,
+    MalformedMessageError,
+    PollRequest,
     Refused,
+    SideChannelClient,
     SideChannelListener,
-    SomeoneElse,
-    Unreadable,
     Welcome,
+    WrongStart,
     encode,
     endpoint,
     listen,
@@ -34,7 +34,7 @@ from motet.transfer.side_channel import (
     read,
 )
 from motet.transfer.ticket import ClusterKey, TransferAddress
-from motet.transfer.transport import Memory
+from motet.transfer.transport import RegisteredMemory
 from tests.transfer.memory import failing
 from tests.transfer.scripted import FACTS, MEMORY
 from tests.transfer.worker import dead_port
@@ -45,7 +45,7 @@ HELLO = Hello("owner", FACTS)
 WELCOME = Welcome("owner", b"how to connect", MEMORY)
 
 NONCE = b"n" * 16
-SOME_MEMORY = Memory(regions=(4096, 8192), region_block_bytes=64, num_blocks=8, proof=12288, proof_entries=12)
+SOME_MEMORY = RegisteredMemory(regions=(4096, 8192), region_block_bytes=64, num_blocks=8, proof=12288, proof_entries=12)
 RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
     "hello": (
         Hello("p", FACTS),
@@ -65,7 +65,7 @@ RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
         "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec42383a474797065a752656c65617365a86c656173655f696405a6726561646572a3643a"
         "31c400",
     ),
-    "attend": (Attend(), "", "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec40d81a474797065a6417474656e64c400"),
+    "attend": (PollRequest(), "", "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec40d81a474797065a6417474656e64c400"),
     "welcome": (
         Welcome("p", b"how", SOME_MEMORY),
         "",
@@ -74,7 +74,7 @@ RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
         "5f626c6f636b7308a6646576696365ffa570726f6f66cd3000ad70726f6f665f656e74726965730cc400",
     ),
     "someone else": (
-        SomeoneElse("p2"),
+        WrongStart("p2"),
         "",
         "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41f82a474797065ab536f6d656f6e65456c7365a9656e67696e655f6964a27032c400",
     ),
@@ -101,7 +101,7 @@ def test_messages_look_as_they_always_did_in_this_version(
     assert encode(message, ClusterKey(key), nonce=NONCE).hex() == recorded
     envelope = read(ENVELOPES, bytes.fromhex(recorded))
     assert ClusterKey(key).complaint(envelope.nonce, envelope.payload, seal=envelope.seal) is None
-    if isinstance(message, Welcome | SomeoneElse | Refused):
+    if isinstance(message, Welcome | WrongStart | Refused):
         assert read(REPLIES, envelope.payload) == message
     else:
         assert read(REQUESTS, envelope.payload) == message
@@ -125,9 +125,11 @@ class Sockets:
         self._kept.append(listening)
         return listening, port
 
-    def dealer(self, port: int, *, host: str = "127.0.0.1", key: str = "") -> tuple[Dealer, zmq.Poller]:
+    def dealer(self, port: int, *, host: str = "127.0.0.1", key: str = "") -> tuple[SideChannelClient, zmq.Poller]:
         poller = zmq.Poller()
-        dealer = Dealer(TransferAddress("owner", host, port), self.context, poller=poller, key=ClusterKey(key))
+        dealer = SideChannelClient(
+            TransferAddress("owner", host, port), self.context, poller=poller, key=ClusterKey(key)
+        )
         self._kept += [socket for socket, _ in poller.sockets]
         return dealer, poller
 
@@ -196,7 +198,7 @@ def test_signs_of_life_and_releases_become_news(sockets: Sockets) -> None:
     pair = Pair(sockets)
     assert pair.tell(ReaderWaits(5)) == [ReaderWaits(5)]
     assert pair.tell(ReaderDone(5, "reader")) == [ReaderDone(5, "reader")]
-    assert pair.tell(Attend()) == []
+    assert pair.tell(PollRequest()) == []
 
 
 def test_another_layout_is_refused_with_both_sides_shown_from_the_readers_side(sockets: Sockets) -> None:
@@ -206,7 +208,7 @@ def test_another_layout_is_refused_with_both_sides_shown_from_the_readers_side(s
 
 
 def test_a_reader_that_asks_for_an_earlier_start_of_the_worker_learns_that_it_is_gone(sockets: Sockets) -> None:
-    assert Pair(sockets).ask(Hello("the one before", FACTS)) == SomeoneElse("owner")
+    assert Pair(sockets).ask(Hello("the one before", FACTS)) == WrongStart("owner")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +383,7 @@ def test_messages_to_a_worker_that_is_not_there_do_not_pile_up(sockets: Sockets)
     ],
 )
 def test_a_notification_that_is_not_ours_is_unreadable(body: bytes) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(MalformedMessageError):
         read(NOTIFICATIONS, body)
 
 

@@ -16,7 +16,7 @@ from motet.transfer import orders
 from motet.transfer.orders import FailureKind
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import TransferAddress
-from motet.transfer.transport import Memory, ReadState, Transport
+from motet.transfer.transport import ReadState, RegisteredMemory, Transport
 from tests.patience import PATIENCE_S
 from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
 from tests.transfer.worker import LEASE_ID, Worker, dead_port, order, ticket_at, worker
@@ -39,7 +39,7 @@ def nothing_stays() -> Iterator[None]:
     assert descriptors() <= open_before
 
 
-def start(make: Callable[[], Transport], *, port: int = 0, memory: Memory = MEMORY) -> TransferThread:
+def start(make: Callable[[], Transport], *, port: int = 0, memory: RegisteredMemory = MEMORY) -> TransferThread:
     return TransferThread(TransferSettings("127.0.0.1", port, "", 10.0, "d"), FACTS, memory=memory, make_transport=make)
 
 

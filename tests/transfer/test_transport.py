@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.transfer.orders import FailureKind, TransferError
-from motet.transfer.transport import BlockRun, KVFacts, Memory, block_spans, entry_spans, merged, proof_spans
+from motet.transfer.transport import BlockRun, KVFacts, RegisteredMemory, block_spans, entry_spans, merged, proof_spans
 from tests.transfer.memory import failing
 
 FACTS = KVFacts(model_digest="a1", dtype="bfloat16", block_size=16, num_layers=30, num_kv_heads=3, head_dim=64)
-MEMORY = Memory(regions=(1000, 5000), region_block_bytes=100, num_blocks=8, proof=9000, proof_entries=12)
+MEMORY = RegisteredMemory(regions=(1000, 5000), region_block_bytes=100, num_blocks=8, proof=9000, proof_entries=12)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_entries_outside_have_no_span(piece: tuple[int, int]) -> None:
 
 
 def test_memory_goes_over_the_wire() -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(MEMORY), type=Memory) == MEMORY
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(MEMORY), type=RegisteredMemory) == MEMORY

@@ -1,11 +1,11 @@
-"""The HTTP side of a server. A request passes, from top to bottom:
+"""The HTTP side of a server.
 
-app, caller             what surrounds every route: ids, keys, body size; `failure`: how errors look
-schemas/                the body
-chat, completions, generate, responses       the routes that generate; `upstream`: models that other servers have
-kv_params, plan, admission                   what is checked of a request, and what the engine gets of it
-answer, groups, collect, response_output     the response and its groups; each route's own writer makes the bytes
-engine_routes           this server as a worker of a gateway
-models, operators       what is served, how it is, who works for it
-service, served         what the routes share: models, workers, settings, limits, metrics
+app, service, served    the application and its layers; what all routes share; the models that a server serves
+http/                   what every request passes: identification, keys, limits, the body, errors, spans
+generation/             what all routes that generate share: the checked request as a plan, its groups, its response
+openai/  anthropic/  sglang/  vllm/     routes of one dialect each, with the schemas of their bodies
+texts/                  requests for models on third-party servers, which take texts
+trainers/               routes that pause a server and bring it new weights (`--rl`)
+worker/                 this server as a worker of a gateway
+operators/  page/       status, metrics and membership; the page in a browser
 """

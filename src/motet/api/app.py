@@ -12,30 +12,30 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from motet.api.answer import WORKER_HEADER
-from motet.api.caller import HEADER, MESSAGE_HEADER, RequestIds, new_router
-from motet.api.chat import chat_router
-from motet.api.completions import completion_router
-from motet.api.engine_routes import engine_router
-from motet.api.engine_weights import engine_weight_router
-from motet.api.failure import ErrorResponse, add_error_handlers, body_too_large
-from motet.api.gate import Gate
-from motet.api.generate import generate_router
-from motet.api.group_routes import group_router
-from motet.api.incoming import takes_tensors
-from motet.api.messages import messages_router
-from motet.api.models import models_router
+from motet.api.anthropic.messages import messages_router
+from motet.api.generation.answer import WORKER_HEADER
+from motet.api.http.caller import HEADER, MESSAGE_HEADER, RequestIds, new_router
+from motet.api.http.failure import ErrorResponse, add_error_handlers, body_too_large
+from motet.api.http.gate import Gate
+from motet.api.openai.chat import chat_router
+from motet.api.openai.completions import completion_router
+from motet.api.openai.group_routes import group_router
+from motet.api.openai.models import models_router
+from motet.api.openai.responses import responses_router
 from motet.api.openapi import openapi_router
-from motet.api.operators import admin_router, membership_router
+from motet.api.operators.admin import admin_router, membership_router
 from motet.api.page import page_router
-from motet.api.render import render_router
-from motet.api.responses import responses_router
-from motet.api.rollouts import rollout_router
-from motet.api.server_info import server_info_router
 from motet.api.service import Service
-from motet.api.sglang import sglang_router
-from motet.api.sleep import sleep_router
-from motet.api.weights import transfer_router, weight_router
+from motet.api.sglang.sglang_routes import sglang_router
+from motet.api.trainers.incoming_weights import takes_tensors
+from motet.api.trainers.rollouts import rollout_router
+from motet.api.trainers.server_info import server_info_router
+from motet.api.trainers.sleep_routes import sleep_router
+from motet.api.trainers.weight_routes import transfer_router, weight_router
+from motet.api.vllm.generate import generate_router
+from motet.api.vllm.render import render_router
+from motet.api.worker.engine_routes import engine_router
+from motet.api.worker.engine_weights import engine_weight_router
 
 ROUTERS = (
     chat_router,

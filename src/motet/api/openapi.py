@@ -14,9 +14,9 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from motet import __version__
-from motet.api.answer import json_response
-from motet.api.caller import PostRoute, new_router
-from motet.api.dialect import of_messages
+from motet.api.generation.answer import json_response
+from motet.api.http.caller import PostRoute, new_router
+from motet.api.http.dialect import of_messages
 from motet.api.service import Service
 
 REF_TEMPLATE = "#/components/schemas/{model}"

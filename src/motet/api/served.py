@@ -15,15 +15,15 @@ from functools import cached_property, partial
 
 import msgspec
 
-from motet.config import ServerConfig
-from motet.engines.base import Engine
-from motet.engines.upstream.base import TextSource
+from motet.engine import Engine
+from motet.engines.upstream.text_source import TextSource
 from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
-from motet.grammar.compiled import Grammars
+from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import is_heavy
 from motet.grammar.trial import try_apart
+from motet.settings.server_config import ServerConfig
 from motet.text.formats import ModelFormats
-from motet.text.prepare import Preparer
+from motet.text.prepare import PromptPreparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineInfo, Grammar
@@ -69,9 +69,9 @@ class ServedModel:
         return self.engine.info
 
     @property
-    def preparer(self) -> Preparer:
+    def preparer(self) -> PromptPreparer:
         """Makes prompts, within the same limits. Must be read on the event loop, and may be used in any thread."""
-        return Preparer(self.tokenizer, self.template, info=self.info)
+        return PromptPreparer(self.tokenizer, self.template, info=self.info)
 
     @cached_property
     def grammars(self) -> "GrammarChecks":

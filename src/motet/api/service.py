@@ -1,6 +1,6 @@
 """What the routes of one app share: the models, the workers, the settings, the limits, and the metrics.
 
-All workers are asked at once how they are (`look`); one that does not answer delays nobody.
+All workers are asked at once how they are (`snapshot_workers`); one that does not answer delays nobody.
 
 its keeper says       asked     shown as
 ready, draining       yes       the same if it answers, else silent or dead; ready is draining where the server drains
@@ -17,13 +17,12 @@ from typing import Protocol, TypeVar
 
 from prometheus_client import ProcessCollector
 
-from motet.api.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
-from motet.api.failure import above_maximum
-from motet.api.incoming import IncomingWeights
-from motet.api.known_groups import KnownGroups
+from motet.api.generation.known_groups import KnownGroups
+from motet.api.http.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
+from motet.api.http.failure import above_maximum
 from motet.api.served import Models, ServedModel, TextModel, model_named
-from motet.config import ServerConfig
-from motet.engines.base import (
+from motet.api.trainers.incoming_weights import IncomingWeights
+from motet.engine import (
     ANSWERING,
     PreparedWeights,
     SleepTag,
@@ -36,9 +35,10 @@ from motet.engines.base import (
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
+from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import Checkpoint
 from motet.settings.named_worker import NamedWorker
-from motet.stats import EngineStats
+from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineInfo, PauseMode
@@ -269,7 +269,7 @@ WITHOUT_ENGINE = (WorkerState.STARTING, WorkerState.DEAD)
 
 
 @dataclass(frozen=True)
-class Seen:
+class WorkerSnapshot:
     """A worker as its keeper knows it, with what it answered itself."""
 
     report: WorkerReport
@@ -289,23 +289,23 @@ class Seen:
         return self.report.state in ANSWERING and self.state is not WorkerState.DEAD
 
 
-async def look(
+async def snapshot_workers(
     reports: Iterable[WorkerReport], *, patience_s: float, draining: bool = False, local_only: bool = False
-) -> list[Seen]:
+) -> list[WorkerSnapshot]:
     """Returns the workers in the order of `reports`. `draining`: the server drains. `local_only`: asks local ones."""
 
-    async def seen(report: WorkerReport) -> Seen:
+    async def seen(report: WorkerReport) -> WorkerSnapshot:
         worker, state = report.worker, report.state
         if draining and state is WorkerState.READY:
             state = WorkerState.DRAINING
         if worker is None or report.state not in ANSWERING or (local_only and not worker.local):
-            return Seen(report, state)
+            return WorkerSnapshot(report, state)
         try:
             async with asyncio.timeout(patience_s):
-                return Seen(report, state, await worker.engine.stats())
+                return WorkerSnapshot(report, state, await worker.engine.stats())
         except (TimeoutError, EngineError) as error:
             # It is in a long step, or stopped, or its server says so; an engine of ours that is silent has been killed.
             slow = isinstance(error, TimeoutError) or (isinstance(error, EngineSilentError) and not worker.local)
-            return Seen(report, WorkerState.SILENT if slow else WorkerState.DEAD)
+            return WorkerSnapshot(report, WorkerState.SILENT if slow else WorkerState.DEAD)
 
     return await asyncio.gather(*map(seen, reports))

@@ -49,7 +49,7 @@ def chat(
             console.print(f"starting a server with {model} ...", style="dim")
             url = stack.enter_context(ChildServer([model])).url
         client = stack.enter_context(connect(url, api_key=api_key))
-        talk = Talk(client, console, settings=settings, system=system)
+        talk = ChatSession(client, console, settings=settings, system=system)
         if prompt is not None:
             talk.turn(prompt)
             return
@@ -58,7 +58,7 @@ def chat(
                 talk.choose(talk.turn(question))
 
 
-class Talk:
+class ChatSession:
     """A conversation: the messages so far, and the settings of the next answers."""
 
     def __init__(self, client: httpx.Client, console: Console, *, settings: ChatQuestion, system: str | None) -> None:

@@ -12,11 +12,11 @@ from rich.table import Table
 from motet.cli.chat import show
 from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, ask, connect
 from motet.cli.servers import say
-from motet.config import cache_folder, environment
-from motet.deploy.child import BlockSize, ChildServer, Figures, read_block_size, read_figures
+from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, read_block_size, read_figures
 from motet.errors import EngineError
+from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
-from motet.models.source import resolve
+from motet.settings.server_config import cache_folder, environment
 
 SCENE = """\
 The lighthouse keeper had lived alone on the island for eleven years. Every evening she climbed the hundred and twelve \
@@ -81,12 +81,12 @@ class Receipt:
     usage: CountedUsage
     first_token_s: float
     total_s: float
-    spent: Figures
+    spent: CounterSnapshot
     trunk_bytes: int
     """KV bytes of the prompt without its last token, which decode computes itself: all that must be moved."""
 
     @classmethod
-    def of(cls, talk: Conversation, spent: Figures, *, block: BlockSize) -> "Receipt":
+    def of(cls, talk: Conversation, spent: CounterSnapshot, *, block: BlockSize) -> "Receipt":
         if talk.usage is None or talk.total_s is None or talk.first_s is None:
             raise EngineError("the stream ended without a usage")
         trunk_bytes = block.bytes_of(talk.usage.prompt_tokens - 1)

@@ -1,6 +1,6 @@
 """The commands that run a server until a signal ends it: `motet serve`, `motet gateway`, `motet ray`.
 
-Each takes one flag for each of its settings, made from the declarations in `motet.config`.
+Each takes one flag for each of its settings, made from the declarations in `motet.settings.server_config`.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
-from motet.config import SETTINGS, cache_folder, environment
 from motet.deploy.cell import Cell
 from motet.deploy.gateway import Gateway
-from motet.deploy.plan import gateway_plan, parser_names, server_config, server_plan
 from motet.deploy.server import Outcome, Serving, favour_streams, run_gateway, run_server
-from motet.deploy.stop import StopSignals, gateway_ready_line, ray_ready_line, ready_line
+from motet.deploy.server_plan import gateway_plan, parser_names, server_config, server_plan
+from motet.deploy.shutdown import StopSignals, gateway_ready_line, ray_ready_line, ready_line
 from motet.engines.native.client import NativeEngine
 from motet.errors import ConfigError
 from motet.log import setup_logging
 from motet.settings.declaration import Declaration, Panel, ServerCommand
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
+from motet.settings.server_config import SETTINGS, cache_folder, environment
 from motet.tracing.sender import traces_wanted
 
 EVERY_FLAG = "Every flag may also be given as MOTET_<NAME> in the environment, or in a TOML file."

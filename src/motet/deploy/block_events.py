@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from motet.config import KVEventsConfig
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared, Removed, Stored
+from motet.kv_events.event_schema import MAX_BLOCKS
 from motet.kv_events.follower import BlockSource
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.kv_events.schema import MAX_BLOCKS
 from motet.routing.prefix_index import PrefixIndex
+from motet.settings.server_config import KVEventsConfig
 from motet.types import EngineKind
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def indexing(index: PrefixIndex, id: str) -> BlockListener:
     return take
 
 
-class EventFollowing:
+class WorkerEventFollower:
     """Follows the events of one worker elsewhere. If that fails, the worker is used as before."""
 
     def __init__(self, id: str, index: PrefixIndex, *, follow: Follow) -> None:

@@ -25,15 +25,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from motet.config import EngineConfig
 from motet.deploy.block_events import BlockEvents, indexing
-from motet.deploy.discover import Asking, FoundServer
+from motet.deploy.discover import FoundServer, ProbeSettings
 from motet.deploy.gateway import Gateway, WorkerList
 from motet.deploy.meet import Connecting, meet_fleet
-from motet.deploy.plan import ServerPlan, cores, engine_configs
+from motet.deploy.server_plan import ServerPlan, cores, engine_configs
 from motet.deploy.sleep import CellSleep
 from motet.deploy.weights import CellWeights
-from motet.engines.base import Engine, Worker, WorkerState
+from motet.engine import Engine, Worker, WorkerState
 from motet.engines.http import Client
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
@@ -41,8 +40,9 @@ from motet.kv_events.changes import BlockListener
 from motet.metrics.routing import RoutingFigures
 from motet.routing.fleet import Fleet
 from motet.routing.router import Router, make_router
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, server_url
+from motet.settings.server_config import EngineConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineKind, Role
@@ -201,7 +201,7 @@ def prefill_members(
                 "give both the same --served-model-name"
             )
 
-    asking = Asking(config=config, client=client, worker_key=worker_key)
+    asking = ProbeSettings(config=config, client=client, worker_key=worker_key)
     return Gateway(cell.router, learn, asking=asking, drain_s=drain_s, introduces=introduces, listed=listed)
 
 

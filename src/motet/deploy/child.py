@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from motet.deploy.stop import url_in
+from motet.deploy.shutdown import url_in
 from motet.errors import EngineError, StartupError
 from motet.metrics.declare import PREFIX
 
@@ -101,7 +101,7 @@ class ChildServer:
 
 
 @dataclass(frozen=True)
-class Figures:
+class CounterSnapshot:
     """Counters at one moment, summed over the workers. The difference of two shows what happened in between."""
 
     prompt_tokens: int
@@ -120,8 +120,8 @@ class Figures:
     kv_transfer_bytes: int
     recomputed_tokens: int
 
-    def __sub__(self, earlier: "Figures") -> "Figures":
-        return Figures(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+    def __sub__(self, earlier: "CounterSnapshot") -> "CounterSnapshot":
+        return CounterSnapshot(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class BlockSize:
         return -(-num_tokens // self.tokens) * self.bytes
 
 
-def read_figures(client: httpx.Client) -> Figures:
+def read_figures(client: httpx.Client) -> CounterSnapshot:
     """Asks the server of `client`."""
     return figures_in(read_metrics(client))
 
@@ -152,12 +152,12 @@ def read_metrics(client: httpx.Client) -> str:
     return response.text
 
 
-def figures_in(exposition: str) -> Figures:
+def figures_in(exposition: str) -> CounterSnapshot:
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             values[sample.name] = values.get(sample.name, 0.0) + sample.value
-    return Figures(**{f.name: int(values[f"{PREFIX}{f.name}_total"]) for f in fields(Figures)})
+    return CounterSnapshot(**{f.name: int(values[f"{PREFIX}{f.name}_total"]) for f in fields(CounterSnapshot)})
 
 
 def block_size_in(exposition: str) -> BlockSize:

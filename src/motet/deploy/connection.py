@@ -21,10 +21,10 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from motet.api.failure import error_json
-from motet.api.gate import OPEN_ROUTES
-from motet.config import ServerConfig
+from motet.api.http.failure import error_json
+from motet.api.http.gate import OPEN_ROUTES
 from motet.errors import OverloadedError, RequestError
+from motet.settings.server_config import ServerConfig
 
 log = logging.getLogger(__name__)
 

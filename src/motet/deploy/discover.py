@@ -18,16 +18,16 @@ from tempfile import TemporaryDirectory
 
 from motet.engines.http import Client
 from motet.engines.remote import EngineServer, RemoteEngine
-from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
-from motet.engines.upstream.upstream import TextUpstream
-from motet.engines.vllm.engine import VLLMEngine
-from motet.engines.vllm.server import VLLMServer
+from motet.engines.upstream.text_upstream import TextUpstream
+from motet.engines.upstream.upstream_server import UpstreamOptions, UpstreamServer
+from motet.engines.vllm.vllm_engine import VLLMEngine
+from motet.engines.vllm.vllm_server import VLLMServer
 from motet.engines.wire import TOKENIZER_FILES, EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, ModelLoadError, OtherServerError
 from motet.ids import ModelName
 from motet.metrics.routing import TicketBook
 from motet.routing.member import numbers_of
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, by_url
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind, Role
@@ -40,7 +40,7 @@ FindTokenizer = Callable[[str], Path]
 
 
 @dataclass(frozen=True)
-class Way:
+class WorkerProbe:
     """The way to ask a worker as one kind of server."""
 
     report: Callable[[], Awaitable[EngineReport]]
@@ -54,8 +54,8 @@ class Way:
     """Raises EngineError if the server has another tokenizer for the model. None for ours, where that is allowed."""
 
 
-Ways = Mapping[EngineKind, Callable[[], Way]]
-"""A function for each kind that makes its `Way`; the kinds are tried in this order."""
+Ways = Mapping[EngineKind, Callable[[], WorkerProbe]]
+"""A function for each kind that makes its `WorkerProbe`; the kinds are tried in this order."""
 
 
 class FoundServer:
@@ -66,15 +66,15 @@ class FoundServer:
         self.url = url
         self._id = id or url
         self._ways = ways if kind is None else {kind: ways[kind]}
-        self._found: tuple[EngineKind, Way] | None = None
+        self._found: tuple[EngineKind, WorkerProbe] | None = None
 
     @property
-    def way(self) -> Way:
+    def way(self) -> WorkerProbe:
         assert self._found is not None  # it has reported
         return self._found[1]
 
     async def report(self) -> EngineReport:
-        """Raises what `Way.report` raises, with the failure of each kind if none fits."""
+        """Raises what `WorkerProbe.report` raises, with the failure of each kind if none fits."""
         if self._found is not None:
             kind, way = self._found
             try:
@@ -111,7 +111,7 @@ class FoundServer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class ProbeSettings:
     """The settings with which a gateway asks all its workers."""
 
     config: GatewayConfig
@@ -129,21 +129,21 @@ class Asking:
         own_key = by_url(config.key_of).get(url)
         key = own_key or config.worker_api_key
 
-        def motet() -> Way:
+        def motet() -> WorkerProbe:
             server = EngineServer(url, client, worker_key=own_key or self.worker_key, id=id)
             report = server.report if named.kind else partial(_report_of_ours, server, EngineServer(url, client, id=id))
-            return Way(report, partial(RemoteEngine, server), server.tokenizer)
+            return WorkerProbe(report, partial(RemoteEngine, server), server.tokenizer)
 
-        def vllm() -> Way:
+        def vllm() -> WorkerProbe:
             server = VLLMServer(url, client, api_key=key, role=named.role, id=id)
             kept = partial(VLLMEngine, server, tickets=self.tickets, leader_timeout_s=config.leader_timeout_s)
             files = partial(asyncio.to_thread, _vllm_files, server, self.find_tokenizer)
-            return Way(server.report, kept, files, partial(_check_vllm_tokenizer, server=server))
+            return WorkerProbe(server.report, kept, files, partial(_check_vllm_tokenizer, server=server))
 
-        def texts() -> Way:
+        def texts() -> WorkerProbe:
             options = UpstreamOptions(api_key=key, pass_key=self.pass_keys, timeout_s=config.upstream_timeout_s)
             server = UpstreamServer(url, client, options=options, id=id)
-            return Way(server.report, partial(TextUpstream, server))
+            return WorkerProbe(server.report, partial(TextUpstream, server))
 
         ways: Ways = {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}
         return FoundServer(url, ways, kind=named.kind, id=id)
@@ -184,7 +184,7 @@ async def _check_vllm_tokenizer(tokenizer: Tokenizer, model: str, *, server: VLL
         )
 
 
-class Likeness:
+class CompatibilityCheck:
     """Decides if a worker fits the others: a group that goes on elsewhere must find the same model there.
 
     Workers with other models are welcome, but workers with the same model name must have equal facts, as far as they

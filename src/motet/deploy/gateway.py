@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from motet.deploy.discover import Asking, FoundServer, Likeness
+from motet.deploy.discover import CompatibilityCheck, FoundServer, ProbeSettings
 from motet.deploy.meet import meet_fleet
-from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, Kept, RemoteKeeper
-from motet.deploy.stop import first_of
+from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, KeptEngine, RemoteKeeper
+from motet.deploy.shutdown import first_of
 from motet.deploy.weights import CellWeights
-from motet.engines.base import Worker
-from motet.engines.upstream.upstream import TextUpstream
+from motet.engine import Worker
+from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
 from motet.kv_events.follower import SharedContext, follow_blocks
@@ -118,7 +118,7 @@ class Gateway:
         router: Router,
         learn: Learn,
         *,
-        asking: Asking,
+        asking: ProbeSettings,
         drain_s: float,
         heartbeat_s: float = HEARTBEAT_S,
         introduces: bool = True,
@@ -131,7 +131,7 @@ class Gateway:
         for models that only text upstreams have. Raises ConfigError."""
         self.router = router
         self.weights = CellWeights(router, everywhere=True)
-        self._likeness = Likeness()
+        self._likeness = CompatibilityCheck()
         self._fleet = router.fleet
         self._learn = learn
         self._texts = texts or TextRouted(router.fleet)
@@ -309,7 +309,7 @@ class Gateway:
                 continue  # until it has left
             self._in_list.add(url)
 
-    async def _join(self, id: str, report: EngineReport, *, server: FoundServer) -> Kept:
+    async def _join(self, id: str, report: EngineReport, *, server: FoundServer) -> KeptEngine:
         """Adds a start of a worker to the fleet."""
         await self._learn(report, server)
         kept = server.way.kept(report)

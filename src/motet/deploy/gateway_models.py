@@ -18,7 +18,7 @@ from pathlib import Path
 from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.discover import SAMPLE, FoundServer, load_files, read_files
 from motet.engines.http import QUOTED_CHARS
-from motet.engines.upstream.base import UNKNOWN_LENGTH
+from motet.engines.upstream.text_source import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
 from motet.ids import ModelName

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from motet.engines.base import ANSWERING, Engine, Worker
+from motet.engine import ANSWERING, Engine, Worker
 from motet.errors import MotetError
 from motet.ids import new_request_id
 from motet.routing.fleet import Fleet

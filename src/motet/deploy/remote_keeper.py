@@ -20,8 +20,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from motet.deploy.block_events import EventFollowing, Follow
-from motet.engines.base import WorkerState
+from motet.deploy.block_events import Follow, WorkerEventFollower
+from motet.engine import WorkerState
 from motet.engines.far import FarEngine
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, WorkerFaultError
@@ -41,7 +41,7 @@ BUSY = 6
 """A worker that still sends tokens is busy, and its silence may last this many times as long."""
 
 
-class Kept(Protocol):
+class KeptEngine(Protocol):
     """Our object for one start of a worker (`RemoteEngine`, `VLLMEngine`, `TextUpstream`)."""
 
     @property
@@ -65,7 +65,7 @@ class RemoteKeeper:
         url: str,
         *,
         report: Callable[[], Awaitable[EngineReport]],
-        join: Callable[[EngineReport], Awaitable[Kept]],
+        join: Callable[[EngineReport], Awaitable[KeptEngine]],
         problem: Callable[[EngineReport], str | None],
         gone: Callable[[], None] = lambda: None,
         fleet: Fleet,
@@ -96,8 +96,8 @@ class RemoteKeeper:
         self._quiet_looks = math.ceil(quiet_s / heartbeat_s)
         self._clock = clock
         self._wait = wait
-        self._engine: Kept | None = None
-        self._events = EventFollowing(id, fleet.index, follow=follow)
+        self._engine: KeptEngine | None = None
+        self._events = WorkerEventFollower(id, fleet.index, follow=follow)
         self._taken_out = False
         """True if an operator wants the worker to get no new groups."""
         self._unheard_s = 0.0

@@ -30,23 +30,23 @@ from fastapi import FastAPI
 from motet.api.app import create_app
 from motet.api.served import Models, one_model
 from motet.api.service import Service
-from motet.config import ServerConfig, environment
 from motet.deploy.cell import Cell, StartEngine, start_cell
 from motet.deploy.connection import connection_limits
-from motet.deploy.discover import Asking, read_files
+from motet.deploy.discover import ProbeSettings, read_files
 from motet.deploy.gateway import Gateway, WorkersFile
 from motet.deploy.gateway_models import GatewayModels, Tokenizers
 from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_of
-from motet.deploy.plan import GatewayPlan, ServerPlan
-from motet.deploy.stop import StopSignals, first_of
-from motet.engines.base import WorkerState
+from motet.deploy.server_plan import GatewayPlan, ServerPlan
+from motet.deploy.shutdown import StopSignals, first_of
+from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
 from motet.engines.native.receiver import NcclReceiver, cuda_device
 from motet.errors import StartupError
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.router import make_router
 from motet.routing.text_routed import TextRouted
+from motet.settings.server_config import ServerConfig, environment
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
@@ -159,7 +159,7 @@ def tracer_of(config: ServerConfig) -> AbstractAsyncContextManager[Tracer]:
 
 def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACES) -> tuple[Gateway, GatewayModels]:
     """Makes the gateway with the workers of the plan, and their models. Raises ConfigError."""
-    asking = Asking(
+    asking = ProbeSettings(
         config=plan.gateway,
         client=client,
         worker_key=plan.server.worker_key,
@@ -204,7 +204,7 @@ async def first_models(gateway: Gateway, models: Models, *, timeout_s: float) ->
 
 
 def _can_answer(fleet: Fleet) -> bool:
-    decoding = any(member.role is not Role.PREFILL for member in fleet.ready(Work.GENERATE))
+    decoding = any(member.role is not Role.PREFILL for member in fleet.ready(WorkKind.GENERATE))
     return decoding or any(member.text and member.state is WorkerState.READY for member in fleet.members)
 
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from motet.deploy.weights import CellWeights
-from motet.engines.base import Sleeping, SleepTag
+from motet.engine import Sleeping, SleepTag
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, RequestError, StartupError
 from motet.types import PauseMode
 

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from motet.engines.base import Engine, PreparedWeights, Renewable, Sleeping, SleepTag, WeightUpdate, Worker, WorkerState
+from motet.engine import Engine, PreparedWeights, Renewable, Sleeping, SleepTag, WeightUpdate, Worker, WorkerState
 from motet.engines.far import FarEngine
 from motet.errors import (
     EngineClosedError,

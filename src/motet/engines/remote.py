@@ -31,7 +31,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from motet.engines.base import GroupStream, PreparedWeights
+from motet.engine import GroupStream, PreparedWeights
 from motet.engines.far import FarEngine
 from motet.engines.http import (
     MAX_REPORT_BYTES,
@@ -79,8 +79,8 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import RequestId
+from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import Checkpoint, MemoryFile
-from motet.stats import EngineStats
 from motet.tracing.context import headers_of
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, GenerateRequest, GroupDelta
@@ -120,7 +120,7 @@ class EngineServer:
         of ours, WorkerFaultError for a report that cannot be true."""
         body = await self._calls.ask("GET", "/engine", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         try:
-            spoken = self._decode(body, _Spoken)
+            spoken = self._decode(body, _ProtocolReport)
             report = self._decode(body, EngineReport) if spoken.protocol == PROTOCOL else None
         except EngineError as error:
             raise OtherServerError(error.message) from error
@@ -437,7 +437,7 @@ def _headers(request: GenerateRequest) -> dict[str, str]:
     return {"x-request-id": request.trace, **headers_of(request.traceparent)}
 
 
-class _Spoken(msgspec.Struct):
+class _ProtocolReport(msgspec.Struct):
     """The fields that the report has in every version of the protocol."""
 
     protocol: int

@@ -38,7 +38,7 @@ from dataclasses import fields
 import msgspec
 
 from motet import errors
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import (
     EngineDiedError,
     EngineError,
@@ -50,8 +50,8 @@ from motet.errors import (
     WorkerFaultError,
 )
 from motet.ids import RequestId
+from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import CheckpointKind
-from motet.stats import EngineStats
 from motet.types import EngineInfo, EngineKind, GroupDelta, ModelCard
 
 PROTOCOL = 3

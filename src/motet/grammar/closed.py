@@ -21,8 +21,8 @@ from typing import Final
 import msgspec
 
 from motet.errors import GrammarError
+from motet.grammar.json_schema import SchemaPath, inner_schemas, target
 from motet.grammar.limits import MAX_OPTIONAL, MAX_SOURCE_CHARS
-from motet.grammar.schema import SchemaPath, inner_schemas, target
 
 MAX_WORK: Final = 10_000
 """Most parts and names that are added up in one schema. Objects behind that stay open."""

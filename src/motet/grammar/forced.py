@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from motet.errors import GrammarError
-from motet.grammar.schema import inner_schemas, target
+from motet.grammar.json_schema import inner_schemas, target
 
 MAX_FORCED: Final = 4_000
 """Two milliseconds a token at worst."""

@@ -13,7 +13,7 @@ import decimal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from motet.grammar.schema import TYPES, is_number
+from motet.grammar.json_schema import TYPES, is_number
 
 LEAST: Final = 1e-20
 """The number that counts as next to 0."""

@@ -19,7 +19,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from motet.errors import GrammarError
-from motet.grammar.compiled import Grammars
+from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import HEAVY_MB, STACK_BYTES
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
@@ -34,7 +34,7 @@ COMMAND: Final = (sys.executable, "-m", "motet.grammar.trial")
 TOO_LONG: Final = f"compiling it takes more than {CPU_S} s"
 
 
-class Order(msgspec.Struct):
+class TrialRequest(msgspec.Struct):
     """What the process reads."""
 
     tokenizer: str
@@ -47,7 +47,7 @@ class Order(msgspec.Struct):
 def try_apart(grammar: Grammar, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
     """Compiles a grammar in a process that ends with it. Blocks; starting takes most of a second. Raises `GrammarError`
     if the grammar is wrong, or takes too much."""
-    order = Order(tokenizer.backend.to_str(), vocab_size, tuple(eos_token_ids), grammar)
+    order = TrialRequest(tokenizer.backend.to_str(), vocab_size, tuple(eos_token_ids), grammar)
     told = msgspec.msgpack.encode(order)
     try:
         done = subprocess.run(COMMAND, input=told, stdout=subprocess.PIPE, timeout=PATIENCE_S, check=False)
@@ -62,8 +62,8 @@ def try_apart(grammar: Grammar, tokenizer: Tokenizer, *, vocab_size: int, eos_to
 
 
 def main() -> None:
-    """Reads an `Order`, and writes the error of the grammar, if there is one."""
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    """Reads an `TrialRequest`, and writes the error of the grammar, if there is one."""
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TrialRequest)
     tokenizer = Tokenizer(Backend.from_str(order.tokenizer), named_tokens={}, chat_template=None)
     grammars = Grammars(lambda: tokenizer, vocab_size=order.vocab_size, eos_token_ids=order.eos_token_ids)
     grammars.get(Grammar(GrammarKind.REGEX, "a"))  # builds the vocabulary

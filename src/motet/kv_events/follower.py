@@ -28,7 +28,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from motet.errors import ConfigError
-from motet.kv_events import schema
+from motet.kv_events import event_schema as schema
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class NumberedMessage:
     payload: bytes
 
 
-class Heard(Enum):
+class SubscriptionEvent(Enum):
     """The events of a subscription beside messages."""
 
     JOINED = "joined"
@@ -128,14 +128,14 @@ class Follower:
         """Follows until it is cancelled."""
         while True:
             match await self._subscription.hear(self._silence_s):
-                case Heard.JOINED:
+                case SubscriptionEvent.JOINED:
                     self._published = None
                     await self._start_over()
                 case NumberedMessage() as message:
                     await self._take(message)
-                case Heard.GARBLED:
+                case SubscriptionEvent.GARBLED:
                     self._say_once("one of its messages is garbled")  # the next one's number shows what is missing
-                case Heard.SILENCE:
+                case SubscriptionEvent.SILENCE:
                     await self._catch_up()
 
     async def _take(self, message: NumberedMessage) -> None:
@@ -258,15 +258,15 @@ class Subscription:
         self._poller.register(self._events, zmq.POLLIN)  # first: a connection is heard of before its messages
         self._poller.register(self._connections, zmq.POLLIN)
 
-    async def hear(self, patience_s: float) -> NumberedMessage | Heard:
+    async def hear(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
         """Returns the next message or event; the event of a new connection comes before the messages through it."""
         ready = dict(await self._poller.poll(round(patience_s * 1000)))
         if self._connections in ready:
             parse_monitor_message(await self._connections.recv_multipart())
-            return Heard.JOINED
+            return SubscriptionEvent.JOINED
         if self._events in ready:
-            return _message(await self._events.recv_multipart()) or Heard.GARBLED
-        return Heard.SILENCE
+            return _message(await self._events.recv_multipart()) or SubscriptionEvent.GARBLED
+        return SubscriptionEvent.SILENCE
 
     async def replay(self, start: int, *, patience_s: float, quiet_s: float = QUIET_S) -> Replayed:
         """Asks for the messages from number `start` on. Raises ReplayError, also after `patience_s` of silence."""

@@ -24,7 +24,7 @@ import zmq.asyncio
 
 from motet.block_names import BlockName
 from motet.errors import ConfigError
-from motet.kv_events import schema
+from motet.kv_events import event_schema as schema
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 
 logger = logging.getLogger(__name__)

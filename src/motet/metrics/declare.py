@@ -5,7 +5,7 @@
 The field's name goes over the wire, from an engine to its server and on to gateways. From the declaration come the
 exposition at `/metrics` (`metrics.prometheus`), the sum over several workers (`routing.router`), the field in `/status`
 (`api.operators`) and the row in docs/metrics.md, which a test compares. Metrics that are observed
-as things happen, and are in no struct, are declared as constants where they are observed (`metrics.groups`,
+as things happen, and are in no struct, are declared as constants where they are observed (`metrics.group_metrics`,
 `metrics.prometheus`).
 
 Names that vLLM has too have the same meaning, with `motet:` in place of `vllm:`. A request of vLLM is a choice here,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from motet.stats import EngineStats, total_stats
+from motet.metrics.stats import EngineStats, total_stats
 from motet.types import EngineInfo, Role
 
 
@@ -33,7 +33,7 @@ class EngineSample:
 
 
 @dataclass
-class Counted:
+class WorkerTotals:
     """What the engines of one worker have counted, one after the other."""
 
     engine: object
@@ -53,7 +53,7 @@ class EngineCounters:
     Of the figures that it returns only counters and histograms mean anything: gauges are of this moment."""
 
     def __init__(self) -> None:
-        self._workers: dict[str, Counted] = {}
+        self._workers: dict[str, WorkerTotals] = {}
         self._left: EngineStats | None = None
         self._asked_s = -inf
 
@@ -87,8 +87,8 @@ class EngineCounters:
     def _read(self, worker: str, *, engine: object, stats: EngineStats) -> None:
         known = self._workers.get(worker)
         if known is None:
-            self._workers[worker] = Counted(engine, stats, before=EngineStats())
+            self._workers[worker] = WorkerTotals(engine, stats, before=EngineStats())
         elif known.engine is engine:
             known.last = stats
         else:
-            self._workers[worker] = Counted(engine, stats, before=known.total)
+            self._workers[worker] = WorkerTotals(engine, stats, before=known.total)

@@ -3,7 +3,7 @@
 engines      read from `Engine.stats()` of each worker at each scrape: the fields of `EngineStats`; counters
              outlive the engines (`metrics.engines`)
 routing      read from the router at each scrape: the fields of `RoutingFigures`
-groups       observed when a step of a group comes and when the group ends, by model (`metrics.groups`)
+groups       observed when a step of a group comes and when the group ends, by model (`metrics.group_metrics`)
 HTTP         counted here when a response has been sent
 
 With `--metric-prefix vllm` the metrics that vLLM has too are there a second time, under its names and with its labels.
@@ -34,7 +34,7 @@ from motet.metrics.declare import (
     numbers,
 )
 from motet.metrics.engines import EngineCounters, EngineSample
-from motet.metrics.groups import (
+from motet.metrics.group_metrics import (
     ENGINE,
     MODEL,
     ONE_ENGINE,
@@ -46,7 +46,7 @@ from motet.metrics.groups import (
     histogram_family,
 )
 from motet.metrics.routing import RoutingFigures
-from motet.stats import EngineStats, total_stats
+from motet.metrics.stats import EngineStats, total_stats
 
 WORKER_LABELS = (MODEL, "worker", "role")
 OPENMETRICS = "application/openmetrics-text"

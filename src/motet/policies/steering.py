@@ -101,7 +101,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     confidence: ConfidenceReport | None = None
 
 
-class Decision(NamedTuple):
+class SteeringDecision(NamedTuple):
     """What is to happen after a step."""
 
     abort: tuple[int, ...] = ()
@@ -112,7 +112,7 @@ class Decision(NamedTuple):
     """Choices that have not begun, and never will."""
 
 
-NOTHING = Decision()
+NOTHING = SteeringDecision()
 
 
 class Steering:
@@ -181,14 +181,14 @@ class Steering:
         if self._confidences is not None:
             self._confidences.ended(index)
 
-    def decide(self) -> Decision:
+    def decide(self) -> SteeringDecision:
         """Returns what follows from all that was taken in; called once a step."""
         condition, lost = self._policy.stop_when, tuple[int, ...]()
         if self._changed and condition is not None and (met := condition.met(self._answers)) is not None:
             self._stopped_by = met
             return self._stop()
         if self._cut:
-            return Decision(drop=self.withdraw_all())
+            return SteeringDecision(drop=self.withdraw_all())
         if self._confidences is not None:
             lost = self._confidences.lost()
             for index in lost:
@@ -196,7 +196,7 @@ class Steering:
         if not (self._changed or lost):
             return NOTHING
         self._changed = False
-        return Decision(lost, self._refill())
+        return SteeringDecision(lost, self._refill())
 
     def withdraw_all(self) -> tuple[int, ...]:
         """Takes out all choices that wait; returns them."""
@@ -233,13 +233,13 @@ class Steering:
             confidence=confidence,
         )
 
-    def _stop(self) -> Decision:
+    def _stop(self) -> SteeringDecision:
         """Ends all that write, and lets nothing begin."""
         self._changed = False
         ended = tuple(sorted(self._writing))
         for index in ended:
             self._end_early(index)
-        return Decision(ended, drop=self.withdraw_all())
+        return SteeringDecision(ended, drop=self.withdraw_all())
 
     def _end_early(self, index: int) -> None:
         self._writing.discard(index)

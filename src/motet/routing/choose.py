@@ -12,9 +12,9 @@ from enum import StrEnum
 from motet.routing.cost import (
     WEIGHTS,
     Candidate,
+    CostWeights,
     GroupNeeds,
-    Weights,
-    Work,
+    WorkKind,
     cost,
     explained,
     has_room,
@@ -42,7 +42,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class WorkerChoice:
     place: int
     """The index of the candidate that is chosen."""
     reason: Reason
@@ -50,14 +50,14 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ballot:
+class _Selection:
     """One choice of a worker: `places` are the indices of the candidates that the policy may take."""
 
     candidates: Sequence[Candidate]
     needs: GroupNeeds
     places: Sequence[int]
     turn: int
-    weights: Weights
+    weights: CostWeights
 
     def least(self, key: Callable[[int], tuple[float, ...]]) -> int:
         """Returns the place with the least key; among equal ones the first from the turn on."""
@@ -69,20 +69,20 @@ class _Ballot:
 
 
 def choose(
-    candidates: Sequence[Candidate], needs: GroupNeeds, *, policy: Policy, turn: int, weights: Weights = WEIGHTS
-) -> Decision | None:
+    candidates: Sequence[Candidate], needs: GroupNeeds, *, policy: Policy, turn: int, weights: CostWeights = WEIGHTS
+) -> WorkerChoice | None:
     """Returns None if there are no candidates. `turn`: the number of choices made before."""
     if not candidates:
         return None
     if len(candidates) == 1:
-        return Decision(0, Reason.ONLY_ONE, f"only {candidates[0].id} is there")
+        return WorkerChoice(0, Reason.ONLY_ONE, f"only {candidates[0].id} is there")
     places = _with_room(candidates, needs)
     if len(places) == 1:
         only = candidates[places[0]]
-        return Decision(
+        return WorkerChoice(
             places[0], Reason.ROOM, f"only {only.id} of {len(candidates)} has room and is not to be avoided"
         )
-    ballot = _Ballot(candidates, needs, places, turn, weights)
+    ballot = _Selection(candidates, needs, places, turn, weights)
     return _RULES[policy](ballot)
 
 
@@ -93,26 +93,26 @@ def _with_room(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequence[i
     return [place for place in welcome if has_room(candidates[place], needs)] or welcome
 
 
-def _least_cost(ballot: _Ballot) -> Decision:
+def _least_cost(ballot: _Selection) -> WorkerChoice:
     candidates, needs, weights = ballot.candidates, ballot.needs, ballot.weights
     costs = {place: cost(candidates[place], needs, weights=weights) for place in ballot.places}
     best = ballot.least(lambda place: (costs[place],))
     session = ballot.session_place()
     if session is not None and session != best and _worth_staying(ballot, session, dearer=costs[session] - costs[best]):
-        return Decision(session, Reason.SESSION, f"session was here: {_costs(ballot, [session, best])}")
+        return WorkerChoice(session, Reason.SESSION, f"session was here: {_costs(ballot, [session, best])}")
     shown = sorted(costs, key=lambda place: (place != best, costs[place]))[:NAMED_IN_WHY]
     reason = Reason.PREFIX if _for_its_prefix(ballot, best, costs=costs) else Reason.COST
-    return Decision(best, reason, f"least of {len(costs)}: {_costs(ballot, shown)}")
+    return WorkerChoice(best, reason, f"least of {len(costs)}: {_costs(ballot, shown)}")
 
 
-def _worth_staying(ballot: _Ballot, session: int, *, dearer: float) -> bool:
+def _worth_staying(ballot: _Selection, session: int, *, dearer: float) -> bool:
     """Returns True if the session stays where it was. It is often not known, or not yet,
     what its worker has cached. So this worker may be dearer by the cost of the prompt, and by a slack beside that."""
     may_be_cached = own_cost(ballot.candidates[session], ballot.needs, weights=ballot.weights)
     return dearer <= may_be_cached + ballot.weights.session_slack
 
 
-def _for_its_prefix(ballot: _Ballot, best: int, *, costs: dict[int, float]) -> bool:
+def _for_its_prefix(ballot: _Selection, best: int, *, costs: dict[int, float]) -> bool:
     """Returns True if, without any cached prefixes, another worker would be no dearer."""
     if not ballot.candidates[best].cached_tokens:
         return False
@@ -124,9 +124,9 @@ def _for_its_prefix(ballot: _Ballot, best: int, *, costs: dict[int, float]) -> b
     return any(cold(place) <= cold(best) for place in costs if place != best)
 
 
-def _least_loaded(ballot: _Ballot) -> Decision:
+def _least_loaded(ballot: _Selection) -> WorkerChoice:
     candidates = ballot.candidates
-    prefill = ballot.needs.work is Work.PREFILL
+    prefill = ballot.needs.work is WorkKind.PREFILL
 
     def burden(place: int) -> tuple[int, int, int]:
         one = candidates[place]
@@ -135,26 +135,26 @@ def _least_loaded(ballot: _Ballot) -> Decision:
     best = ballot.least(burden)
     one = candidates[best]
     load = f"{one.queued_tokens} tokens queued, {one.open_choices} choices, {one.held_blocks} blocks"
-    return Decision(best, Reason.LOAD, f"least loaded of {len(ballot.places)}: {one.id} ({load})")
+    return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(ballot.places)}: {one.id} ({load})")
 
 
-def _next_in_turn(ballot: _Ballot) -> Decision:
+def _next_in_turn(ballot: _Selection) -> WorkerChoice:
     best = ballot.least(lambda _: ())
-    return Decision(best, Reason.TURN, f"turn {ballot.turn}: {ballot.candidates[best].id}")
+    return WorkerChoice(best, Reason.TURN, f"turn {ballot.turn}: {ballot.candidates[best].id}")
 
 
-def _stay(ballot: _Ballot) -> Decision:
+def _stay(ballot: _Selection) -> WorkerChoice:
     place = ballot.session_place()
     if place is None:
         return _least_loaded(ballot)
-    return Decision(place, Reason.SESSION, f"session was on {ballot.candidates[place].id}")
+    return WorkerChoice(place, Reason.SESSION, f"session was on {ballot.candidates[place].id}")
 
 
-def _costs(ballot: _Ballot, places: Sequence[int]) -> str:
+def _costs(ballot: _Selection, places: Sequence[int]) -> str:
     return ", ".join(explained(ballot.candidates[place], ballot.needs, weights=ballot.weights) for place in places)
 
 
-_RULES: dict[Policy, Callable[[_Ballot], Decision]] = {
+_RULES: dict[Policy, Callable[[_Selection], WorkerChoice]] = {
     Policy.KV: _least_cost,
     Policy.LEAST_LOADED: _least_loaded,
     Policy.ROUND_ROBIN: _next_in_turn,

@@ -35,7 +35,7 @@ SESSION_SLACK = 256.0
 """A session stays on its last worker if this is dearer than the best by no more than this and its prompt's cost."""
 
 
-class Work(Enum):
+class WorkKind(Enum):
     """The kind of work that a worker is chosen for."""
 
     PREFILL = auto()
@@ -46,7 +46,7 @@ class Work(Enum):
 class GroupNeeds:
     """The needs of a group on a worker."""
 
-    work: Work
+    work: WorkKind
     choices: int
     prompt_tokens: int
     needs_prompt: bool
@@ -86,7 +86,7 @@ def has_room(candidate: Candidate, needs: GroupNeeds) -> bool:
         max_choices=candidate.max_choices,
         held_blocks=candidate.held_blocks,
         num_blocks=candidate.num_blocks,
-        choices=needs.choices if needs.work is Work.GENERATE else 0,
+        choices=needs.choices if needs.work is WorkKind.GENERATE else 0,
         prompt_blocks=-(-(needs.prompt_tokens - candidate.cached_tokens) // candidate.block_size),
     )
 
@@ -99,7 +99,7 @@ def begins_at_once(
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class CostWeights:
     """The cost of one of each, in prompt tokens. Times differ between machines, their ratios less so."""
 
     choice: float = HORIZON_STEPS * CHOICE_MS / PROMPT_TOKEN_MS
@@ -109,30 +109,30 @@ class Weights:
     session_slack: float = SESSION_SLACK
 
 
-WEIGHTS = Weights()
+WEIGHTS = CostWeights()
 
 
-def prompt_cost(tokens: int, candidate: Candidate, *, needs: GroupNeeds, weights: Weights = WEIGHTS) -> float:
+def prompt_cost(tokens: int, candidate: Candidate, *, needs: GroupNeeds, weights: CostWeights = WEIGHTS) -> float:
     """Returns the cost of computing, or of pulling, this many tokens of the group's prompt there."""
     if not needs.needs_prompt:
         return tokens * weights.pulled_token
     return tokens * (1.0 + candidate.open_choices / needs.choices)
 
 
-def own_cost(candidate: Candidate, needs: GroupNeeds, *, weights: Weights = WEIGHTS) -> float:
+def own_cost(candidate: Candidate, needs: GroupNeeds, *, weights: CostWeights = WEIGHTS) -> float:
     return prompt_cost(max(0, needs.prompt_tokens - candidate.cached_tokens), candidate, needs=needs, weights=weights)
 
 
-def load_cost(candidate: Candidate, weights: Weights) -> float:
+def load_cost(candidate: Candidate, weights: CostWeights) -> float:
     blocks = candidate.trunk_blocks * weights.trunk_block + candidate.tail_blocks * weights.tail_block
     return candidate.open_choices * weights.choice + blocks * (candidate.block_size / BLOCK_TOKENS)
 
 
-def cost(candidate: Candidate, needs: GroupNeeds, *, weights: Weights = WEIGHTS) -> float:
+def cost(candidate: Candidate, needs: GroupNeeds, *, weights: CostWeights = WEIGHTS) -> float:
     return own_cost(candidate, needs, weights=weights) + candidate.queued_tokens + load_cost(candidate, weights)
 
 
-def explained(candidate: Candidate, needs: GroupNeeds, *, weights: Weights = WEIGHTS) -> str:
+def explained(candidate: Candidate, needs: GroupNeeds, *, weights: CostWeights = WEIGHTS) -> str:
     """Returns the cost and its parts as a line of text."""
     own, load = own_cost(candidate, needs, weights=weights), load_cost(candidate, weights)
     total = own + candidate.queued_tokens + load

@@ -2,7 +2,7 @@
 
 asks_prefill   decides if prefill pays for a group (`plan.bypass_reason`)
 ticket         gets the prompt's KV from the prefill worker that will have it first; None: decode must compute it
-give           gives the choices to the worker that `choose` picks, and returns a `Stay`
+give           gives the choices to the worker that `choose` picks, and returns a `Placement`
 give_back      returns a ticket that nobody will read to a worker that can end its lease
 """
 
@@ -13,8 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 
-from motet.config import CellConfig, RoutingConfig
-from motet.engines.base import ANSWERING, GroupStream, Worker, WorkerState
+from motet.engine import ANSWERING, GroupStream, Worker, WorkerState
 from motet.errors import (
     EngineClosedError,
     EngineDiedError,
@@ -27,26 +26,27 @@ from motet.errors import (
 from motet.ids import ModelName
 from motet.metrics.routing import RoutingFigures, TicketBook
 from motet.routing.choose import choose
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.member import Load, Member, PromptReading
 from motet.routing.migration import Unfinished
-from motet.routing.plan import BypassReason, SplitFacts, bypass_reason, plan_parts, reason_of
+from motet.routing.prefill_plan import BypassReason, SplitFacts, bypass_reason, plan_parts, reason_of
 from motet.routing.prompt_turns import PromptTurn, PromptTurns
+from motet.routing.response_check import ResponseCheck
 from motet.routing.survey import releaser, survey, trunk_of
-from motet.routing.word import Word
-from motet.tracing.spans import NO_SPAN, NO_TRACES, Attributes, Inner, Span, SpanKind, Tracer
+from motet.settings.server_config import CellConfig, RoutingConfig
+from motet.tracing.spans import NO_SPAN, NO_TRACES, Attributes, ChildSpan, Span, SpanKind, Tracer
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta, PromptReport
 
 logger = logging.getLogger(__name__)
 
 
-class Stay:
+class Placement:
     """The choices of a group, or of a part of it, on one worker: their stream, and their entries in its books."""
 
     def __init__(
-        self, chosen: "Chosen", fleet: Fleet, *, request: GenerateRequest, unfinished: Unfinished, tracer: Tracer
+        self, chosen: "ChosenWorker", fleet: Fleet, *, request: GenerateRequest, unfinished: Unfinished, tracer: Tracer
     ) -> None:
         """Raises what the worker's engine raises."""
         self.member = member = chosen.member
@@ -63,7 +63,7 @@ class Stay:
             raise
         self._unfinished = unfinished
         self._choices = unfinished.choices
-        self.word = None if worker.local else Word(request, vocab_size=worker.engine.info.vocab_size)
+        self.word = None if worker.local else ResponseCheck(request, vocab_size=worker.engine.info.vocab_size)
         """What a worker elsewhere has promised."""
         self._waits = False
         """True while the reader waits for such a worker."""
@@ -112,7 +112,7 @@ class Stay:
         pull = None if report is None or not self.worker.local else report.pull
         if pull is not None:
             told: Attributes = {"motet.worker": self.member.id, "motet.transfer.bytes": pull.num_bytes}
-            self._span.add(Inner("transfer", pull.start_ns, pull.end_ns, told, error=pull.failure))
+            self._span.add(ChildSpan("transfer", pull.start_ns, pull.end_ns, told, error=pull.failure))
 
     def drop(self, index: int) -> None:
         """Takes a choice that has finished or was stopped out of the books."""
@@ -143,7 +143,7 @@ class Stay:
         self.member.groups.discard(self)
         self._fleet.notify()
 
-    async def checked(self, word: Word) -> GroupDelta:
+    async def checked(self, word: ResponseCheck) -> GroupDelta:
         """Returns the next delta, which keeps to `word`. Raises MotetErrors of the stream, or WorkerFaultError."""
         self._waits = True
         try:
@@ -231,7 +231,7 @@ class Dispatcher:
         self._figures = figures
         self._figures.bypasses.update({reason.value: 0 for reason in BypassReason})
         self._tickets = tickets
-        self._turns = {work: count() for work in Work}
+        self._turns = {work: count() for work in WorkKind}
         self._releasing: set[asyncio.Task[None]] = set()
 
     def choices_on_the_way(self, model: ModelName) -> int:
@@ -241,24 +241,24 @@ class Dispatcher:
     def asks_prefill(self, request: GenerateRequest) -> bool:
         """Returns True if a prefill worker should compute the prompt. Raises NoWorkerError if nobody can decode now."""
         if not (self._cell.prefill_may_come or self.fleet.serving(request.model).has_prefill):
-            if not self.fleet.ready(Work.GENERATE, request.model):
-                raise self.none_up(Work.GENERATE, request.model)
+            if not self.fleet.ready(WorkKind.GENERATE, request.model):
+                raise self.none_up(WorkKind.GENERATE, request.model)
             return False
-        decode = self.load(Work.GENERATE, request)
+        decode = self.load(WorkKind.GENERATE, request)
         if decode is None:
-            raise self.none_up(Work.GENERATE, request.model, model_digest=request.model_digest)
+            raise self.none_up(WorkKind.GENERATE, request.model, model_digest=request.model_digest)
         reason = bypass_reason(
             self._cell.bypass_tokens,
             prompt_tokens=len(request.prompt),
             prompt_logprobs=request.sampling.prompt_logprobs is not None,
-            prefill=self.load(Work.PREFILL, request),
+            prefill=self.load(WorkKind.PREFILL, request),
             decode=decode,
         )
         if reason is not None:
             self._figures.bypasses[reason.value] += 1
         return reason is None
 
-    def load(self, work: Work, request: GenerateRequest) -> Load | None:
+    def load(self, work: WorkKind, request: GenerateRequest) -> Load | None:
         """Returns the prompt tokens ahead of the group on the worker that would get it now. Returns None if there is no
         worker, or, for prefill, none whose KV a decode worker could fetch."""
         chosen = self._next(work, request)
@@ -274,7 +274,7 @@ class Dispatcher:
         if not 0 < spread_choices < choices or request.sampling.greedy or request.ticket is not None:
             return [choices]
         serving = self.fleet.serving(request.model)
-        levels = sorted(member.open_choices for member in serving.ready(Work.GENERATE))
+        levels = sorted(member.open_choices for member in serving.ready(WorkKind.GENERATE))
         plan = plan_parts(
             SplitFacts(choices, len(request.prompt), request.sampling.max_tokens, ticket=apart),
             levels[: serving.ticket_readers] if apart else levels,
@@ -312,7 +312,7 @@ class Dispatcher:
         """Asks the prefill worker that would finish the prompt first; if it dies, or takes no more, the next one."""
         failures: list[MotetError] = []
         tried: list[str] = []
-        while (chosen := self._next(Work.PREFILL, request, besides=tried, decided=True)) is not None:
+        while (chosen := self._next(WorkKind.PREFILL, request, besides=tried, decided=True)) is not None:
             tried.append(chosen.member.id)
             try:
                 return await self._prefill_on(chosen, request, readers=readers)
@@ -322,19 +322,21 @@ class Dispatcher:
             except EngineClosedError as error:  # it is just leaving
                 failures.append(error)
         full = [error for error in failures if isinstance(error, OverloadedError)]
-        raise (full or failures or [self.none_up(Work.PREFILL, request.model, model_digest=request.model_digest)])[-1]
+        raise (full or failures or [self.none_up(WorkKind.PREFILL, request.model, model_digest=request.model_digest)])[
+            -1
+        ]
 
-    def give(self, request: GenerateRequest, unfinished: Unfinished) -> Stay:
+    def give(self, request: GenerateRequest, unfinished: Unfinished) -> Placement:
         """Gives the group to a worker. Raises NoWorkerError, or what that worker's engine raises."""
-        chosen = self._next(Work.GENERATE, request, decided=True)
+        chosen = self._next(WorkKind.GENERATE, request, decided=True)
         if chosen is None:
-            raise self.none_up(Work.GENERATE, request.model, model_digest=request.model_digest)
+            raise self.none_up(WorkKind.GENERATE, request.model, model_digest=request.model_digest)
         try:
-            stay = Stay(chosen, self.fleet, request=request, unfinished=unfinished, tracer=self.tracer)
+            stay = Placement(chosen, self.fleet, request=request, unfinished=unfinished, tracer=self.tracer)
         except (EngineDiedError, OverloadedError) as error:
             self.failed(chosen.member, chosen.worker, error=error)
             raise
-        self.fleet.sessions[Work.GENERATE].keep(request.session_id, chosen.member.id)
+        self.fleet.sessions[WorkKind.GENERATE].keep(request.session_id, chosen.member.id)
         self._figures.routed_tokens += len(request.prompt)
         self._figures.overlap_tokens += len(request.prompt) - chosen.load.own_tokens
         return stay
@@ -370,7 +372,7 @@ class Dispatcher:
         """Returns when all tickets on their way back have been given back."""
         await asyncio.gather(*self._releasing)
 
-    def none_up(self, work: Work, model: str = "", *, model_digest: str = "") -> NoWorkerError:
+    def none_up(self, work: WorkKind, model: str = "", *, model_digest: str = "") -> NoWorkerError:
         members = [member for member in self.fleet.members if not member.text and member.may_have(model)]
         known = ", ".join(
             f"{member.id} is {member.state}"
@@ -388,7 +390,7 @@ class Dispatcher:
             raise AssertionError(f"{len(self._releasing)} tickets are being given back")
         self.fleet.check()
 
-    async def _prefill_on(self, chosen: "Chosen", request: GenerateRequest, *, readers: int) -> Ticket:
+    async def _prefill_on(self, chosen: "ChosenWorker", request: GenerateRequest, *, readers: int) -> Ticket:
         member, books, engine = chosen.member, chosen.member.books, chosen.worker.engine
         trunk = trunk_of(request, self.fleet, member=member)
         self.fleet.hold(member, trunk)
@@ -405,12 +407,12 @@ class Dispatcher:
         span.note({"motet.prompt.tokens": ticket.num_tokens, "motet.prompt.cached_tokens": ticket.cached_tokens})
         span.end()
         books.done(reading, computed_tokens=ticket.num_tokens - ticket.cached_tokens)
-        self.fleet.sessions[Work.PREFILL].keep(request.session_id, chosen.member.id)
+        self.fleet.sessions[WorkKind.PREFILL].keep(request.session_id, chosen.member.id)
         return ticket
 
     def _next(
-        self, work: Work, request: GenerateRequest, *, besides: Sequence[str] = (), decided: bool = False
-    ) -> "Chosen | None":
+        self, work: WorkKind, request: GenerateRequest, *, besides: Sequence[str] = (), decided: bool = False
+    ) -> "ChosenWorker | None":
         """Returns the worker that would get the group now, or None. `decided`: it gets it, so the reason is kept."""
         turn = next(self._turns[work]) if decided else 0
         seen = survey(self.fleet, work, request=request, besides=besides, turn=turn)
@@ -422,11 +424,11 @@ class Dispatcher:
             self._figures.decisions[decision.reason] += 1
             member.last_decision = decision.why
             logger.debug("group %s goes to %s: %s", request.request_id, member.id, decision.why)
-        return Chosen(member, worker, seen.load(decision.place))
+        return ChosenWorker(member, worker, seen.load(decision.place))
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenWorker:
     """The worker for a group, and the prompt tokens that it must compute until the group's prompt is done."""
 
     member: Member
@@ -434,7 +436,7 @@ class Chosen:
     load: Load
 
 
-def work_span(name: str, chosen: Chosen, *, request: GenerateRequest, tracer: Tracer) -> Span:
+def work_span(name: str, chosen: ChosenWorker, *, request: GenerateRequest, tracer: Tracer) -> Span:
     """Begins the span of a worker's work for a group, in the span that the group is a part of."""
     parent = tracer.of(request.traceparent)
     if parent is NO_SPAN:

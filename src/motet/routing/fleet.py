@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.block_names import BlockName, LastPrompt
-from motet.engines.base import ANSWERING, Worker, WorkerReport, WorkerState
+from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import EngineSilentError, MotetError
 from motet.ids import ModelName
 from motet.routing.affinity import SESSION_TTL_S, Affinity
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.member import Member, WorkerLoad
 from motet.routing.prefix_index import PrefixIndex
 from motet.routing.serving import ModelServing, serving
@@ -44,7 +44,7 @@ class Fleet:
         """The prompt blocks of open groups, from the moment when the first group is given to a member: long before they
         are computed and published."""
         self.last_prompt = LastPrompt()
-        self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in Work}
+        self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in WorkKind}
         """The worker that last did each kind of work for a session."""
         self._renewed: dict[str, str] = {}
         """For each `model_digest` of weights that all members gave up: that of the next ones."""
@@ -79,7 +79,7 @@ class Fleet:
                 self._serving[model] = found
         return found
 
-    def ready(self, work: Work, model: str = "") -> tuple[Member, ...]:
+    def ready(self, work: WorkKind, model: str = "") -> tuple[Member, ...]:
         """Returns the workers that may get such work now. Prefill workers decode only if nobody else can."""
         return self.serving(model).ready(work)
 

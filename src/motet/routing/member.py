@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from motet.block_names import BlockName
-from motet.engines.base import Worker, WorkerReport, WorkerState
+from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import MotetError
 from motet.ids import ModelName
 from motet.types import EngineInfo, EngineKind, ModelCard, Role

@@ -13,7 +13,7 @@ import msgspec
 
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, OverloadedError
 from motet.ids import RequestId
-from motet.routing.dispatch import Dispatcher, HeldTicket, Stay
+from motet.routing.dispatch import Dispatcher, HeldTicket, Placement
 from motet.routing.migration import Cause, MoveOutcome, Moves, Unfinished, cause_of
 from motet.routing.survey import readers_of
 from motet.tracing.spans import NO_SPAN
@@ -85,7 +85,7 @@ class Part(AsyncIterator[GroupDelta]):
         """Every ticket that the part has had."""
         self._lives = 0
         """Number of workers it has had."""
-        self._stay: Stay | None = None
+        self._stay: Placement | None = None
         self._renames = False
         """True if the group has another name on the present worker than its reader knows."""
         self._moving: asyncio.Task[None] | None = None
@@ -187,7 +187,7 @@ class Part(AsyncIterator[GroupDelta]):
         self._lives += 1
         self._go(GroupState.WRITING)
 
-    def _shown(self, stay: Stay, delta: GroupDelta) -> GroupDelta:
+    def _shown(self, stay: Placement, delta: GroupDelta) -> GroupDelta:
         """Returns the reader's form of a worker's first delta, or of one with another group or worker name."""
         prompt, worker = delta.prompt, stay.member.id if self._renames or not stay.begun else ""
         if not stay.begun:
@@ -201,7 +201,7 @@ class Part(AsyncIterator[GroupDelta]):
             self.unfinished.begun = True
         return GroupDelta(self._reader_id, delta.choices, prompt, worker, delta.weight_version)
 
-    def _ended_there(self, stay: Stay, error: MotetError | None) -> None:
+    def _ended_there(self, stay: Placement, error: MotetError | None) -> None:
         """Called when the stream of the part's worker has ended."""
         stay.close_books(error)
         if error is None or self._cut:
@@ -292,7 +292,7 @@ class Part(AsyncIterator[GroupDelta]):
             if not moving.cancelled():
                 moving.result()  # the reader gets a bug's error
 
-    def _log_move(self, cause: Cause, left: Stay | None) -> None:
+    def _log_move(self, cause: Cause, left: Placement | None) -> None:
         """`left`: the stay on the former worker; None if no worker had taken it."""
         stay = self._stay
         fields = {

@@ -17,19 +17,19 @@ from functools import partial
 
 import msgspec
 
-from motet.config import CellConfig, RoutingConfig
-from motet.engines.base import GroupStream
+from motet.engine import GroupStream
 from motet.errors import EngineClosedError, EngineDiedError, NoWorkerError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import RoutingFigures, TicketBook
-from motet.routing.cost import Work
+from motet.metrics.stats import EngineStats, total_stats
+from motet.routing.cost import WorkKind
 from motet.routing.dispatch import Dispatcher
 from motet.routing.fleet import Fleet
 from motet.routing.journey import Journey
 from motet.routing.member import Member
 from motet.routing.migration import Moves
 from motet.routing.waiting import LOOK_AGAIN_S, WaitingGroups
-from motet.stats import EngineStats, total_stats
+from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, GenerateRequest, Role
@@ -205,7 +205,7 @@ class ModelView:
     def info(self) -> EngineInfo:
         """The limits that every worker that serves the model can keep; while none is up, the last ones. Raises
         NoWorkerError if none ever was up."""
-        members = self._router.fleet.ready(Work.GENERATE, self._model)
+        members = self._router.fleet.ready(WorkKind.GENERATE, self._model)
         if members is not self._seen:
             self._seen = members
             infos = [info for member in members if (info := member.info_of(self._model)) is not None]
@@ -230,7 +230,7 @@ class ModelView:
 
     async def stats(self) -> EngineStats:
         """Returns the figures of all workers that serve the model and answer. Raises NoWorkerError if none does."""
-        members = self._router.fleet.ready(Work.GENERATE, self._model)
+        members = self._router.fleet.ready(WorkKind.GENERATE, self._model)
         answers = await asyncio.gather(*map(self._stats_of, members))
         alive = [stats for stats in answers if stats is not None]
         if not alive:
@@ -256,7 +256,7 @@ class ModelView:
     def _none_up(self) -> NoWorkerError:
         if self._model:
             return NoWorkerError(f"no worker serves {self._model} now")
-        return self._router.dispatcher.none_up(Work.GENERATE)
+        return self._router.dispatcher.none_up(WorkKind.GENERATE)
 
 
 MIXED = "mixed"

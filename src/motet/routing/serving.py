@@ -7,8 +7,8 @@ for, and a decision does not go through thousands of members.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from motet.engines.base import WorkerState
-from motet.routing.cost import Work
+from motet.engine import WorkerState
+from motet.routing.cost import WorkKind
 from motet.routing.member import Member, PairKey
 from motet.types import Role
 
@@ -70,8 +70,8 @@ class ModelServing:
     hopeful: bool
     """True if a worker that could write choices is up or may come back."""
 
-    def ready(self, work: Work) -> tuple[Member, ...]:
-        return (self.prefill if work is Work.PREFILL else self.generate).members
+    def ready(self, work: WorkKind) -> tuple[Member, ...]:
+        return (self.prefill if work is WorkKind.PREFILL else self.generate).members
 
 
 def serving(members: Iterable[Member], model: str) -> ModelServing:

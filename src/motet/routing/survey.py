@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from motet.block_names import BlockName
-from motet.engines.base import ANSWERING, Worker
-from motet.routing.cost import Candidate, GroupNeeds, Work
+from motet.engine import ANSWERING, Worker
+from motet.routing.cost import Candidate, GroupNeeds, WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.member import Load, Member
 from motet.routing.serving import Roster, roster
@@ -58,7 +58,7 @@ class Survey:
 
 
 def survey(
-    fleet: Fleet, work: Work, *, request: GenerateRequest, besides: Sequence[str] = (), turn: int = 0
+    fleet: Fleet, work: WorkKind, *, request: GenerateRequest, besides: Sequence[str] = (), turn: int = 0
 ) -> Survey | None:
     """Returns None if no worker is ready. `besides`: ids of workers that are left out."""
     able = eligible(fleet, work, request=request).without(besides)
@@ -125,12 +125,12 @@ def _candidate(member: Member, worker: Worker, *, cached_tokens: int, has_sessio
     )
 
 
-def eligible(fleet: Fleet, work: Work, *, request: GenerateRequest) -> Roster:
+def eligible(fleet: Fleet, work: WorkKind, *, request: GenerateRequest) -> Roster:
     """Returns the workers that may do this work for the group now. If there are decode workers, a prompt is prefilled
     by those whose KV one of them can fetch; a server that only prefills does it for anyone. A group that has begun
     stays with the weights that began it."""
     serving = fleet.serving(request.model)
-    if work is Work.PREFILL:
+    if work is WorkKind.PREFILL:
         able = serving.paired_prefill if serving.has_decode else serving.prefill
     elif request.ticket is None:
         able = serving.generate

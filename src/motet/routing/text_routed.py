@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from motet.engines.upstream.base import TextGroupStream, TextRequest, TextSource, TextStep, may_go_elsewhere
+from motet.engines.upstream.text_source import TextGroupStream, TextRequest, TextSource, TextStep, may_go_elsewhere
 from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError, WorkerFaultError
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.member import Member
 from motet.types import FinishReason, Usage
@@ -56,7 +56,7 @@ class TextRouted:
         members = [member for member in self.fleet.texts(request.model) if member.id in self._sources]
         if not members:
             raise NoWorkerError(f"No server that has the model `{request.model}` answers at this moment.")
-        stayed = self.fleet.sessions[Work.GENERATE].worker_of(request.session_id)
+        stayed = self.fleet.sessions[WorkKind.GENERATE].worker_of(request.session_id)
 
         def rank(member: Member) -> tuple[bool, bool, int, int]:
             open_choices = member.open_choices - (STAY_CHOICES if member.id == stayed else 0)
@@ -65,7 +65,7 @@ class TextRouted:
         chosen = min(members, key=rank)
         self._turn += 1
         self._given[chosen.id] = self._turn
-        self.fleet.sessions[Work.GENERATE].keep(request.session_id, chosen.id)
+        self.fleet.sessions[WorkKind.GENERATE].keep(request.session_id, chosen.id)
         chosen.last_decision = _why(chosen, members, stays=chosen.id == stayed, tried=tried)
         return chosen, self._sources[chosen.id]
 

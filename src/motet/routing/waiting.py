@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from motet.config import RoutingConfig
 from motet.errors import EngineError, OverloadedError
 from motet.ids import ModelName
 from motet.metrics.routing import QUEUE_S, RoutingFigures
-from motet.routing.cost import Work, begins_at_once
+from motet.routing.cost import WorkKind, begins_at_once
 from motet.routing.fair_queue import FairQueue
 from motet.routing.fleet import Fleet
 from motet.routing.journey import Journey
 from motet.routing.member import Member
+from motet.settings.server_config import RoutingConfig
 from motet.types import GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def has_room(
     return fits and not busy
 
 
-class Look:
+class CapacityCache:
     """Checks room for many groups in one turn, in which room only shrinks: if a group had none, one with at least as
     many choices and prompt tokens has none either. So a long queue costs little more than its different sizes."""
 
@@ -116,7 +116,7 @@ class WaitingGroups:
         """Returns True if the group need not wait: there is room, and nobody waits for it. A group that no worker can
         take passes too, so that it is refused at once."""
         model = request.model
-        if not self._fleet.ready(Work.GENERATE, model):
+        if not self._fleet.ready(WorkKind.GENERATE, model):
             return True
         if self.is_shut:
             return False
@@ -185,7 +185,7 @@ class WaitingGroups:
             late.fail(OverloadedError(why, retry_after_s=RETRY_AFTER_S))
         if self.is_shut:
             return
-        looks = {lane: Look(partial(self._has_room, model=ModelName(lane))) for lane in self._queue.lanes}
+        looks = {lane: CapacityCache(partial(self._has_room, model=ModelName(lane))) for lane in self._queue.lanes}
 
         def fits(group: Journey) -> bool:
             return looks[group.request.model].fits(group.num_choices, len(group.request.prompt))
@@ -201,13 +201,13 @@ class WaitingGroups:
 
     def _same_room(self, one: str, other: str) -> bool:
         """Returns True if a worker has both models."""
-        having = set(self._fleet.ready(Work.GENERATE, one))
-        return not having.isdisjoint(self._fleet.ready(Work.GENERATE, other))
+        having = set(self._fleet.ready(WorkKind.GENERATE, one))
+        return not having.isdisjoint(self._fleet.ready(WorkKind.GENERATE, other))
 
     def _has_room(self, choices: int, prompt_tokens: int, *, model: ModelName) -> bool:
         """Also returns True if no worker will ever have room: the group goes and is refused."""
         return not self._fleet.serving(model).hopeful or has_room(
-            self._fleet.ready(Work.GENERATE, model),
+            self._fleet.ready(WorkKind.GENERATE, model),
             choices=choices,
             largest_part=min(choices, self._routing.spread_choices or choices),
             prompt_tokens=prompt_tokens,

@@ -1,6 +1,6 @@
 """The sources of a setting's value: default < file < environment < flag. Resolved once, checked, then frozen.
 
-    motet.config             the declarations: every setting, once
+    motet.settings.server_config             the declarations: every setting, once
     settings.declaration     a declaration, and all that is derived from it: flag, variable, range, help
     settings.resolve         reads the sources, lays them over each other, and names the one to blame
     settings.rules           forbidden combinations, and defaults that depend on other settings

@@ -7,10 +7,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from motet import config
+from motet.settings import server_config as config
 from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration
-from motet.settings.gateway import GatewayConfig
-from motet.settings.ray import RayConfig
+from motet.settings.gateway_config import GatewayConfig
+from motet.settings.ray_config import RayConfig
 
 Record = TypeVar("Record")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from motet.config import SETTINGS
 from motet.errors import ConfigError
 from motet.settings.declaration import ENVIRONMENT_PREFIX, ServerCommand
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.settings.rules import check_rules, fit_defaults
+from motet.settings.server_config import SETTINGS
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
 NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})

@@ -15,9 +15,9 @@ from functools import partial
 
 from motet.text.parts import AnswerFormat, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.reasoning import ReasoningTags
-from motet.text.stop import StopMatcher, StopStrings
-from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat
+from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tools.cursor import Cursor
+from motet.text.tools.tool_format import ParsedCall, ParsedRegion, Tool, ToolFormat
 
 MIN_GROWTH = 4
 """Number of new characters, about a token, after which a region of calls is read again at the earliest."""

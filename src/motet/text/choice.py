@@ -18,7 +18,7 @@ import msgspec
 from motet.errors import AnswerParserError
 from motet.text.detokenize import LOOK_BACK, STUCK, Detokenizer
 from motet.text.parts import AnswerFormat, Part
-from motet.text.stop import StopMatcher, StopStrings
+from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob, WeightSpan
 

@@ -14,10 +14,10 @@ from motet.text.harmony import HARMONY, THOUGHT, harmony_format
 from motet.text.parts import AnswerFormat
 from motet.text.reasoning import GPT_OSS, ReasoningTags, tags_known_by, tags_named
 from motet.text.tokenizer import Tokenizer
-from motet.text.tools.base import ToolFormat, ToolRules
 from motet.text.tools.json_formats import DEEPSEEK_V3, DEEPSEEK_V31, HERMES, KIMI_K2, LLAMA3_JSON, LLAMA4_JSON, MISTRAL
 from motet.text.tools.python_formats import OLMO3, PYTHONIC
 from motet.text.tools.tagged_formats import GLM45, MINIMAX_M2, QWEN3_CODER
+from motet.text.tools.tool_format import ToolFormat, ToolRules
 from motet.types import Thinking
 
 AUTO: Final = "auto"

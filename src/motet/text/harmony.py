@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from motet.text.answers import CallRegion, CallRules, ShownCalls
 from motet.text.parts import AnswerFormat, Content, Part, Reasoning
-from motet.text.stop import StopMatcher, StopStrings
-from motet.text.tools.base import ParsedCall, Tool, ToolFormat, ToolMode, ToolRules, region_reader, tool_until
+from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.grammar import call_rules, document, tag
 from motet.text.tools.json_formats import json_arguments_of
+from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolMode, ToolRules, region_reader, tool_until
 from motet.text.tools.typed import quoted
 from motet.types import Thinking
 

@@ -8,7 +8,7 @@ from motet.text.tokenizer import Tokenizer
 from motet.types import EngineInfo
 
 
-class Preparer:
+class PromptPreparer:
     """Encoding a long prompt takes milliseconds and releases the GIL, so it may run in a thread."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, info: EngineInfo) -> None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from motet.errors import ConfigError
-from motet.text.stop import StopStrings
+from motet.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from motet.engines.base import Engine, GroupStream
+from motet.engine import Engine, GroupStream
 from motet.errors import NoWorkerError, OverloadedError
 from motet.ids import RequestId
 from motet.policies.lockstep import Lockstep
@@ -35,7 +35,7 @@ Deltas = asyncio.Queue[GroupDelta | Exception | None]
 """What engine groups bring; None: one is over."""
 
 
-class EngineGroup:
+class ChoiceBatch:
     """Choices that begin together. A task of its own reads them."""
 
     def __init__(self, engine: Engine, request: GenerateRequest, *, deltas: Deltas, later: bool) -> None:
@@ -101,8 +101,8 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         self._engine = engine
         self._request = request
         self._waiting = deque(request.choices)
-        self._groups: list[EngineGroup] = []
-        self._group_of: dict[int, EngineGroup] = {}
+        self._groups: list[ChoiceBatch] = []
+        self._group_of: dict[int, ChoiceBatch] = {}
         """The group of each choice that has begun."""
         self._deltas: Deltas = asyncio.Queue(HELD_DELTAS)
         self._reading = 0
@@ -125,7 +125,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         asked = msgspec.structs.replace(
             request, request_id=name, choices=starts, ticket=ticket, sampling=sampling, session_id=session
         )
-        group = EngineGroup(self._engine, asked, deltas=self._deltas, later=number > 0)
+        group = ChoiceBatch(self._engine, asked, deltas=self._deltas, later=number > 0)
         self._groups.append(group)
         self._reading += 1
         indices = [start.index for start in starts]

@@ -1,7 +1,7 @@
 """The process that sends spans to a collector, over OTLP. Its parent is a server of ours.
 
-It reads an `Order` and then lists of `SpanRecord`s, each as a frame, and ends when its standard input does: then it has
-`Order.close_s` to send what is left. Signals that reach all processes of a server do not end it.
+It reads an `ExportSettings` and then lists of `SpanRecord`s, each as a frame, and ends when its standard input does:
+then it has `ExportSettings.close_s` to send what is left. Signals that reach all processes of a server do not end it.
 
 OpenTelemetry's own variables are in force here: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _COMPRESSION and _TIMEOUT,
 OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY and the like. The server itself reads those that
@@ -28,7 +28,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from motet.log import setup_logging
-from motet.tracing.sender import LENGTH, Order
+from motet.tracing.sender import LENGTH, ExportSettings
 from motet.tracing.spans import Attributes, SpanRecord, Value
 from motet.tracing.spans import SpanKind as Kind
 from motet.tracing.variables import Protocol
@@ -49,7 +49,7 @@ def main() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
     pipe = sys.stdin.buffer
-    order = msgspec.msgpack.decode(frame_of(pipe) or b"", type=Order)
+    order = msgspec.msgpack.decode(frame_of(pipe) or b"", type=ExportSettings)
     log_as(order.log_format)
     resource = resource_of(order)
     scope = InstrumentationScope(SERVICE, order.attributes.get("service.version"))
@@ -74,7 +74,7 @@ def give_up() -> None:
     os._exit(1)
 
 
-class Quiet(logging.Filter):
+class ThrottleFilter(logging.Filter):
     """Lets one line of OpenTelemetry's pass, and then none for `QUIET_S`."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def log_as(log_format: str) -> None:
     theirs = logging.getLogger("opentelemetry")
     theirs.handlers, theirs.propagate = logging.getLogger("motet").handlers, False
     for handler in theirs.handlers:
-        handler.addFilter(Quiet())
+        handler.addFilter(ThrottleFilter())
 
 
 def frame_of(pipe: BinaryIO) -> bytes | None:
@@ -109,7 +109,7 @@ def frame_of(pipe: BinaryIO) -> bytes | None:
     return frame if len(frame) == size else None
 
 
-def exporter_of(order: Order) -> SpanExporter:
+def exporter_of(order: ExportSettings) -> SpanExporter:
     if order.protocol is Protocol.GRPC:
         # Here, since only one of the two packages need be installed, and gRPC takes its time to load.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
@@ -125,7 +125,7 @@ def traces_url(endpoint: str) -> str:
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
 
 
-def resource_of(order: Order) -> Resource:
+def resource_of(order: ExportSettings) -> Resource:
     """Returns what all spans are of: what the environment says, and what it leaves open."""
     told = Resource.create()
     unnamed = str(told.attributes.get(SERVICE_NAME, UNNAMED)).startswith(UNNAMED)

@@ -21,7 +21,7 @@ import msgspec
 from motet import __version__
 from motet.errors import ConfigError
 from motet.log import SELDOM, LogFormat
-from motet.tracing.spans import NO_TRACES, Recorder, SpanRecord, Tracer
+from motet.tracing.spans import NO_TRACES, RecordingTracer, SpanRecord, Tracer
 from motet.tracing.variables import Protocol, Variables
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ LENGTH = struct.Struct(">I")
 """Begins each frame, which is msgpack: the number of its bytes."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class ExportSettings(msgspec.Struct, frozen=True):
     """Begins what the process reads, as a frame of its own."""
 
     endpoint: str
@@ -88,10 +88,10 @@ async def tracer_for(
         yield NO_TRACES
         return
     attributes = {"service.version": __version__, "service.instance.id": name}
-    sender = Sender(Order(endpoint, attributes, variables.protocol, log_format), environ)
+    sender = Sender(ExportSettings(endpoint, attributes, variables.protocol, log_format), environ)
     await sender.start()
     try:
-        yield Recorder(sender.take, sampling=variables.sampling)
+        yield RecordingTracer(sender.take, sampling=variables.sampling)
     finally:
         await sender.close()
 
@@ -100,7 +100,7 @@ class Sender:
     """The process that sends spans, and those that it has not got yet. Used on one event loop."""
 
     def __init__(
-        self, order: Order, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
+        self, order: ExportSettings, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`environ`: the environment of the process."""
         self._order = order
@@ -172,7 +172,7 @@ class Sender:
             if not last:
                 self._start_again()
 
-    def _frame(self, content: Order | list[SpanRecord]) -> bytes:
+    def _frame(self, content: ExportSettings | list[SpanRecord]) -> bytes:
         payload = self._encoder.encode(content)
         return LENGTH.pack(len(payload)) + payload
 

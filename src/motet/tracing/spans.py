@@ -34,7 +34,7 @@ class SpanKind(IntEnum):
     CLIENT = 3
 
 
-class Inner(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ChildSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A span inside another one, which has none inside itself. Its id is drawn where it is sent."""
 
     name: str
@@ -63,7 +63,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attributes: dict[str, Value | None]
     events: list[tuple[str, int]]
     """Name and Unix time in nanoseconds."""
-    inner: list[Inner]
+    inner: list[ChildSpan]
     error: str = ""
     """Why it failed; empty if it did not."""
 
@@ -89,7 +89,7 @@ class Span:
         """Begins a span inside this one."""
         return self
 
-    def add(self, inner: Inner) -> None:
+    def add(self, inner: ChildSpan) -> None:
         """Adds a span inside this one, which has not ended."""
 
     def note(self, attributes: Attributes) -> None:
@@ -143,7 +143,7 @@ ALL_TRACES = Sampling()
 """Records all traces but those whose client says that they are not recorded."""
 
 
-class Recorder(Tracer):
+class RecordingTracer(Tracer):
     """Makes spans of the requests that are sampled. Those that are not tell the next server so."""
 
     def __init__(
@@ -169,15 +169,15 @@ class Recorder(Tracer):
         return f"{self.draw(64) or 1:016x}"
 
     def of(self, context: TraceContext | None) -> Span:
-        return NO_SPAN if context is None or not context.sampled else _Elsewhere(self, context)
+        return NO_SPAN if context is None or not context.sampled else _RemoteSpan(self, context)
 
 
-class _Elsewhere(Span):
+class _RemoteSpan(Span):
     """A span of which only children are made here."""
 
     __slots__ = ("_recorder",)
 
-    def __init__(self, recorder: Recorder, context: TraceContext) -> None:
+    def __init__(self, recorder: RecordingTracer, context: TraceContext) -> None:
         super().__init__(context)
         self._recorder = recorder
 
@@ -193,14 +193,14 @@ class _Elsewhere(Span):
         return OpenSpan(self._recorder, name, trace_id=mine.trace_id, parent=mine, kind=kind, attributes=attributes)
 
 
-class OpenSpan(_Elsewhere):
+class OpenSpan(_RemoteSpan):
     """A span that is recorded."""
 
     __slots__ = ("_attributes", "_events", "_inner", "_kind", "_name", "_over", "_parent_id", "_start_ns")
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: RecordingTracer,
         name: str,
         *,
         trace_id: str,
@@ -216,11 +216,11 @@ class OpenSpan(_Elsewhere):
         self._kind = kind
         self._attributes: dict[str, Value | None] = {} if attributes is None else dict(attributes)
         self._events: list[tuple[str, int]] = []
-        self._inner: list[Inner] = []
+        self._inner: list[ChildSpan] = []
         self._over = False
         self._start_ns = recorder.clock_ns()
 
-    def add(self, inner: Inner) -> None:
+    def add(self, inner: ChildSpan) -> None:
         self._inner.append(inner)
 
     def note(self, attributes: Attributes) -> None:

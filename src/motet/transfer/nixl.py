@@ -25,8 +25,8 @@ from motet.errors import StartupError
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import (
     BlockRun,
-    Memory,
     ReadState,
+    RegisteredMemory,
     Spans,
     block_spans,
     check_shapes,
@@ -55,11 +55,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Remote:
+class RemoteAgent:
     """A worker that can be read from."""
 
     name: str
-    memory: Memory
+    memory: RegisteredMemory
     running: int = 0
     """Number of reads that are not final."""
     broken: bool = False
@@ -74,7 +74,7 @@ class NixlRead:
     def __init__(
         self,
         agent: nixl.nixl_agent,
-        peer: Remote,
+        peer: RemoteAgent,
         *,
         landed: Callable[[], object] = lambda: None,
         buffer: nixl.nixlRegDList | None = None,
@@ -146,13 +146,13 @@ class NixlRead:
 class NixlTransport:
     """One NIXL agent with the KV memory and the proof of one worker."""
 
-    def __init__(self, name: str, memory: Memory, *, ucx: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, memory: RegisteredMemory, *, ucx: Mapping[str, str] | None = None) -> None:
         """`name` must be new at every start. `ucx`: settings of UCX, such as `{"TLS": "tcp"}`. Raises StartupError."""
         _silence_console()
         config = nixl.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=[])
         settings = {"engine_config": ",".join(f"{key}={value}" for key, value in ucx.items())} if ucx else {}
         self._memory = memory
-        self._peers: dict[str, Remote] = {}
+        self._peers: dict[str, RemoteAgent] = {}
         self._reads: list[NixlRead] = []
         try:
             self._agent = nixl.nixl_agent(name, config)
@@ -167,7 +167,7 @@ class NixlTransport:
     def describe(self) -> bytes:
         return self._description
 
-    def connect(self, description: bytes, memory: Memory) -> str:
+    def connect(self, description: bytes, memory: RegisteredMemory) -> str:
         check_shapes(ours=self._memory, theirs=memory)
         name = self._add(description)
         if (known := self._peers.get(name)) is not None and known.broken:  # it is made again
@@ -176,7 +176,7 @@ class NixlTransport:
                 raise TransferError(f"reads over the lost connection to {name} still run", FailureKind.PEER_LOST)
             self._forget(known)
             self._add(description)
-        peer = self._peers.setdefault(name, Remote(name, memory))
+        peer = self._peers.setdefault(name, RemoteAgent(name, memory))
         peer.memory, peer.leaving = memory, False
         return name
 
@@ -263,7 +263,7 @@ class NixlTransport:
             raise TransferError("this worker's transport is closed", FailureKind.CLOSED)
         return self._agent
 
-    def _known(self, name: str) -> Remote:
+    def _known(self, name: str) -> RemoteAgent:
         peer = self._peers.get(name)
         if peer is None or peer.leaving or peer.broken:
             raise TransferError(f"there is no connection to {name}", FailureKind.PEER_LOST)
@@ -295,7 +295,7 @@ class NixlTransport:
         for peer in [peer for peer in self._peers.values() if peer.leaving and not peer.running]:
             self._forget(peer)
 
-    def _forget(self, peer: Remote) -> None:
+    def _forget(self, peer: RemoteAgent) -> None:
         self._peers.pop(peer.name, None)
         try:
             self._open().remove_remote_agent(peer.name)

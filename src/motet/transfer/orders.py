@@ -105,13 +105,13 @@ class Withdraw:
 
 
 @dataclass(frozen=True)
-class Offer:
+class AdvertiseMemory:
     """Order: make the KV memory known again."""
 
     done: Future[None]
 
 
-Order = KeepAlive | PullOrder | AbandonPull | ReleaseTicket | MeetWorker | LeasesHeld | Withdraw | Offer
+Order = KeepAlive | PullOrder | AbandonPull | ReleaseTicket | MeetWorker | LeasesHeld | Withdraw | AdvertiseMemory
 
 
 @dataclass(frozen=True)

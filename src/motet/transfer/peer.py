@@ -16,18 +16,18 @@ import msgspec
 
 from motet.transfer.orders import FailureKind, ReaderDone, ReaderWaits, TransferError
 from motet.transfer.side_channel import (
-    Attend,
     ChannelReply,
     ChannelRequest,
-    Dealer,
     Hello,
+    PollRequest,
     Refused,
-    SomeoneElse,
+    SideChannelClient,
     Welcome,
+    WrongStart,
     new_nonce,
 )
 from motet.transfer.ticket import TransferAddress
-from motet.transfer.transport import BlockRun, KVFacts, Memory, PostedRead, ReadState, Transport
+from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, RegisteredMemory, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class Peer:
     address: TransferAddress
     terms: ReaderTerms
     transport: Transport
-    dealer: Dealer
+    dealer: SideChannelClient
 
     def __post_init__(self) -> None:
         self.error: TransferError | None = None
         """The reason why it is gone; None while it is not."""
-        self.memory: Memory | None = None
+        self.memory: RegisteredMemory | None = None
         """The worker's memory; None until it is met."""
         self.heard_s = self.terms.clock()
         """Time at which the worker last answered, or a read of it ended."""
@@ -112,7 +112,7 @@ class Peer:
             self.lose(f"{self} does not answer", FailureKind.UNREACHABLE)
         if self._num_reads and self.terms.clock() >= self._next_attend_s:
             self._next_attend_s = self.terms.clock() + ATTEND_EVERY_S
-            self._send(Attend())
+            self._send(PollRequest())
         self._look_at_wiring()
         for read in [read for read in self._dropped if read.poll() is not ReadState.RUNNING]:
             self._dropped.remove(read)
@@ -177,7 +177,7 @@ class Peer:
                 self.heard_s = self.terms.clock()
                 if self.memory is None:
                     self._connect(reply)
-            case Welcome() | SomeoneElse():
+            case Welcome() | WrongStart():
                 self.lose(f"{self} was restarted", FailureKind.RESTARTED)
             case Refused(reason):
                 self.lose(f"{self} refuses: {reason}", FailureKind.REFUSED)
@@ -228,7 +228,7 @@ class Peer:
 class Peers:
     """The workers that this one reads from. Each start of a worker is a new `Peer`, made when it is first needed."""
 
-    make_dealer: Callable[[TransferAddress], Dealer]
+    make_dealer: Callable[[TransferAddress], SideChannelClient]
     """Raises TransferError if it cannot be an address."""
     terms: ReaderTerms
     transport: Transport

@@ -17,7 +17,7 @@ from enum import Enum
 from motet.transfer.orders import FailureKind, News, PullFailed, PullLanded, PullOrder, PullSettled, TransferError
 from motet.transfer.peer import Peer
 from motet.transfer.ticket import Ticket
-from motet.transfer.transport import Memory, PostedRead, ReadState, merged
+from motet.transfer.transport import PostedRead, ReadState, RegisteredMemory, merged
 
 WAITS_EVERY_S = 1.0
 """Seconds between two signs of life for the lease during a pull: its owner polls only while it knows of readers."""
@@ -193,7 +193,7 @@ class Pull:
         self._stage = stage
 
 
-def _outside(ticket: Ticket, memory: Memory) -> str | None:
+def _outside(ticket: Ticket, memory: RegisteredMemory) -> str | None:
     """Returns what is wrong if the ticket, which a client may have changed, names memory that the peer lacks."""
     if wrong := [block for block in ticket.remote_block_ids if not 0 <= block < memory.num_blocks]:
         return f"the ticket names block {wrong[0]} of a worker that has {memory.num_blocks}"

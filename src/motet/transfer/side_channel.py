@@ -2,7 +2,7 @@
 
     reader: Dealer                              owner of the leases: SideChannelListener
       Hello ──────────────────────────────────►
-            ◄────────────────────────────────── Welcome, SomeoneElse or Refused
+            ◄────────────────────────────────── Welcome, WrongStart or Refused
       ReaderWaits, ReaderDone, Attend ────────►   (never answered, unless by Refused)
 
 Every message is an `Envelope`: every version of the protocol can read its version number, but only the same version
@@ -27,7 +27,7 @@ import zmq
 from motet.errors import ConfigError, PortTakenError
 from motet.transfer.orders import FailureKind, News, ReaderDone, ReaderWaits, TransferError
 from motet.transfer.ticket import NONCE_BYTES, ClusterKey, TransferAddress
-from motet.transfer.transport import KVFacts, Memory
+from motet.transfer.transport import KVFacts, RegisteredMemory
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Hello(msgspec.Struct, frozen=True, tag="Hello"):
     facts: KVFacts
 
 
-class Attend(msgspec.Struct, frozen=True, tag="Attend"):
+class PollRequest(msgspec.Struct, frozen=True, tag="Attend"):
     """A read of the sender's is still open: its target must poll."""
 
 
@@ -73,10 +73,10 @@ class Welcome(msgspec.Struct, frozen=True, tag="Welcome"):
 
     engine_id: str
     description: bytes
-    memory: Memory
+    memory: RegisteredMemory
 
 
-class SomeoneElse(msgspec.Struct, frozen=True, tag="SomeoneElse"):
+class WrongStart(msgspec.Struct, frozen=True, tag="WrongStart"):
     """The requested start of the worker is gone; another one is here."""
 
     engine_id: str
@@ -88,8 +88,8 @@ class Refused(msgspec.Struct, frozen=True, tag="Refused"):
     reason: str
 
 
-ChannelRequest = Hello | ReaderWaits | ReaderDone | Attend
-ChannelReply = Welcome | SomeoneElse | Refused
+ChannelRequest = Hello | ReaderWaits | ReaderDone | PollRequest
+ChannelReply = Welcome | WrongStart | Refused
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -102,7 +102,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     seal: bytes
 
 
-class Unreadable(Exception):
+class MalformedMessageError(Exception):
     """The bytes are no message of this protocol."""
 
 
@@ -130,7 +130,7 @@ def read(decoder: "msgspec.msgpack.Decoder[Decoded]", body: bytes) -> Decoded:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Unreadable(str(error)) from error
+        raise MalformedMessageError(str(error)) from error
 
 
 @dataclass(eq=False)
@@ -163,11 +163,11 @@ class SideChannelListener:
                     from_reader = True
                     if isinstance(request, Hello):
                         reply = self._greet(request)
-                    elif not isinstance(request, Attend):
+                    elif not isinstance(request, PollRequest):
                         tell(request)
                 if reply is not None:
                     self.socket.send_multipart([reader, encode(reply, self.key, nonce=envelope.nonce)], zmq.NOBLOCK)
-            except (Unreadable, zmq.ZMQError):  # a reader that is gone, or does not listen, gets no answer
+            except (MalformedMessageError, zmq.ZMQError):  # a reader that is gone, or does not listen, gets no answer
                 pass
             except Exception:  # no message may end the transfers of others
                 logger.exception("a message of %d bytes cannot be understood; it is dropped", len(body))
@@ -183,11 +183,11 @@ class SideChannelListener:
         complaint = self.key.complaint(envelope.nonce, envelope.payload, seal=envelope.seal)
         return None if complaint is None else Refused(complaint)
 
-    def _greet(self, hello: Hello) -> Welcome | SomeoneElse | Refused:
+    def _greet(self, hello: Hello) -> Welcome | WrongStart | Refused:
         if differences := hello.facts.differences(self.facts):
             return Refused("; ".join(differences))
         if hello.wanted != self.welcome.engine_id:
-            return SomeoneElse(self.welcome.engine_id)
+            return WrongStart(self.welcome.engine_id)
         return self.welcome
 
 
@@ -232,7 +232,7 @@ def _bindable(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return address
 
 
-class Dealer:
+class SideChannelClient:
     """The asking end: a connection to one other worker, which may be slow, gone, or another program. Owns its socket,
     and keeps it in the poller. ZeroMQ reconnects by itself, more and more slowly."""
 
@@ -277,7 +277,7 @@ class Dealer:
         with contextlib.suppress(zmq.Again):
             for _ in range(REPLIES_PER_ROUND):
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
-                with contextlib.suppress(Unreadable):
+                with contextlib.suppress(MalformedMessageError):
                     envelope = read(ENVELOPES, parts[-1])
                     replies.append((envelope.nonce, self._believed(envelope)))
         return replies

@@ -31,7 +31,7 @@ from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.peer import Peer, Peers, ReaderTerms
 from motet.transfer.pull import Pull
 from motet.transfer.ticket import ClusterKey, Ticket, TransferAddress
-from motet.transfer.transport import KVFacts, Memory, Transport
+from motet.transfer.transport import KVFacts, RegisteredMemory, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -149,10 +149,10 @@ class Exchange:
                 self._meetings[number] = peer, self.clock() + self.answer_s + ATTEND_FOR_S
             case orders.LeasesHeld(num_leases):
                 self._num_leases = num_leases
-            case orders.Withdraw() | orders.Offer():
+            case orders.Withdraw() | orders.AdvertiseMemory():
                 self._obey_about_memory(order)
 
-    def _obey_about_memory(self, order: orders.Withdraw | orders.Offer) -> None:
+    def _obey_about_memory(self, order: orders.Withdraw | orders.AdvertiseMemory) -> None:
         if isinstance(order, orders.Withdraw):
             self._withdrawing.append((order, self.clock() + WITHDRAW_S))
             return
@@ -167,7 +167,7 @@ class Exchange:
             self.tell(orders.PullFailed(order.number, error.kind, error.message, settled=True))
         elif isinstance(order, orders.MeetWorker):
             self.tell(orders.Met(order.number, error))
-        elif isinstance(order, orders.Offer):
+        elif isinstance(order, orders.AdvertiseMemory):
             order.done.set_exception(error)
 
     @property
@@ -179,7 +179,7 @@ class Exchange:
     def _attend(self) -> None:
         """Drives the reads of others, and takes notice of those that are done."""
         for body in self.transport.poll():
-            with contextlib.suppress(side_channel.Unreadable):
+            with contextlib.suppress(side_channel.MalformedMessageError):
                 self.tell(side_channel.read(side_channel.NOTIFICATIONS, body))
 
     def _attend_for(self, seconds: float) -> None:
@@ -252,7 +252,12 @@ class TransferThread:
     """The engine's interface to transfers. Every method returns at once, except `withdraw`, `offer` and `close`."""
 
     def __init__(
-        self, settings: TransferSettings, facts: KVFacts, *, memory: Memory, make_transport: Callable[[], Transport]
+        self,
+        settings: TransferSettings,
+        facts: KVFacts,
+        *,
+        memory: RegisteredMemory,
+        make_transport: Callable[[], Transport],
     ) -> None:
         """Raises ConfigError for an address that cannot be bound, and what `make_transport` raises in the thread."""
         self.key = ClusterKey(settings.cluster_key)
@@ -303,7 +308,7 @@ class TransferThread:
 
     def offer(self) -> None:
         """Makes the memory known again. Raises TransferError if it cannot."""
-        offer = orders.Offer(Future())
+        offer = orders.AdvertiseMemory(Future())
         self.order(offer)
         offer.done.result(CLOSE_S)
 
@@ -361,7 +366,7 @@ class TransferThread:
             engine_id=settings.engine_id,
             listener=side_channel.SideChannelListener(self._listening, self.key, self._facts, welcome),
             peers=Peers(
-                lambda address: side_channel.Dealer(address, self._context, poller=poller, key=self.key),
+                lambda address: side_channel.SideChannelClient(address, self._context, poller=poller, key=self.key),
                 ReaderTerms(self._facts, answer_s, time.monotonic),
                 transport,
             ),

@@ -47,7 +47,7 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{name} is {ours[name]} here and {theirs[name]} there" for name in ours if ours[name] != theirs[name]]
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class RegisteredMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The registered memory of a worker. The types refuse impossible numbers from another worker."""
 
     regions: tuple[Unsigned, ...]
@@ -109,7 +109,7 @@ class Transport(Protocol):
         """Returns what a peer needs for `connect`."""
         ...
 
-    def connect(self, description: bytes, memory: Memory) -> str:
+    def connect(self, description: bytes, memory: RegisteredMemory) -> str:
         """Adds a peer; returns the name that other methods take. Raises TransferError if it cannot."""
         ...
 
@@ -150,14 +150,14 @@ class Transport(Protocol):
         ...
 
 
-def check_shapes(*, ours: Memory, theirs: Memory) -> None:
+def check_shapes(*, ours: RegisteredMemory, theirs: RegisteredMemory) -> None:
     """Raises TransferError unless both sides have the same number of regions and the same bytes in a block."""
     here, there = ((len(memory.regions), memory.region_block_bytes) for memory in (ours, theirs))
     if here != there:
         raise TransferError(f"(regions, bytes of a block) are {here} here and {there} there", FailureKind.REFUSED)
 
 
-def block_spans(memory: Memory, pieces: Sequence[tuple[int, int]]) -> Spans:
+def block_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> Spans:
     """Returns the spans of (first block, number of blocks) in every region, region by region."""
     blocks = _inside(pieces, memory.num_blocks, what="block")
     spans = np.empty((len(memory.regions), len(blocks), 2), np.uint64)
@@ -166,7 +166,7 @@ def block_spans(memory: Memory, pieces: Sequence[tuple[int, int]]) -> Spans:
     return spans.reshape(-1, 2)
 
 
-def proof_spans(memory: Memory, pieces: Sequence[tuple[int, int]]) -> Spans:
+def proof_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> Spans:
     """Returns the spans of (first entry, number of entries) in a worker's proof."""
     return entry_spans(memory.proof, _inside(pieces, memory.proof_entries, what="proof entry"))
 

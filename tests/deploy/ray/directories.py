@@ -6,13 +6,13 @@ from collections.abc import Callable
 from motet.deploy.ray.directory import (
     Announcement,
     Directory,
+    DirectoryCopy,
     DirectoryVersion,
-    Following,
     Listing,
     RayDirectory,
     WorkerStage,
 )
-from motet.deploy.stop import first_of
+from motet.deploy.shutdown import first_of
 from motet.errors import DirectoryError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
@@ -124,7 +124,7 @@ def worker(
     return Announcement(id=id, url=url or f"http://{id}:1", role=role, stage=stage, transfer=transfer, met=met)
 
 
-async def until_listed(following: Following, holds: Callable[[tuple[str, ...]], bool]) -> None:
+async def until_listed(following: DirectoryCopy, holds: Callable[[tuple[str, ...]], bool]) -> None:
     """Returns once `holds` is true of the known ids."""
     while True:
         revision = following.revision

@@ -10,8 +10,8 @@ import pytest
 from motet.deploy.ray.balance import (
     ON_THE_WAY_S,
     SESSION_SLACK,
-    Balance,
     Record,
+    ReplicaBalance,
     RequestHeaders,
     asked_of,
     choices_in,
@@ -28,21 +28,23 @@ def told(**open_choices: tuple[int, int]) -> dict[str, Record | None]:
     return {id: Record(*both) for id, both in open_choices.items()}
 
 
-def route(balance: Balance, request: str, asked: RequestHeaders, told: Mapping[str, Record | None] = TOLD) -> str:
+def route(
+    balance: ReplicaBalance, request: str, asked: RequestHeaders, told: Mapping[str, Record | None] = TOLD
+) -> str:
     replica = balance.ranked(asked, told)[0]
     balance.book(request, replica, asked=asked)
     return replica
 
 
 def test_requests_count_by_their_choices() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     large = route(balance, "large", RequestHeaders(choices=8))
     (other,) = TOLD.keys() - {large}
     assert [route(balance, f"small-{number}", RequestHeaders()) for number in range(8)] == [other] * 8
 
 
 def test_a_finished_request_no_longer_counts() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     large = route(balance, "large", RequestHeaders(choices=8))
     route(balance, "small", RequestHeaders(choices=2))
     balance.done("large")
@@ -52,14 +54,14 @@ def test_a_finished_request_no_longer_counts() -> None:
 
 
 def test_requests_of_other_routers_count_as_the_replica_reported_last() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     assert balance.ranked(RequestHeaders(), told(a=(1, 6), b=(1, 5)))[0] == "b"
     balance.book("mine", "b", asked=RequestHeaders(choices=2))
     assert balance.ranked(RequestHeaders(), told(a=(1, 6), b=(1, 5)))[0] == "a"
 
 
 def test_own_requests_are_not_counted_twice_when_a_replica_reports_them() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
     balance.book("mine", "a", asked=RequestHeaders(choices=8))
     # 8 of a's 9 are this router's own; b has 10 of others
@@ -68,7 +70,7 @@ def test_own_requests_are_not_counted_twice_when_a_replica_reports_them() -> Non
 
 
 def test_choices_without_a_header_count_once_the_replica_reports_them() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
     balance.book("eight, without a header", "a", asked=RequestHeaders())
     balance.book("two", "b", asked=RequestHeaders(choices=2))
@@ -77,7 +79,7 @@ def test_choices_without_a_header_count_once_the_replica_reports_them() -> None:
 
 
 def test_a_record_does_not_forget_a_request_that_may_have_arrived_after_it() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
     balance.book("on its way", "a", asked=RequestHeaders(choices=4))
     assert balance.ranked(RequestHeaders(), told(a=(2, 0), b=(2, 3)))[0] == "b"
@@ -86,7 +88,7 @@ def test_a_record_does_not_forget_a_request_that_may_have_arrived_after_it() -> 
 def test_records_under_way_when_a_request_was_routed_do_not_forget_it() -> None:
     """The first records of a replica are such a case: several come at a time."""
     clock = Clock()
-    balance = Balance(clock=clock)
+    balance = ReplicaBalance(clock=clock)
     assert route(balance, "eight", RequestHeaders(choices=8), {"a": None}) == "a"
     clock.now_s += ON_THE_WAY_S / 2
     for number in range(3, 6):
@@ -95,7 +97,7 @@ def test_records_under_way_when_a_request_was_routed_do_not_forget_it() -> None:
 
 def test_a_request_whose_end_got_lost_is_forgotten_when_the_replica_reports_less() -> None:
     clock = Clock()
-    balance = Balance(clock=clock)
+    balance = ReplicaBalance(clock=clock)
     balance.ranked(RequestHeaders(), told(a=(1, 0), b=(1, 0)))
     balance.book("lost", "a", asked=RequestHeaders(choices=4))
     balance.book("there", "a", asked=RequestHeaders(choices=2))
@@ -106,14 +108,14 @@ def test_a_request_whose_end_got_lost_is_forgotten_when_the_replica_reports_less
 
 
 def test_a_session_stays_where_it_was() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     first = route(balance, "1", RequestHeaders("s"))
     for number in range(2, 6):
         assert route(balance, str(number), RequestHeaders("s")) == first
 
 
 def test_a_session_leaves_a_replica_that_is_busier_than_the_least_by_more_than_the_slack() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     balance.book("1", "a", asked=RequestHeaders("s"))
     balance.done("1")
     balance.book("other", "a", asked=RequestHeaders(choices=SESSION_SLACK))
@@ -124,7 +126,7 @@ def test_a_session_leaves_a_replica_that_is_busier_than_the_least_by_more_than_t
 
 def test_a_session_is_forgotten_after_a_while() -> None:
     clock = Clock()
-    balance = Balance(session_ttl_s=10, clock=clock)
+    balance = ReplicaBalance(session_ttl_s=10, clock=clock)
     balance.book("1", "a", asked=RequestHeaders("s"))
     balance.book("2", "b", asked=RequestHeaders())
     balance.done("2")
@@ -135,26 +137,26 @@ def test_a_session_is_forgotten_after_a_while() -> None:
 
 
 def test_a_session_whose_replica_is_gone_goes_elsewhere() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     balance.book("1", "a", asked=RequestHeaders("s"))
     assert balance.ranked(RequestHeaders("s"), {"b": None}) == ["b"]
     balance.done("1")
 
 
 def test_two_routers_begin_a_session_at_the_same_replica() -> None:
-    one, two = Balance(), Balance()
+    one, two = ReplicaBalance(), ReplicaBalance()
     for number in range(20):
         asked = RequestHeaders(f"s{number}")
         assert one.ranked(asked, TOLD) == two.ranked(asked, TOLD)
 
 
 def test_equal_replicas_all_get_their_share() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     assert {balance.ranked(RequestHeaders(), TOLD)[0] for _ in range(50)} == {"a", "b"}
 
 
 def test_a_request_that_went_elsewhere_counts_there() -> None:
-    balance = Balance()
+    balance = ReplicaBalance()
     balance.book("1", "a", asked=RequestHeaders(choices=8))
     balance.book("1", "b", asked=RequestHeaders(choices=8))
     assert (balance.replica_of("1"), balance.ranked(RequestHeaders(), TOLD)[0]) == ("b", "a")

@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 
-from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, ListedWorkers, Listing, WorkerStage
+from motet.deploy.ray.directory import (
+    Announcement,
+    DirectoryCopy,
+    DirectoryVersion,
+    ListedWorkers,
+    Listing,
+    WorkerStage,
+)
 from motet.settings.named_worker import NamedWorker
 from motet.types import EngineKind, Role
 from tests.deploy.ray.directories import FakeDirectory, ended, until_listed, worker
@@ -19,7 +26,7 @@ def listing(epoch: str, number: int, *workers: Announcement, settled: bool = Tru
     return Listing(version=DirectoryVersion(epoch, number), settled=settled, workers=workers)
 
 
-def ids(following: Following) -> list[str]:
+def ids(following: DirectoryCopy) -> list[str]:
     return [known.id for known in following.workers]
 
 
@@ -35,7 +42,7 @@ class Waits:
 
 
 def test_listed_workers_are_known() -> None:
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 1, worker("a"), worker("b")))
     following.take(listing(FIRST, 2, worker("b", stage=WorkerStage.LEAVING)))
     assert following.workers == (worker("b", stage=WorkerStage.LEAVING),)
@@ -43,14 +50,14 @@ def test_listed_workers_are_known() -> None:
 
 def test_an_older_listing_that_comes_later_is_ignored() -> None:
     """Announcements and questions for changes overlap: a worker that had come was gone again."""
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 3, worker("a"), worker("b")))
     following.take(listing(FIRST, 2, worker("a")))
     assert ids(following) == ["a", "b"]
 
 
 def test_late_answers_of_a_former_directory_are_ignored() -> None:
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a")))
     following.take(listing(SECOND, 1, worker("b"), settled=False))
     following.take(listing(FIRST, 10))
@@ -60,7 +67,7 @@ def test_late_answers_of_a_former_directory_are_ignored() -> None:
 
 
 def test_a_directory_that_was_started_again_makes_nobody_disappear_until_it_is_settled() -> None:
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a"), worker("b"), worker("c")))
     following.take(listing(SECOND, 0, settled=False))
     assert ids(following) == ["a", "b", "c"]
@@ -72,7 +79,7 @@ def test_a_directory_that_was_started_again_makes_nobody_disappear_until_it_is_s
 
 def test_a_worker_that_leaves_an_unsettled_directory_is_gone_at_once() -> None:
     """The new directory had heard of the worker, so its absence now means something."""
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a"), worker("b")))
     following.take(listing(SECOND, 1, worker("a"), settled=False))
     following.take(listing(SECOND, 2, settled=False))
@@ -80,7 +87,7 @@ def test_a_worker_that_leaves_an_unsettled_directory_is_gone_at_once() -> None:
 
 
 def test_two_directories_started_one_after_the_other_make_nobody_disappear() -> None:
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a"), worker("b")))
     following.take(listing(SECOND, 1, worker("a"), settled=False))
     following.take(listing("third", 0, settled=False))
@@ -88,14 +95,14 @@ def test_two_directories_started_one_after_the_other_make_nobody_disappear() -> 
 
 
 def test_a_worker_whose_address_another_one_has_is_not_waited_for() -> None:
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a", url="http://x:1")))
     following.take(listing(SECOND, 1, worker("b", url="http://x:1"), settled=False))
     assert ids(following) == ["b"]
 
 
 async def test_a_change_wakes_waiters_and_an_earlier_change_is_not_missed() -> None:
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     revision = following.revision
     following.take(listing(FIRST, 1, worker("a")))
     await following.change(revision)
@@ -109,7 +116,7 @@ async def test_a_change_wakes_waiters_and_an_earlier_change_is_not_missed() -> N
 
 async def test_following_keeps_up_and_asks_once_a_change() -> None:
     directory = FakeDirectory()
-    following = Following(directory)
+    following = DirectoryCopy(directory)
     task = asyncio.create_task(following.follow())
     for number, id in enumerate("abc"):
         directory.book.announce(worker(id))
@@ -124,7 +131,7 @@ async def test_workers_stay_known_while_the_directory_is_away_and_one_line_is_lo
 ) -> None:
     directory, waits = FakeDirectory(), Waits()
     directory.book.announce(worker("a"))
-    following = Following(directory, wait=waits)
+    following = DirectoryCopy(directory, wait=waits)
     task = asyncio.create_task(following.follow())
     await until_listed(following, lambda known: known == ("a",))
     directory.go_away()
@@ -146,7 +153,7 @@ async def test_workers_stay_known_while_the_directory_is_away_and_one_line_is_lo
 async def test_a_former_directory_that_still_answers_is_not_asked_without_pause() -> None:
     """Its versions never match the known one, so it answers at once."""
     directory, waits = FakeDirectory(), Waits()
-    following = Following(directory, wait=waits)
+    following = DirectoryCopy(directory, wait=waits)
     following.take(directory.book.listing())
     following.take(listing(SECOND, 1))
     task = asyncio.create_task(following.follow())
@@ -160,7 +167,7 @@ def named(id: str, role: Role) -> NamedWorker:
 
 
 def test_a_worker_is_named_from_when_it_is_ready_until_it_leaves() -> None:
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     listed = ListedWorkers(following, (Role.DECODE, Role.PREFILL))
     following.take(
         listing(
@@ -177,7 +184,7 @@ def test_a_worker_is_named_from_when_it_is_ready_until_it_leaves() -> None:
 
 async def test_a_list_has_what_came_before_the_question() -> None:
     """A gateway that is watched again, as at its start, used to miss workers that came in between, for ever."""
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     listed = ListedWorkers(following, tuple(Role), repeat_s=3600.0)
     assert listed.named == []
     following.take(listing(FIRST, 1, worker("a", Role.DECODE)))
@@ -188,7 +195,7 @@ async def test_a_list_has_what_came_before_the_question() -> None:
 
 async def test_a_list_is_repeated_after_a_while() -> None:
     """A worker that is listed again while it leaves is heeded only after that, maybe without other changes."""
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 1, worker("a", Role.DECODE)))
     listed = ListedWorkers(following, tuple(Role), repeat_s=0.001)
     assert await listed.next() == await listed.next() == [named("a", Role.DECODE)]

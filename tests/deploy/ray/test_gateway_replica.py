@@ -7,15 +7,15 @@ import httpx
 import msgspec
 import pytest
 
-from motet.config import CellConfig, RoutingConfig, ServerConfig
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import TokenizerRules
-from motet.deploy.plan import GatewayPlan
 from motet.deploy.ray.directory import WorkerStage
 from motet.deploy.ray.running import RunningServer, running_gateway
-from motet.engines.base import WorkerState
+from motet.deploy.server_plan import GatewayPlan
+from motet.engine import WorkerState
 from motet.errors import EngineDiedError
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
+from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.gateways import BODY, HEARTBEAT_S

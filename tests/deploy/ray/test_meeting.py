@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, Listing, WorkerStage
-from motet.deploy.ray.meeting import Meeting, until_met
+from motet.deploy.ray.directory import Announcement, DirectoryCopy, DirectoryVersion, Listing, WorkerStage
+from motet.deploy.ray.meeting import PrefillConnections, until_met
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
@@ -19,7 +19,7 @@ class Listens:
     """A worker that hears which workers are listed."""
 
     def __init__(self) -> None:
-        self.following = Following(FakeDirectory())
+        self.following = DirectoryCopy(FakeDirectory())
         self._number = 0
 
     def list(self, *workers: Announcement) -> None:
@@ -40,7 +40,7 @@ class Decode(Listens):
         self._refuse = refuse
         self._asked = asyncio.Event()
         self._news = asyncio.Event()
-        self.meeting = Meeting(self._connect, lambda: self.engine_id, on_met=self._tell, limit_s=limit_s)
+        self.meeting = PrefillConnections(self._connect, lambda: self.engine_id, on_met=self._tell, limit_s=limit_s)
 
     async def __aenter__(self) -> "Decode":
         self.keeping = asyncio.create_task(self.meeting.keep(self.following, look_s=0.001))
@@ -268,8 +268,8 @@ async def test_an_unexpected_error_ends_the_meeting() -> None:
     async def connect(address: TransferAddress) -> None:
         raise ZeroDivisionError
 
-    following = Following(FakeDirectory())
+    following = DirectoryCopy(FakeDirectory())
     following.take(Listing(version=DirectoryVersion("directory", 1), settled=True, workers=(prefill("a"),)))
-    meeting = Meeting(connect, lambda: "own")
+    meeting = PrefillConnections(connect, lambda: "own")
     with pytest.raises(ExceptionGroup):
         await meeting.keep(following, look_s=1.0)

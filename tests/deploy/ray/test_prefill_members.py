@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import EngineDiedError
-from motet.settings.gateway import GatewayConfig
-from motet.testing.engine import FakeLeases
+from motet.settings.gateway_config import GatewayConfig
+from motet.testing.fake_engine import FakeLeases
 from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.ray.directories import FakeDirectory

@@ -8,10 +8,10 @@ import pytest
 from motet.api.served import ServedModel
 from motet.block_names import block_names
 from motet.deploy.ray.prefix_choice import PrefixChoice
-from motet.engines.base import Worker
+from motet.engine import Worker
 from motet.ids import ModelName
 from motet.routing.fleet import Fleet
-from motet.testing.engine import FakeEngine, fake_info
+from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer

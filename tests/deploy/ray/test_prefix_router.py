@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from motet.config import CellConfig, ServerConfig
-from motet.deploy.plan import GatewayPlan
 from motet.deploy.ray.prefix_choice import NOBODY, PrefixRouter
+from motet.deploy.server_plan import GatewayPlan
 from motet.errors import EngineDiedError
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
+from motet.settings.server_config import CellConfig, ServerConfig
 from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.ray.directories import FakeDirectory

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from motet.deploy.gateway_models import TokenizerRules
-from motet.deploy.plan import GatewayPlan, engine_configs
 from motet.deploy.ray.replica_plans import (
     ReplicaPlace,
     engine_key,
@@ -15,6 +14,7 @@ from motet.deploy.ray.replica_plans import (
     worker_role,
 )
 from motet.deploy.ray.worker import WorkerPlan
+from motet.deploy.server_plan import GatewayPlan, engine_configs
 from motet.errors import ConfigError, ModelLoadError
 from motet.settings.declaration import ServerCommand
 from motet.settings.record import Settings

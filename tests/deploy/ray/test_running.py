@@ -8,7 +8,7 @@ import pytest
 
 from motet.deploy.ray.running import RunningServer
 from motet.deploy.server import Outcome, Serving
-from motet.deploy.stop import StopSignals
+from motet.deploy.shutdown import StopSignals
 from motet.errors import EngineDiedError, ModelLoadError, StartupError
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,9 @@ import pytest
 
 from motet.deploy.ray.options import DECODE, PREFILL, deployment_options, most_replicas
 from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS, ReplicasByLoad, load_of
+from motet.metrics.stats import EngineStats
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import resolve_settings
-from motet.stats import EngineStats
 
 Figures = Mapping[str, Mapping[object, float]]
 

@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from bench.servers.ports import free_port
-from motet.config import EngineConfig
 from motet.deploy.listen import listen, port_of
-from motet.deploy.ray.directory import Announcement, DirectoryVersion, Following, Listing, WorkerStage
+from motet.deploy.ray.directory import Announcement, DirectoryCopy, DirectoryVersion, Listing, WorkerStage
 from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS
-from motet.deploy.ray.worker import TRIES, Announcing, WorkerLimits, is_free, side_channel_ports
+from motet.deploy.ray.worker import TRIES, Announcer, WorkerLimits, is_free, side_channel_ports
 from motet.errors import DirectoryError, EngineDiedError, ModelLoadError, PortTakenError
-from motet.settings.ray import RayConfig
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
+from motet.settings.ray_config import RayConfig
+from motet.settings.server_config import EngineConfig
 from motet.types import Role
 from tests.deploy.dying import DEAD, DyingEngine, Starter
 from tests.deploy.ray.directories import AWAY, FakeDirectory, ended, worker
@@ -212,8 +212,8 @@ class Speaker:
     def __init__(self, directory: FakeDirectory | None = None, *, period_s: float = NEVER_S) -> None:
         self.met: tuple[str, ...] = ()
         self.directory = directory or FakeDirectory()
-        self.following = Following(self.directory)
-        self.announcing = Announcing(self.following, self._say, limits=WorkerLimits(announce_s=period_s, retry_s=0.01))
+        self.following = DirectoryCopy(self.directory)
+        self.announcing = Announcer(self.following, self._say, limits=WorkerLimits(announce_s=period_s, retry_s=0.01))
 
     @property
     def said(self) -> list[tuple[WorkerStage, tuple[str, ...]]]:

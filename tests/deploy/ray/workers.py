@@ -9,11 +9,11 @@ from types import TracebackType
 import msgspec
 import psutil
 
-from motet.config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
-from motet.deploy.plan import ServerPlan
 from motet.deploy.ray.worker import RayWorker, WorkerLimits, WorkerPlan
-from motet.engines.base import Engine
-from motet.settings.gateway import GatewayConfig
+from motet.deploy.server_plan import ServerPlan
+from motet.engine import Engine
+from motet.settings.gateway_config import GatewayConfig
+from motet.settings.server_config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter
 from tests.deploy.ray.directories import FakeDirectory

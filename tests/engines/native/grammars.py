@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from motet.grammar.compiled import Grammars, Matcher
+from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.text.tokenizer import Tokenizer
 from motet.types import Finish, FinishReason, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import Outcome, group

@@ -17,7 +17,7 @@ from motet.transfer.orders import FailureKind
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferThread
 from motet.transfer.ticket import ClusterKey, Ticket, TransferAddress
-from motet.transfer.transport import Memory, merged
+from motet.transfer.transport import RegisteredMemory, merged
 from motet.types import GenerateRequest, Role
 from tests.engines.native.drive import Outcome, gb_of, make_core, run, take_step
 from tests.tiny_engine import engine_config
@@ -40,7 +40,7 @@ class CountingRunner:
 class ScriptedTransfers(TransferThread):
     """Transfers without a thread: orders wait until the test lets them land, fail or settle. They copy real memory."""
 
-    def __init__(self, name: str, memory: Memory) -> None:
+    def __init__(self, name: str, memory: RegisteredMemory) -> None:
         self.address = TransferAddress(name, "nowhere", 1)
         self.memory = memory
         self.peers: dict[str, ScriptedTransfers] = {}

@@ -6,12 +6,11 @@ too, `answer` knows beforehand what a choice must write, whatever happens to it 
 """
 
 from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
 from motet.block_names import block_names
-from motet.engines.native.attention.plan import Table
+from motet.engines.native.attention.attention_plan import Table
 from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled
@@ -19,11 +18,11 @@ from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.engines.native.step.commit import AnswerCache, Commit, without_wrong
 from motet.engines.native.step.drafts import Drafter
 from motet.engines.native.step.inputs import StepInputs, build_inputs
-from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits
-from motet.engines.native.step.sequence import Group, Sequence
+from motet.engines.native.step.sequence import ChoiceSequence, Group
+from motet.engines.native.step.step_plan import StepPlan
 from motet.ids import RequestId
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.types import ChoiceStart, Finish, GenerateRequest, GroupDelta, SamplingParams, choice_starts
 
 BLOCK_SIZE = 4
@@ -40,11 +39,11 @@ class RequestFields(TypedDict, total=False):
 
 def request(
     name: str,
-    prompt: SequenceOf[int],
+    prompt: Sequence[int],
     *,
     n: int = 1,
     max_tokens: int = 8,
-    starts: SequenceOf[ChoiceStart] | None = None,
+    starts: Sequence[ChoiceStart] | None = None,
     **fields: Unpack[RequestFields],
 ) -> GenerateRequest:
     """Returns a request. `starts` wins over `n` (choice i has seed i), and `sampling` over `max_tokens`."""
@@ -63,7 +62,7 @@ def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
     group = Group(request, arrival, block_names(request.prompt, BLOCK_SIZE, salt=request.cache_salt))
     prompt = PromptTokens(request.prompt)
     group.sequences = [
-        Sequence(
+        ChoiceSequence(
             group,
             [start.index],
             ChoiceSampling(request.sampling, seed=start.seed, prompt=prompt, eos_token_ids=(), written=start.written),
@@ -74,7 +73,7 @@ def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
     return group
 
 
-def entry(seen: SequenceOf[int], token_id: int, position: int) -> int:
+def entry(seen: Sequence[int], token_id: int, position: int) -> int:
     return hash((tuple(seen), token_id, position))
 
 
@@ -83,7 +82,7 @@ def next_token(last_entry: int, seed: int) -> int:
     return 1000 + hash((last_entry, seed)) % 1_000_000
 
 
-def answer(prompt: SequenceOf[int], seed: int, count: int) -> list[int]:
+def answer(prompt: Sequence[int], seed: int, count: int) -> list[int]:
     """Returns what a choice writes by definition, without blocks and steps."""
     entries: list[int] = []
     for position, token_id in enumerate(prompt):
@@ -118,7 +117,7 @@ class PaperMemory:
         self._entries = [0] * (num_blocks * block_size)
         self.num_copied = 0
 
-    def read(self, table: SequenceOf[int], count: int) -> list[int]:
+    def read(self, table: Sequence[int], count: int) -> list[int]:
         size = self._block_size
         return [self._entries[table[p // size] * size + p % size] for p in range(count)]
 
@@ -267,7 +266,7 @@ class PaperEngine:
         assert self.pool.num_held == 0
         return steps
 
-    def assert_wrote(self, name: str, prompt: SequenceOf[int], *, n: int, tokens: int) -> None:
+    def assert_wrote(self, name: str, prompt: Sequence[int], *, n: int, tokens: int) -> None:
         """Checks that each choice of a group has written exactly its answer."""
         for index in range(n):
             assert self.wrote[name, index] == answer(prompt, index, tokens), f"choice {index} of {name}"

@@ -14,9 +14,9 @@ from tempfile import gettempdir
 
 import msgspec
 
-from motet.config import EngineConfig
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
+from motet.settings.server_config import EngineConfig
 from tests.forked import ForkedForkingProcess
 
 

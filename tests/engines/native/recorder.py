@@ -2,11 +2,11 @@
 
 import torch
 
-from motet.config import EngineConfig
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import ModelRunner
+from motet.settings.server_config import EngineConfig
 
 RowKey = tuple[int, int]
 """(seed, position): for tests in which every choice of every group has its own seed."""

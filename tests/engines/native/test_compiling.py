@@ -8,7 +8,7 @@ import pytest
 
 from motet.engines.native.compiling import Compiling, Matchers, at_once
 from motet.errors import EngineError, GrammarError, RequestError
-from motet.grammar.compiled import CompiledGrammar, Grammars
+from motet.grammar.compiled_grammar import CompiledGrammar, Grammars
 from motet.ids import RequestId
 from motet.types import ChoiceStart, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import group, prompt_of

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.native.step.drafts import FIRST_CHANCES, MOST_CHOICES, Drafter, History, NgramIndex
-from motet.engines.native.step.plan import Draft, StepPlan, TailChunk
-from motet.engines.native.step.sequence import Sequence as Choice
+from motet.engines.native.step.sequence import ChoiceSequence
+from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk
 from motet.errors import GrammarError
 from motet.types import ChoiceStart, Grammar, GrammarKind, SamplingParams
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
@@ -29,17 +29,17 @@ class Oracle(Drafter):
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     right: int = 0
 
-    def begin(self, choices: Sequence[Choice]) -> bool:
+    def begin(self, choices: Sequence[ChoiceSequence]) -> bool:
         return bool(choices)
 
-    def drafts(self, choice: Choice, *, choices: int) -> list[Draft]:
+    def drafts(self, choice: ChoiceSequence, *, choices: int) -> list[Draft]:
         written = len(choice.written)
         rest = answer(choice.group.prompt, choice.sampling.seed, written + self.most)[written:]
         wrong = self.dice.randrange(self.most + 1)
         tokens = [token + (place == wrong) for place, token in enumerate(rest)]
         return [Draft(token, choice.sampling, 0) for token in tokens[: max(0, self._room(choice))]]
 
-    def learn(self, tails: Iterable[TailChunk], right: Mapping[Choice, int]) -> None:
+    def learn(self, tails: Iterable[TailChunk], right: Mapping[ChoiceSequence, int]) -> None:
         self.right += sum(right[chunk.sequence] for chunk in tails)
 
 
@@ -193,7 +193,7 @@ def test_drafts_survive_preemption_and_leave_nothing_behind(model: Path) -> None
     assert {name: tell(one) for name, one in outcomes.items()} == {name: tell(one) for name, one in expected.items()}
 
 
-def drafting(prompt: Sequence[int], *, n: int = 1, **sampling: object) -> tuple[PaperEngine, list[Choice]]:
+def drafting(prompt: Sequence[int], *, n: int = 1, **sampling: object) -> tuple[PaperEngine, list[ChoiceSequence]]:
     """Returns the choices of a group that has written one token each."""
     fields: dict[str, object] = {"max_tokens": 50, **sampling}
     engine = PaperEngine(blocks=100)
@@ -202,7 +202,7 @@ def drafting(prompt: Sequence[int], *, n: int = 1, **sampling: object) -> tuple[
     return engine, list(group.sequences)
 
 
-def drafted(drafter: Drafter, choice: Choice, *, choices: int = 1) -> list[int]:
+def drafted(drafter: Drafter, choice: ChoiceSequence, *, choices: int = 1) -> list[int]:
     return [draft.token_id for draft in drafter.drafts(choice, choices=choices)]
 
 

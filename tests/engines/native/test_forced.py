@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from motet.engines.native.core import EngineCore
-from motet.grammar.compiled import fill_masks, mask_words
+from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.types import ChoiceStart, Finish, FinishReason, GenerateRequest, Grammar, GrammarKind
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import (

@@ -1,9 +1,9 @@
 """The flat batch of a step, with literal values; blocks hold four tokens."""
 
-from motet.engines.native.attention.plan import PromptRead, TailRead, TrunkRead
+from motet.engines.native.attention.attention_plan import PromptRead, TailRead, TrunkRead
 from motet.engines.native.step.inputs import ROW_MULTIPLE, StepInputs, build_inputs
-from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
 from motet.engines.native.step.sequence import Group
+from motet.engines.native.step.step_plan import StepPlan, TailChunk, TrunkChunk
 from motet.types import ChoiceStart, SamplingParams
 from tests.engines.native.paper import group_of, request
 

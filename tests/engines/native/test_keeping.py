@@ -12,7 +12,7 @@ from motet.engines.native.step.keeping import KeptTrunks
 from motet.engines.native.step.sequence import Group
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.errors import RequestError
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
 from tests.engines.native.pair import Pair

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from motet.engines.native.handover import KEEPS_KV
-from motet.engines.native.process import EngineLoop, Heart
+from motet.engines.native.process import EngineLoop, HeartbeatThread
 from motet.engines.native.protocol import (
     AskStats,
     Close,
@@ -22,7 +22,7 @@ from motet.engines.native.protocol import (
     Ready,
     Release,
     Stats,
-    Stepped,
+    StepReport,
     Submit,
 )
 from motet.engines.native.sleep import Sleeper
@@ -65,7 +65,7 @@ class Wired:
         tokens: list[int] = []
         while True:
             event = self.next_event()
-            assert isinstance(event, Stepped)
+            assert isinstance(event, StepReport)
             for choice in (choice for delta in event.deltas if delta.request_id == name for choice in delta.choices):
                 tokens += choice.token_ids
                 if choice.finish:
@@ -88,7 +88,7 @@ class Wired:
             events.connect("inproc://events")
             parts = self.pair.parts["D"]
             sleeper = Sleeper(self.pair.d, storage=parts.storage, renewal=parts.renewal)
-            heart = Heart(self._context, "inproc://events", every_s=60.0)  # not entered: it does not beat
+            heart = HeartbeatThread(self._context, "inproc://events", every_s=60.0)  # not entered: it does not beat
             try:
                 EngineLoop(
                     self.pair.d, heart, renewal=parts.renewal, sleeper=sleeper, commands=commands, events=events
@@ -123,7 +123,7 @@ def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
     with wired(pair) as engine:
         engine.send(Submit(with_ticket(bad, ticket)))
         refused = engine.next_event()
-        assert isinstance(refused, Stepped)
+        assert isinstance(refused, StepReport)
         error = refused.failures[bad.request_id].error()
         assert type(error) is EngineError and "a bug" in error.message
         engine.send(Release(ticket), AskStats(1, check=True))

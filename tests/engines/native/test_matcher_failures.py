@@ -7,7 +7,7 @@ import pytest
 
 from motet.engines.native.core import EngineCore
 from motet.errors import GrammarError
-from motet.grammar.compiled import Matcher
+from motet.grammar.compiled_grammar import Matcher
 from motet.types import Finish, FinishReason, GenerateRequest
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.grammars import PERSON, person, tiny_grammars

@@ -15,9 +15,8 @@ import psutil
 import pytest
 import zmq
 
-from motet.config import EngineConfig
 from motet.engines.native.client import NativeEngine
-from motet.engines.native.protocol import Launch, Unable
+from motet.engines.native.protocol import Launch, StartFailed
 from motet.engines.native.spawn import Spawn, engine_environ
 from motet.engines.wire import CarriedError
 from motet.errors import (
@@ -30,8 +29,9 @@ from motet.errors import (
     UnsupportedModelError,
 )
 from motet.ids import RequestId
+from motet.settings.server_config import EngineConfig
 from motet.text.choice import ChoiceEvent
-from motet.text.group import GroupStep, TextGroup
+from motet.text.text_group import GroupStep, TextGroup
 from motet.types import FinishReason, GenerateRequest, GroupDelta
 from tests.e2e.processes import wait_until_gone
 from tests.engines.native.drive import group, make_core, prompt_of, run
@@ -321,7 +321,7 @@ class EndsAsItSpeaks(asyncio.subprocess.Process):
         return ModelLoadError.exit_code
 
     async def wait(self) -> int:
-        unable = Unable(CarriedError.of(ModelLoadError("no such model")))
+        unable = StartFailed(CarriedError.of(ModelLoadError("no such model")))
         with zmq.Context() as context, context.socket(zmq.PUSH) as events:
             events.connect(self._launch.address("events"))
             events.send(msgspec.msgpack.encode(unable))

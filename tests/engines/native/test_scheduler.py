@@ -2,8 +2,8 @@
 
 import pytest
 
-from motet.engines.native.step.scheduler import ByAge
-from motet.engines.native.step.sequence import Group, Sequence, SequenceState
+from motet.engines.native.step.scheduler import AgeOrdered
+from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.types import ChoiceStart, SamplingParams
 from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
 
@@ -256,14 +256,14 @@ def groups(*priorities: int) -> list[Group]:
     return [group_of(request(f"g{i}", [1], priority=p), i) for i, p in enumerate(priorities)]
 
 
-def queue_of(groups: list[Group]) -> ByAge[Group]:
-    queue = ByAge[Group]()
+def queue_of(groups: list[Group]) -> AgeOrdered[Group]:
+    queue = AgeOrdered[Group]()
     for group in groups:
         queue.add(group)
     return queue
 
 
-def names(queue: ByAge[Group]) -> list[str]:
+def names(queue: AgeOrdered[Group]) -> list[str]:
     return [str(group.request.request_id) for group in queue]
 
 
@@ -283,7 +283,7 @@ def test_a_group_that_comes_back_gets_its_old_place_in_the_queue() -> None:
 
 def test_choices_are_queued_by_group_and_then_by_rank() -> None:
     one, two = (group_of(request(name, [1], n=2), arrival) for arrival, name in enumerate("ab"))
-    queue = ByAge[Sequence]()
+    queue = AgeOrdered[ChoiceSequence]()
     for sequence in (*two.sequences, *one.sequences):
         queue.add(sequence)
     assert list(queue) == [*one.sequences, *two.sequences]
@@ -299,7 +299,7 @@ def test_a_group_that_is_not_in_the_queue_cannot_be_removed() -> None:
 
 
 def test_the_oldest_and_youngest_are_at_the_ends_of_the_queue() -> None:
-    queue = ByAge[Group]()
+    queue = AgeOrdered[Group]()
     assert (queue.oldest(), queue.youngest(), len(queue)) == (None, None, 0)
     one, two = groups(0, 0)
     queue.add(one)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.errors import (
     ContextLengthError,
     DrainingError,
@@ -18,7 +18,7 @@ from motet.errors import (
     RequestError,
     WorkerLeavingError,
 )
-from motet.testing.engine import FakeEngine, FakeGroup
+from motet.testing.fake_engine import FakeEngine, FakeGroup
 from motet.types import (
     ChoiceStart,
     GenerateRequest,

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from motet.engines.base import PreparedWeights
+from motet.engine import PreparedWeights
 from motet.engines.http import Client, server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import PROTOCOL, EngineReport, frame

@@ -5,8 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.config import ServerConfig
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.remote import RemoteEngine
 from motet.errors import (
     DrainingError,
@@ -16,7 +15,8 @@ from motet.errors import (
     EngineSilentError,
     OverloadedError,
 )
-from motet.testing.engine import NOWHERE, FakeEngine, FakeLeases
+from motet.settings.server_config import ServerConfig
+from motet.testing.fake_engine import NOWHERE, FakeEngine, FakeLeases
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from motet.engines.base import Engine, WorkerState
+from motet.engine import Engine, WorkerState
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import EngineReport
 from motet.ids import RequestId
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest, GroupDelta, Role, SamplingParams, choice_starts
 from tests.api.serving import WatchedEngine

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from motet.engines.http import server_client
-from motet.engines.upstream.base import TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
-from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
-from motet.engines.upstream.upstream import TextUpstream
+from motet.engines.upstream.text_source import TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
+from motet.engines.upstream.text_upstream import TextUpstream
+from motet.engines.upstream.upstream_server import UpstreamOptions, UpstreamServer
 from motet.engines.wire import EngineReport
 from motet.errors import EngineSilentError
 from motet.types import Usage

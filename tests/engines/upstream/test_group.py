@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from motet import types
-from motet.engines.upstream.base import TextPiece, TextRoute
-from motet.engines.upstream.server import UpstreamOptions
+from motet.engines.upstream.text_source import TextPiece, TextRoute
+from motet.engines.upstream.upstream_server import UpstreamOptions
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError
 from tests.engines.upstream.asking import ROUTES, Whole, playing, read_all, request_for
 from tests.pairwise import pairwise

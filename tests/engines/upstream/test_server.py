@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from motet.engines.http import server_client
-from motet.engines.upstream.base import UNKNOWN_LENGTH
-from motet.engines.upstream.server import UpstreamOptions, UpstreamServer
+from motet.engines.upstream.text_source import UNKNOWN_LENGTH
+from motet.engines.upstream.upstream_server import UpstreamOptions, UpstreamServer
 from motet.errors import (
     ConfigError,
     EngineDiedError,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import pytest
 from msgspec import structs
 
-from motet.engines.upstream.base import TextRoute
-from motet.engines.upstream.server import Ability, UpstreamOptions, probe
-from motet.engines.upstream.upstream import AGAIN_S, TextUpstream
+from motet.engines.upstream.text_source import TextRoute
+from motet.engines.upstream.text_upstream import AGAIN_S, TextUpstream
+from motet.engines.upstream.upstream_server import RouteAbilities, UpstreamOptions, probe
 from motet.errors import EngineDiedError
 from tests.engines.upstream.asking import ROUTES, playing, request_for
 from tests.patience import PATIENCE_S
@@ -16,11 +16,11 @@ from tests.peers.openai_script import CHAT, COMPLETIONS, Asked, Index, Manners, 
 
 pytestmark = pytest.mark.anyio
 
-ALL = Ability(honours_n=True, takes_usage=True)
-SINGLES = Ability(takes_usage=True)
+ALL = RouteAbilities(honours_n=True, takes_usage=True)
+SINGLES = RouteAbilities(takes_usage=True)
 
 
-def on_routes(chat: Ability, completions: Ability) -> Mapping[TextRoute, Ability]:
+def on_routes(chat: RouteAbilities, completions: RouteAbilities) -> Mapping[TextRoute, RouteAbilities]:
     return {TextRoute.CHAT: chat, TextRoute.COMPLETIONS: completions}
 
 
@@ -32,13 +32,13 @@ FOUND = {
     "n refused": (Manners(refuses=frozenset({"n"})), on_routes(SINGLES, SINGLES)),
     "no stream_options": (
         Manners(refuses=frozenset({"stream_options"})),
-        on_routes(Ability(honours_n=True), Ability(honours_n=True)),
+        on_routes(RouteAbilities(honours_n=True), RouteAbilities(honours_n=True)),
     ),
     "max_completion_tokens": (
         Manners(refuses=frozenset({"max_tokens"})),
-        on_routes(ALL, Ability()),  # completions have no other name for it
+        on_routes(ALL, RouteAbilities()),  # completions have no other name for it
     ),
-    "no completions": (Manners(no_routes=frozenset({COMPLETIONS})), on_routes(ALL, Ability(there=False))),
+    "no completions": (Manners(no_routes=frozenset({COMPLETIONS})), on_routes(ALL, RouteAbilities(there=False))),
     "nothing there": (Manners(no_routes=frozenset({CHAT, COMPLETIONS})), None),
     "server error": (Manners(not_ok=[Refused(500)]), None),
     "too many requests": (Manners(not_ok=[Refused(429)]), None),

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from motet.engines.base import GroupStream, WorkerState
+from motet.engine import GroupStream, WorkerState
 from motet.engines.http import server_client
-from motet.engines.vllm.engine import VLLMEngine
-from motet.engines.vllm.plan import KVParams, VLLMAsk, ticket_from
-from motet.engines.vllm.server import VLLMAnswer, VLLMServer
-from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
+from motet.engines.vllm.requests import KVParams, VLLMRequest, ticket_from
+from motet.engines.vllm.vllm_engine import VLLMEngine
+from motet.engines.vllm.vllm_server import VLLMAnswer, VLLMServer
+from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import TicketBook
-from motet.testing.engine import fake_info
+from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import (
     ChoiceStart,
@@ -81,7 +81,7 @@ LENGTH = Finish(FinishReason.LENGTH)
 class Call(VLLMAnswer):
     """One request, and the answer to it, which waits until it is read."""
 
-    def __init__(self, ask: VLLMAsk) -> None:
+    def __init__(self, ask: VLLMRequest) -> None:
         self.ask = ask
         self.opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.taken = False
@@ -140,7 +140,7 @@ class FarServer(VLLMServer):
         self.accepting = accepting
         """True if the server takes requests at once; otherwise `Call.accept` does."""
         self.calls: list[Call] = []
-        self.prefills: list[VLLMAsk] = []
+        self.prefills: list[VLLMRequest] = []
         self.prefilled: asyncio.Future[list[KVParams]] | None = None
         self.rejected: list[Mapping[str, object]] = []
         self.reject_names: list[str] = []
@@ -150,7 +150,7 @@ class FarServer(VLLMServer):
         self.known_prompt: asyncio.Future[tuple[TokenLogprob | None, ...]] | None = None
         self.answer_report = REPORT
 
-    async def open(self, ask: VLLMAsk) -> Call:
+    async def open(self, ask: VLLMRequest) -> Call:
         call = Call(ask)
         self.calls.append(call)
         if self.accepting:
@@ -163,14 +163,14 @@ class FarServer(VLLMServer):
         call.taken = True
         return call
 
-    async def prompt_logprobs(self, ask: VLLMAsk) -> tuple[TokenLogprob | None, ...]:
+    async def prompt_logprobs(self, ask: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
         self.known_prompt = asyncio.get_running_loop().create_future()
         return await self.known_prompt
 
     async def report(self, *, timeout_s: float = 1.0) -> EngineReport:
         return self.answer_report
 
-    async def prefill(self, ask: VLLMAsk) -> list[KVParams]:
+    async def prefill(self, ask: VLLMRequest) -> list[KVParams]:
         self.prefills.append(ask)
         self.prefilled = asyncio.get_running_loop().create_future()
         return await self.prefilled

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from motet.engines.http import server_client
-from motet.engines.vllm.plan import Dialect, VLLMAsk
-from motet.engines.vllm.server import VLLMAnswer, VLLMServer
-from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
+from motet.engines.vllm.requests import Dialect, VLLMRequest
+from motet.engines.vllm.vllm_server import VLLMAnswer, VLLMServer
+from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, RequestError
 from motet.types import SamplingParams, TokenLogprob
 from tests.engines.vllm.far import asking, canned
@@ -20,7 +20,7 @@ from tests.peers.vllm_switches import Switches
 pytestmark = pytest.mark.anyio
 
 PROMPT = tuple(range(5, 45))
-ASK = VLLMAsk(
+ASK = VLLMRequest(
     request_id="r-1",
     model="smollm2",
     prompt=PROMPT,

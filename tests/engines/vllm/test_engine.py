@@ -5,11 +5,11 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.vllm.plan import ticket_from
+from motet.engines.vllm.requests import ticket_from
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, RequestError
 from motet.ids import ModelName
 from motet.metrics.routing import TicketBook, TicketEnd
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.types import ChoiceStart
 from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, settle, ticket
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.engines.vllm.wire import VLLMPiece, VLLMUsage
+from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, RequestError, WorkerFaultError
 from motet.types import ChoiceDelta, ChoiceStart, GroupDelta, PromptReport, TokenLogprob
 from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, asked, group, piece, scene, settle

@@ -5,7 +5,7 @@ import logging
 import msgspec
 import pytest
 
-from motet.engines.vllm.wire import VLLMPiece
+from motet.engines.vllm.vllm_wire import VLLMPiece
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.log import fields_of
 from motet.types import ChoiceDelta, ChoiceStart, PromptReport

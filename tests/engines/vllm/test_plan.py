@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.vllm.plan import (
+from motet.engines.vllm.requests import (
     Dialect,
-    GroupAsks,
-    VLLMAsk,
+    GroupRequests,
+    VLLMRequest,
     body_of,
     plan_asks,
     prefill_ask,
@@ -35,7 +35,7 @@ from motet.types import (
 )
 from tests.engines.vllm.far import GREEDY, PARAMS, PROMPT, SAMPLING, group, ticket
 
-ALONE = VLLMAsk(
+ALONE = VLLMRequest(
     request_id="g:0",
     model="m",
     prompt=PROMPT,
@@ -50,14 +50,14 @@ ALONE = VLLMAsk(
 )
 
 
-def shape(plan: GroupAsks) -> list[tuple[int, int | None, tuple[tuple[int, ...], ...]]]:
+def shape(plan: GroupRequests) -> list[tuple[int, int | None, tuple[tuple[int, ...], ...]]]:
     """Returns n, seed and choices of each request, the leader first."""
     planned = [*([plan.leader] if plan.leader else []), *plan.rest]
     return [(one.n, one.seed, one.choices) for one in planned]
 
 
 def test_choices_without_a_seed_are_one_request() -> None:
-    assert plan_asks(group()) == GroupAsks(None, (replace(ALONE, n=3, choices=((0,), (1,), (2,))),))
+    assert plan_asks(group()) == GroupRequests(None, (replace(ALONE, n=3, choices=((0,), (1,), (2,))),))
 
 
 GAP = (ChoiceStart(0, 7), ChoiceStart(2, 9), ChoiceStart(3, 10))
@@ -236,7 +236,7 @@ def test_every_choice_is_planned_once_with_its_prompt_and_seed_and_one_request_h
                 check_seed(one, child, start, request)
 
 
-def check_seed(ask: VLLMAsk, child: int, start: ChoiceStart, request: GenerateRequest) -> None:
+def check_seed(ask: VLLMRequest, child: int, start: ChoiceStart, request: GenerateRequest) -> None:
     """Checks that vLLM gives the child the same seed as if the choice were alone."""
     if not request.seeded or request.sampling.greedy:
         assert ask.seed is None
@@ -265,7 +265,7 @@ DEFAULTS: dict[str, object] = {
     "prompt_logprobs": None,
 }
 DEFAULTS |= {name: getattr(SamplingParams(max_tokens=9), name) for name in AS_ASKED if name not in DEFAULTS}
-ASK = VLLMAsk(request_id="r-1", model="m", prompt=(5, 6), n=3, seed=None, sampling=SamplingParams(max_tokens=9))
+ASK = VLLMRequest(request_id="r-1", model="m", prompt=(5, 6), n=3, seed=None, sampling=SamplingParams(max_tokens=9))
 UNUSUAL = SamplingParams(
     max_tokens=20,
     temperature=0.5,
@@ -285,11 +285,11 @@ UNUSUAL = SamplingParams(
 )
 
 
-def body(dialect: Dialect, ask: VLLMAsk) -> dict[str, object]:
+def body(dialect: Dialect, ask: VLLMRequest) -> dict[str, object]:
     return msgspec.json.decode(body_of(dialect, ask), type=dict[str, object])
 
 
-def drawing(dialect: Dialect, ask: VLLMAsk) -> dict[str, object]:
+def drawing(dialect: Dialect, ask: VLLMRequest) -> dict[str, object]:
     """Returns the object that has the sampling parameters."""
     sent = body(dialect, ask)
     return cast("dict[str, object]", sent["sampling_params"]) if dialect is Dialect.GENERATE else sent

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from motet.engines.base import Engine
+from motet.engine import Engine
 from motet.engines.http import server_client
-from motet.engines.vllm.engine import VLLMEngine
+from motet.engines.vllm.vllm_engine import VLLMEngine
 from motet.errors import EngineDiedError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import TicketBook

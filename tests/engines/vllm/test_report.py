@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.openai import ListedModel
 from motet.engines.vllm.report import (
     EventSource,
-    Start,
+    ServerStart,
     VLLMScrape,
     cards_in,
     event_source_in,
@@ -20,7 +20,7 @@ from motet.engines.vllm.report import (
 from motet.engines.wire import EngineReport
 from motet.errors import OtherServerError
 from motet.ids import ModelName
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
 from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, ModelCard, Role
 
@@ -133,7 +133,7 @@ def test_metrics_of_another_kind_of_server_are_recognised(text: bytes, message: 
 OWN = ListedModel(id="smollm2", root="/models/smollm2", max_model_len=4096)
 ADAPTER = ListedModel(id="sql", root="/adapters/sql", parent="smollm2")
 EVENTS = EventSource(endpoint="tcp://*:5557", replay_endpoint="tcp://0.0.0.0:5558")
-START = Start(engine_id="http://p-1:8000@7", version="0.32.0", events=EVENTS)
+START = ServerStart(engine_id="http://p-1:8000@7", version="0.32.0", events=EVENTS)
 
 
 def test_a_report_has_what_is_known_and_marks_the_rest_as_unknown() -> None:
@@ -167,7 +167,7 @@ def test_a_report_has_what_is_known_and_marks_the_rest_as_unknown() -> None:
 
 
 def reported(
-    url: str = "http://p-1:8000", *, start: Start = START, scrape: VLLMScrape = SCRAPE, role: Role | None = None
+    url: str = "http://p-1:8000", *, start: ServerStart = START, scrape: VLLMScrape = SCRAPE, role: Role | None = None
 ) -> EngineReport:
     return report_of(url, start, scrape=scrape, cards=(OWN,), role=role)
 

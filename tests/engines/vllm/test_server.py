@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from motet.engines.base import WorkerState
-from motet.engines.vllm.plan import Dialect
-from motet.engines.vllm.server import VLLMServer
+from motet.engine import WorkerState
+from motet.engines.vllm.requests import Dialect
+from motet.engines.vllm.vllm_server import VLLMServer
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, OtherServerError
 from motet.ids import ModelName
 from motet.types import EngineKind, ModelCard

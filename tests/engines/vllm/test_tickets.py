@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.vllm.plan import LEASE_S, params_from, ticket_from
-from motet.engines.vllm.wire import kv_params_in
+from motet.engines.vllm.requests import LEASE_S, params_from, ticket_from
+from motet.engines.vllm.vllm_wire import kv_params_in
 from motet.errors import EngineError
 from motet.transfer.ticket import Ticket, prompt_digest
 

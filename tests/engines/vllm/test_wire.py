@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.http import Refusal
-from motet.engines.vllm.wire import LOWEST, VLLMPiece, VLLMReader, VLLMUsage, prompt_logprobs_in, refused
+from motet.engines.vllm.vllm_wire import LOWEST, VLLMPiece, VLLMReader, VLLMUsage, prompt_logprobs_in, refused
 from motet.errors import (
     ContextLengthError,
     EngineDiedError,

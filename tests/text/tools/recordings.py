@@ -14,7 +14,7 @@ import msgspec
 
 from motet.text.answers import CallRules, tagged_format
 from motet.text.parts import Content, Part, ToolCallArguments, ToolCallBegin
-from motet.text.tools.base import Tool, ToolFormat
+from motet.text.tools.tool_format import Tool, ToolFormat
 
 FOLDER = Path(__file__).parent / "recorded"
 

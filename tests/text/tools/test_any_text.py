@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.text.formats import FORMATS
-from motet.text.tools.base import ToolFormat
-from motet.text.tools.cursor import Cursor, EndOfText, NotACall, Span, decoded, repaired
+from motet.text.tools.cursor import Cursor, EndOfText, NotACall, TextSpan, decoded, repaired
+from motet.text.tools.tool_format import ToolFormat
 from tests.property_settings import examples
 from tests.text.tools.recordings import recorded
 from tests.text.tools.test_recorded import check_growth
@@ -89,7 +89,7 @@ def test_the_end_of_a_json_value_is_found_whatever_follows(text: str, behind: st
 @given(JSON, st.integers(0, 100))
 def test_a_beginning_of_json_is_never_wrong(text: str, cut: int) -> None:
     cut %= len(text)
-    assert Cursor(text[:cut]).value() == Span(0, cut, whole=False)
+    assert Cursor(text[:cut]).value() == TextSpan(0, cut, whole=False)
 
 
 @given(st.lists(st.one_of(LETTERS, WORDS, JSON), max_size=6).map("".join))

@@ -9,8 +9,8 @@ import pytest
 
 from motet.errors import GrammarError
 from motet.text.formats import FORMATS
-from motet.text.tools.base import Tool, ToolFormat, ToolMode, ToolRules
 from motet.text.tools.cursor import Cursor
+from motet.text.tools.tool_format import Tool, ToolFormat, ToolMode, ToolRules
 from tests.pairwise import pairwise
 from tests.text.tools.recordings import read
 from tests.text.tools.walks import Walker

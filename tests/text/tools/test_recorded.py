@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from motet.text.formats import FORMATS
-from motet.text.tools.base import ParsedCall, ParsedRegion, Tool, ToolFormat
 from motet.text.tools.cursor import Cursor
+from motet.text.tools.tool_format import ParsedCall, ParsedRegion, Tool, ToolFormat
 from tests.text.tools.recordings import TOOLS, Recorded, read, recorded
 
 ANSWERS = [pytest.param(FORMATS[name], answer, id=f"{name}: {answer.name}") for name, answer in recorded()]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from motet.text.formats import FORMATS
-from motet.text.tools.base import Tool
 from motet.text.tools.cursor import Cursor
+from motet.text.tools.tool_format import Tool
 from motet.text.tools.typed import as_json, property_schema, types_of
 
 ROOT = {

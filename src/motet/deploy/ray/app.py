@@ -13,13 +13,13 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from motet.config import environment
-from motet.deploy.plan import CLUSTER_KEY_BYTES, parser_names
 from motet.deploy.ray import options
 from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, RouterReplica, WorkerReplica
 from motet.deploy.ray.directory import DirectoryReplica
+from motet.deploy.server_plan import CLUSTER_KEY_BYTES, parser_names
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import resolve_settings
+from motet.settings.server_config import environment
 from motet.types import Ingress, Role
 
 

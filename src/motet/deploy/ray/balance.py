@@ -137,7 +137,7 @@ class _Replica:
         return lost
 
 
-class Balance:
+class ReplicaBalance:
     """Decides for one router: numbers in, replica ids out."""
 
     def __init__(self, *, session_ttl_s: float = SESSION_TTL_S, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,10 +8,10 @@ from functools import partial
 
 from motet.deploy.gateway import Gateway
 from motet.deploy.ray.directory import Handle, answer
-from motet.deploy.ray.running import Companions, RunningServer
+from motet.deploy.ray.running import ReplicaTasks, RunningServer
 from motet.deploy.ray.worker import RayWorker
 from motet.errors import MotetError
-from motet.routing.plan import BypassReason
+from motet.routing.prefill_plan import BypassReason
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class ClientStreams:
         """`prefill`: None if there is no prefill to request; `one_is_ended`: as in `Interest`."""
         self._server = server
         self._interest = Interest(one_is_ended)
-        self._tasks = Companions()
+        self._tasks = ReplicaTasks()
         self._tasks.begin(self._farewell(server.serving.service.config.drain_timeout_s))
         if prefill is not None:
             figures, reason = server.serving.workforce.router.figures, BypassReason.PREFILL_DOWN

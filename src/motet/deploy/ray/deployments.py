@@ -9,8 +9,7 @@ import ray
 from fastapi import FastAPI, Request, Response
 from ray import serve
 
-from motet.api.caller import session_id_of
-from motet.config import EngineConfig, environment
+from motet.api.http.caller import session_id_of
 from motet.deploy.cell import LocalEngine
 from motet.deploy.gateway import Gateway
 from motet.deploy.ray.balance import Record
@@ -26,6 +25,7 @@ from motet.log import setup_logging
 from motet.settings.declaration import ServerCommand
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
+from motet.settings.server_config import EngineConfig, environment
 from motet.types import Role
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@
    if there is a new one, and a worker names the workers that it has met only while somebody waits for that
 
 `Directory` is the book, `DirectoryReplica` the replica that keeps it, and `RayDirectory` the way to ask it, in bytes of
-our own encoding. `Following` is a copy of the list elsewhere, kept up to date; `ListedWorkers` gives it to a gateway.
+our own encoding. `DirectoryCopy` is a copy of the list elsewhere, kept up to date; `ListedWorkers` gives it to a
+gateway.
 Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: before that, no worker
 hears of a new one.
 """
@@ -255,7 +256,7 @@ def _listing(answer: bytes) -> Listing:
         raise DirectoryError(f"the directory of workers has another version: {error}") from error
 
 
-class Following:
+class DirectoryCopy:
     """A copy of the list, kept up to date. Known workers stay while the directory is away, and while it is new."""
 
     def __init__(self, directory: RayDirectory, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -330,7 +331,7 @@ class Following:
 class ListedWorkers:
     """The workers of some roles as a `WorkerList`: each from when it is ready until it leaves."""
 
-    def __init__(self, following: Following, roles: Collection[Role], *, repeat_s: float = REPEAT_S) -> None:
+    def __init__(self, following: DirectoryCopy, roles: Collection[Role], *, repeat_s: float = REPEAT_S) -> None:
         self._following = following
         self._roles = roles
         self._repeat_s = repeat_s

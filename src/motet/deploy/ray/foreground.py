@@ -32,15 +32,15 @@ from ray.serve.context import _get_global_client  # noqa: PLC2701  of `serve.run
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from motet.config import environment
 from motet.deploy.listen import KEEP_ALIVE_S, listen, url_at
-from motet.deploy.plan import cores
 from motet.deploy.ray.app import application
 from motet.deploy.ray.options import check_hook, deployment_options, most_replicas
 from motet.deploy.server import Outcome
-from motet.deploy.stop import StopSignals, first_of
+from motet.deploy.server_plan import cores
+from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
 from motet.settings.record import Settings
+from motet.settings.server_config import environment
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
 from motet.deploy.cell import Cell, prefill_members
-from motet.deploy.ray.directory import Announcement, Following, ListedWorkers, WorkerStage
+from motet.deploy.ray.directory import Announcement, DirectoryCopy, ListedWorkers, WorkerStage
 from motet.deploy.server import Serving
-from motet.deploy.stop import first_of
+from motet.deploy.shutdown import first_of
 from motet.engines.http import server_client
 from motet.errors import MotetError
-from motet.settings.gateway import GatewayConfig
+from motet.settings.gateway_config import GatewayConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MEET_S = 20.0
 
 
-class Meeting:
+class PrefillConnections:
     """Knows which prefill workers one decode worker has met."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Meeting:
         waiting = [worker for worker in workers if worker.stage is WorkerStage.MEETING]
         return tuple(sorted(self._met & _prefill(waiting).keys()))
 
-    async def keep(self, following: Following, *, look_s: float) -> None:
+    async def keep(self, following: DirectoryCopy, *, look_s: float) -> None:
         """Meets every newcomer, until it is cancelled. `look_s`: time between two checks of its own engine."""
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -61,7 +61,7 @@ class Meeting:
                 self._greet(_prefill(following.workers), tasks)
                 await first_of(following.change(revision), timeout_s=look_s)
 
-    async def all_met(self, following: Following) -> None:
+    async def all_met(self, following: DirectoryCopy) -> None:
         """Returns once all workers that are there now were met, given up, or are gone. `keep` must run meanwhile."""
         wanted = _prefill(following.workers).keys()
         while True:
@@ -96,7 +96,7 @@ class Meeting:
         self._on_met()
 
 
-async def until_met(own: Callable[[], str], following: Following, *, limit_s: float = MEET_S) -> None:
+async def until_met(own: Callable[[], str], following: DirectoryCopy, *, limit_s: float = MEET_S) -> None:
     """Returns once every announced decode worker has met the prefill engine `own`, or the time is up."""
     try:
         async with asyncio.timeout(limit_s):
@@ -123,7 +123,7 @@ def _prefill(workers: Iterable[Announcement]) -> Mapping[str, TransferAddress]:
 
 @contextlib.asynccontextmanager
 async def prefill_replicas(
-    serving: Serving[Cell], following: Following, *, config: GatewayConfig
+    serving: Serving[Cell], following: DirectoryCopy, *, config: GatewayConfig
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Makes the prefill replicas workers of a decode replica that serves clients itself. They join and leave with the
     directory, in the task that it yields; those that are there have joined when it is entered."""

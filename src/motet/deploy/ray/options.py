@@ -15,7 +15,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from motet.config import SETTINGS
 from motet.deploy.ray.clients import ASK_S
 from motet.deploy.ray.replica_plans import serves_clients, worker_role
 from motet.deploy.ray.scaling import CHOICES, PROMPTS, ReplicasByLoad
@@ -24,6 +23,7 @@ from motet.settings.declaration import ServerCommand
 from motet.settings.named_worker import resources_by_role
 from motet.settings.record import Settings
 from motet.settings.resolve import known_setting, names_of
+from motet.settings.server_config import SETTINGS
 from motet.types import Ingress, Role
 
 logger = logging.getLogger(__name__)

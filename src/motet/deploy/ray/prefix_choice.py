@@ -15,19 +15,19 @@ from itertools import count
 import msgspec
 from pydantic import ValidationError
 
-from motet.api.plan import chat_prompt, completion_prompts
-from motet.api.schemas.chat import ChatRequest
-from motet.api.schemas.completions import CompletionRequest, TokensRequest
+from motet.api.generation.plan import chat_prompt, completion_prompts
+from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.completions_schema import CompletionRequest, TokensRequest
 from motet.api.served import Models, ServedModel, TextModel, model_named
-from motet.deploy.plan import GatewayPlan
-from motet.deploy.ray.directory import Following, ListedWorkers, RayDirectory
-from motet.deploy.ray.running import Companions
+from motet.deploy.ray.directory import DirectoryCopy, ListedWorkers, RayDirectory
+from motet.deploy.ray.running import ReplicaTasks
 from motet.deploy.server import make_gateway
+from motet.deploy.server_plan import GatewayPlan
 from motet.engines.http import server_client
 from motet.errors import ModelNotFoundError, MotetError
 from motet.ids import new_request_id
 from motet.routing.choose import choose
-from motet.routing.cost import Work
+from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
 from motet.routing.survey import survey
 from motet.types import GenerateRequest, Policy, Role, SamplingParams, choice_starts
@@ -51,13 +51,13 @@ class PrefixChoice:
         """Returns the URL of the replica; None if none is known."""
         request = await self._request(body, session)
         turn = next(self._turns)
-        seen = survey(self._fleet, Work.GENERATE, request=request, turn=turn)
+        seen = survey(self._fleet, WorkKind.GENERATE, request=request, turn=turn)
         decision = seen and choose(seen.candidates, seen.needs, policy=self._policy, turn=turn)
         if not seen or not decision:
             return None
         member, _ = seen.present[decision.place]
         member.expect(len(request.choices))
-        self._fleet.sessions[Work.GENERATE].keep(session, member.id)
+        self._fleet.sessions[WorkKind.GENERATE].keep(session, member.id)
         logger.debug("%s: %s", member.address, decision.why)
         return member.address
 
@@ -109,10 +109,10 @@ class PrefixRouter:
     """The router in a replica of `--prefix-router`: a gateway over the decode replicas of the directory."""
 
     def __init__(self, plan: GatewayPlan, directory: RayDirectory) -> None:
-        self._following = Following(directory)
+        self._following = DirectoryCopy(directory)
         listed = ListedWorkers(self._following, (Role.DECODE, Role.BOTH))
         self._plan = replace(plan, introduces=False, listed=listed)
-        self._companions = Companions()
+        self._companions = ReplicaTasks()
         self._choice: PrefixChoice | None = None
 
     async def start(self) -> None:

@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from motet.config import KVEventsConfig, cache_folder
-from motet.deploy.plan import GatewayPlan, gateway_plan, server_config, server_plan
 from motet.deploy.ray.worker import WorkerPlan, side_channel_ports
+from motet.deploy.server_plan import GatewayPlan, gateway_plan, server_config, server_plan
 from motet.settings.record import Settings
+from motet.settings.server_config import KVEventsConfig, cache_folder
 from motet.transfer.ticket import is_loopback
 from motet.types import Ingress, Role
 

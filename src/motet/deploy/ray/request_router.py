@@ -6,16 +6,16 @@ to every process that routes requests; its imports must be there, as Motet is on
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from motet.deploy.ray.balance import Balance, RequestHeaders, asked_of, named_in, record_of
+from motet.deploy.ray.balance import ReplicaBalance, RequestHeaders, asked_of, named_in, record_of
 from motet.routing.affinity import SESSION_TTL_S
 
 
 class ChoicesRouter(RequestRouter):
-    """A `Balance` as a router of Serve."""
+    """A `ReplicaBalance` as a router of Serve."""
 
     def initialize_state(self, **kwargs: float) -> None:
         """Called by Serve with the deployment's `request_router_kwargs`."""
-        self._balance = Balance(session_ttl_s=kwargs.get("session_ttl_s", SESSION_TTL_S))
+        self._balance = ReplicaBalance(session_ttl_s=kwargs.get("session_ttl_s", SESSION_TTL_S))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

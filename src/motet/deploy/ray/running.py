@@ -9,10 +9,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from motet.deploy.gateway import Gateway
-from motet.deploy.plan import GatewayPlan
-from motet.deploy.ray.directory import Following, ListedWorkers, RayDirectory
+from motet.deploy.ray.directory import DirectoryCopy, ListedWorkers, RayDirectory
 from motet.deploy.server import Outcome, Serving, run_gateway
-from motet.deploy.stop import StopSignals, first_of
+from motet.deploy.server_plan import GatewayPlan
+from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import EngineDiedError, StartupError
 from motet.types import Role
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 W = TypeVar("W")
 
 
-class Companions(contextlib.AsyncExitStack):
+class ReplicaTasks(contextlib.AsyncExitStack):
     """The tasks and contexts beside the server of a replica, until `aclose`."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class RunningServer(Generic[W]):
     """A server with its companions, from `start` to `close`."""
 
     def __init__(self) -> None:
-        self.companions = Companions()
+        self.companions = ReplicaTasks()
         self._signals = StopSignals()
         self._server: asyncio.Future[Outcome] | None = None
         self._serving: Serving[W] | None = None
@@ -105,7 +105,7 @@ class RunningServer(Generic[W]):
 
 async def running_gateway(plan: GatewayPlan, directory: RayDirectory) -> RunningServer[Gateway]:
     """Starts a gateway over the directory's workers; returns once one answers. Raises StartupError, leaving nothing."""
-    following = Following(directory)
+    following = DirectoryCopy(directory)
     server = RunningServer[Gateway]()
     server.companions.begin(following.follow())
     try:

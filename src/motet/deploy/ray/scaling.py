@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from motet.stats import EngineStats
+    from motet.metrics.stats import EngineStats
 
 CHOICES, PROMPTS, FULLNESS = "choices", "prompts", "fullness"
 """The figures that replicas report."""

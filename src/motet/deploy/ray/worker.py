@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from motet.deploy.cell import Cell, StartEngine
-from motet.deploy.plan import SIDE_CHANNEL_PORTS, ServerPlan
-from motet.deploy.ray.directory import ANNOUNCE_S, RETRY_S, Announcement, Following, RayDirectory, WorkerStage
-from motet.deploy.ray.meeting import MEET_S, Meeting, prefill_replicas, until_met
+from motet.deploy.ray.directory import ANNOUNCE_S, RETRY_S, Announcement, DirectoryCopy, RayDirectory, WorkerStage
+from motet.deploy.ray.meeting import MEET_S, PrefillConnections, prefill_replicas, until_met
 from motet.deploy.ray.running import RunningServer
 from motet.deploy.ray.scaling import load_of
 from motet.deploy.server import Serving, run_server
-from motet.deploy.stop import first_of
+from motet.deploy.server_plan import SIDE_CHANNEL_PORTS, ServerPlan
+from motet.deploy.shutdown import first_of
 from motet.errors import DirectoryError, MotetError, PortTakenError
-from motet.settings.gateway import GatewayConfig
-from motet.settings.ray import RayConfig
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
+from motet.settings.gateway_config import GatewayConfig
+from motet.settings.ray_config import RayConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
@@ -78,10 +78,10 @@ class RayWorker:
         self._directory = directory
         self._start_engine = start_engine
         self._limits = limits
-        self._following = Following(directory)
-        self._announcing = Announcing(self._following, self._announcement, limits=limits)
+        self._following = DirectoryCopy(directory)
+        self._announcing = Announcer(self._following, self._announcement, limits=limits)
         self._server = RunningServer[Cell]()
-        self._meeting: Meeting | None = None
+        self._meeting: PrefillConnections | None = None
         self._announced = False
         """True while the directory may know this worker."""
         self._told = EngineStats()
@@ -157,7 +157,9 @@ class RayWorker:
         limits = self._limits
         if self._role is Role.DECODE:
             connect = self.serving.workforce.connect
-            self._meeting = Meeting(connect, self._engine_id, on_met=self._announcing.has_news, limit_s=limits.meet_s)
+            self._meeting = PrefillConnections(
+                connect, self._engine_id, on_met=self._announcing.has_news, limit_s=limits.meet_s
+            )
         self._server.companions.begin(self._following.follow())
         self._announced = True
         # First of all, so that of two workers that start together one sees the other.
@@ -193,11 +195,11 @@ class RayWorker:
         return "" if transfer is None else transfer.engine_id
 
 
-class Announcing:
+class Announcer:
     """Sends a worker's announcements: at its start, with news, every few seconds; one at a time, to keep the order."""
 
     def __init__(
-        self, following: Following, say: Callable[[WorkerStage], Announcement], *, limits: WorkerLimits = LIMITS
+        self, following: DirectoryCopy, say: Callable[[WorkerStage], Announcement], *, limits: WorkerLimits = LIMITS
     ) -> None:
         """`say`: makes the present announcement for a stage."""
         self._following = following

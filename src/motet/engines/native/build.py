@@ -10,12 +10,11 @@ import msgspec
 import torch
 from transformers import PreTrainedModel
 
-from motet.config import EngineConfig, cache_folder, environment
 from motet.engines.native.core import CoreOptions, EngineCore
+from motet.engines.native.cpu.cpu_runner import CpuRunner, PackedWeights, chunks_agree
 from motet.engines.native.cpu.library import digest, library
-from motet.engines.native.cpu.runner import CpuRunner, PackedWeights, chunks_agree
-from motet.engines.native.cpu.weights import PackedModel, obstacle
-from motet.engines.native.cuda.runner import cuda_backend
+from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
+from motet.engines.native.cuda.cuda_runner import cuda_backend
 from motet.engines.native.fingerprint import fingerprint, model_digest, operators_agree
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import ModelShape, load_model, read_config, read_shape, resolve_device, resolve_dtype
@@ -23,13 +22,14 @@ from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.step.sequence import blocks_for
 from motet.engines.native.weights import FirstWeights, Renewal, TensorWeights
 from motet.errors import ConfigError, KVMemoryError
-from motet.grammar.compiled import Grammars
+from motet.grammar.compiled_grammar import Grammars
 from motet.ids import ModelName, new_engine_id
 from motet.models.weights import begin_weights_digest
+from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import is_loopback
-from motet.transfer.transport import KVFacts, Memory
+from motet.transfer.transport import KVFacts, RegisteredMemory
 from motet.types import EngineInfo, Role
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
     return EngineCore(info, parts.runner, options=parts.options, proof=proof, transfers=transfers)
 
 
-def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: Memory) -> "TransferThread":
+def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredMemory) -> "TransferThread":
     """Makes KV memory reachable for other workers. Raises ConfigError for an address that cannot be bound."""
     # Imported here, so that an engine that keeps its KV to itself loads no NIXL.
     from motet.transfer.nixl import LOOPBACK, NixlTransport

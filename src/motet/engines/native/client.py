@@ -19,16 +19,16 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from motet.config import EngineConfig
-from motet.engines.base import PreparedWeights
+from motet.engine import PreparedWeights
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
-from motet.engines.native.spawn import Pulse, Spawn, first_event, spawn
+from motet.engines.native.spawn import LivenessCheck, Spawn, first_event, spawn
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
+from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import Checkpoint
-from motet.stats import EngineStats
+from motet.settings.server_config import EngineConfig
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import FIRST_VERSION, EngineInfo, GenerateRequest, GroupDelta
 
@@ -44,7 +44,7 @@ CLOSE_TIMEOUT_S = 10.0
 class NativeEngine:
     """An `Engine` in a process of its own. Made by `start`."""
 
-    def __init__(self, pipes: Pipes, process: Process, *, info: EngineInfo, pulse: Pulse) -> None:
+    def __init__(self, pipes: Pipes, process: Process, *, info: EngineInfo, pulse: LivenessCheck) -> None:
         self.died = asyncio.Event()
         """Set when the process has ended without being asked to, by itself or because it hung."""
         self._pipes = pipes
@@ -82,7 +82,7 @@ class NativeEngine:
                 undo.pop_all()
         except OSError as error:  # the system has no process, memory or file for it
             raise StartupError(f"the engine process cannot be started: {error}") from error
-        return cls(pipes, process, info=info, pulse=Pulse(config.heartbeat_timeout_s, config.step_timeout_s))
+        return cls(pipes, process, info=info, pulse=LivenessCheck(config.heartbeat_timeout_s, config.step_timeout_s))
 
     def generate(self, request: GenerateRequest) -> "PipeStream":
         resumed = any(start.written for start in request.choices)  # perhaps after tokens of other weights
@@ -220,11 +220,11 @@ class NativeEngine:
             self._process.kill()
 
     def _take(self, event: protocol.Event) -> None:
-        self._pulse.heard(event.busy_s if isinstance(event, protocol.Beat) else 0.0)
+        self._pulse.heard(event.busy_s if isinstance(event, protocol.Heartbeat) else 0.0)
         match event:
-            case protocol.Beat():
+            case protocol.Heartbeat():
                 self._pipes.beaten()
-            case protocol.Stepped():
+            case protocol.StepReport():
                 self._take_step(event)
             case protocol.Stats(number, stats):
                 self._stats.answer(number, stats)
@@ -254,7 +254,7 @@ class NativeEngine:
         for listener in self._block_listeners:
             listener(changes)
 
-    def _take_step(self, step: protocol.Stepped) -> None:
+    def _take_step(self, step: protocol.StepReport) -> None:
         if step.blocks:
             self._tell_of_blocks(step.blocks)
         for delta in step.deltas:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 import msgspec
 
 from motet.errors import EngineError, GrammarError, ModelLoadError, MotetError, RequestError
-from motet.grammar.compiled import Grammars, Matcher
+from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.ids import RequestId
 from motet.transfer.mailbox import Mailbox
 from motet.types import GenerateRequest

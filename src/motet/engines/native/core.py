@@ -18,15 +18,15 @@ from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.step.commit import NONSENSE, AnswerCache, Commit, draw_tokens, failures_of, score_prompt
 from motet.engines.native.step.drafts import Drafter, History
 from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
-from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.run import ModelRunner
 from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits, check_fits
 from motet.engines.native.step.sequence import Group, GroupMaker, SequenceState
+from motet.engines.native.step.step_plan import StepPlan
 from motet.errors import EngineError, MotetError, RequestError
-from motet.grammar.compiled import Grammars, Matcher
+from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.transfer.orders import Met
 from motet.transfer.proof import Proof
 from motet.transfer.ticket import Ticket

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
 import motet
-from motet.engines.native.attention.group import flash_cpu
-from motet.engines.native.attention.plan import STRETCH, padded_keys, pieces
+from motet.engines.native.attention.attention_plan import STRETCH, padded_keys, pieces
+from motet.engines.native.attention.group_attention import flash_cpu
 
 SAME, NOT_SAME = "same", "similar"
 MODEL_DIGITS = 16

@@ -19,7 +19,7 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.step.sequence import Group, blocks_for
 from motet.errors import RequestError
 from motet.ids import RequestId
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.transfer import orders
 from motet.transfer.figures import TransferFigures
 from motet.transfer.lease import Lease, LeaseTable, new_lease_id

@@ -3,7 +3,7 @@
     1. One line of JSON on standard input says what to build and where the pipes are.
     2. The process sends Ready or Unable.
     3. It takes commands between steps; with nothing to do it sleeps in `poll`. A second thread sends signs of life
-       (`Heart`), others compile grammars (`compiling`).
+       (`HeartbeatThread`), others compile grammars (`compiling`).
     4. It ends at Close, or when standard input ends: the parent holds the other end, however it dies.
 
 SIGINT and SIGTERM are ignored: a terminal and a service manager send them to every process at once, and the parent,
@@ -43,7 +43,7 @@ from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.log import TextFormatter
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.transfer.orders import MeetWorker
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo
@@ -57,7 +57,7 @@ class EngineLoop:
     def __init__(
         self,
         core: EngineCore,
-        heart: "Heart",
+        heart: "HeartbeatThread",
         *,
         renewal: Renewal,
         sleeper: Sleeper,
@@ -111,7 +111,7 @@ class EngineLoop:
         self._refused = {}
         failures = {request_id: CarriedError.of(error) for request_id, error in errors.items()}
         if result.deltas or failures or result.tickets or result.blocks:
-            self._send(protocol.Stepped(result.deltas, failures, result.tickets, result.blocks))
+            self._send(protocol.StepReport(result.deltas, failures, result.tickets, result.blocks))
 
     def _take_commands(self) -> None:
         """Takes all commands; with nothing to compute, waits for one, for news, or for a lease to end."""
@@ -246,7 +246,7 @@ class EngineLoop:
         self._events.send(self._encoder.encode(event))
 
 
-class Heart:
+class HeartbeatThread:
     """Sends signs of life from a thread beside the one that computes, from entering to leaving.
 
     A process that is stopped sends none; neither does one whose computing thread hangs and keeps the interpreter's
@@ -291,7 +291,7 @@ class Heart:
                 busy_s = busy_s + self._every_s if present is not None and present is seen else 0.0
                 seen = present
                 with contextlib.suppress(zmq.Again):  # enough beats are waiting to be read
-                    events.send(msgspec.msgpack.encode(protocol.Beat(busy_s)), zmq.NOBLOCK)
+                    events.send(msgspec.msgpack.encode(protocol.Heartbeat(busy_s)), zmq.NOBLOCK)
 
 
 def main() -> int:
@@ -314,14 +314,14 @@ def main() -> int:
             parts = build_parts(launch.config, pid=os.getpid())
             core = core_over(parts, launch.config)
         except StartupError as error:
-            events.send(msgspec.msgpack.encode(protocol.Unable(CarriedError.of(error))))
+            events.send(msgspec.msgpack.encode(protocol.StartFailed(CarriedError.of(error))))
             return error.exit_code
         # The model stays for ever, so the garbage collector need not look at it; imported modules are frozen already.
         gc.collect()
         gc.freeze()
         every_s = beat_every_s(launch.config.heartbeat_timeout_s)
         try:
-            with Heart(context, launch.address("events"), every_s=every_s) as heart:
+            with HeartbeatThread(context, launch.address("events"), every_s=every_s) as heart:
                 sleeper = Sleeper(core, storage=parts.storage, renewal=parts.renewal)
                 EngineLoop(core, heart, renewal=parts.renewal, sleeper=sleeper, commands=commands, events=events).run()
         finally:

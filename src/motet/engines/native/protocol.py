@@ -15,14 +15,14 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from motet.config import EngineConfig
-from motet.engines.base import PreparedWeights
+from motet.engine import PreparedWeights
 from motet.engines.wire import CarriedError
 from motet.errors import StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
+from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import CheckpointKind
-from motet.stats import EngineStats
+from motet.settings.server_config import EngineConfig
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, GenerateRequest, GroupDelta
 
@@ -166,13 +166,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
 
 
-class Unable(msgspec.Struct, frozen=True, tag=True):
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start; the process ends after this."""
 
     error: CarriedError
 
 
-class Stepped(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class StepReport(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The results of a step; the fields are those of `core.StepResult`."""
 
     deltas: list[GroupDelta] = []
@@ -218,14 +218,16 @@ class Obeyed(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life. It has a connection of its own, so it may overtake other events."""
 
     busy_s: float
     """Seconds that the present step has taken so far; 0 between two steps."""
 
 
-Event = Ready | Unable | Stepped | Connected | Stats | WeightsPrepared | Renewed | Checksums | Obeyed | Beat
+Event = (
+    Ready | StartFailed | StepReport | Connected | Stats | WeightsPrepared | Renewed | Checksums | Obeyed | Heartbeat
+)
 
 
 class Pipes:

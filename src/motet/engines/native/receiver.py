@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from motet.config import environment
-from motet.engines.base import TrainerGroup, Workers
+from motet.engine import TrainerGroup, Workers
 from motet.engines.native.spawn import engine_environ
 from motet.errors import EngineError
 from motet.models.checkpoint import TensorFacts
+from motet.settings.server_config import environment
 
 LIBRARY = "libnccl.so.2"
 """The name under which torch for CUDA has loaded it."""

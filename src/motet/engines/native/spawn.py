@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from motet.config import environment
-from motet.engines.native.protocol import Beat, Event, Launch, Pipes, Ready, Unable
+from motet.engines.native.protocol import Event, Heartbeat, Launch, Pipes, Ready, StartFailed
 from motet.errors import StartupError
+from motet.settings.server_config import environment
 from motet.types import EngineInfo
 
 LAST_WORDS_S = 1.0
@@ -63,7 +63,7 @@ async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
         match event.result():
             case Ready(info):
                 return info
-            case Unable(error):
+            case StartFailed(error):
                 raise error.error()
             case other:
                 raise StartupError(f"the engine process began with {type(other).__name__}")
@@ -74,7 +74,7 @@ async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
 
 
 async def _first_but_beats(pipes: Pipes) -> Event:
-    while isinstance(event := await pipes.receive(), Beat):
+    while isinstance(event := await pipes.receive(), Heartbeat):
         pass
     return event
 
@@ -89,7 +89,7 @@ def beat_every_s(silence_s: float) -> float:
     return min(BEAT_S, silence_s / BEATS_A_TIMEOUT)
 
 
-class Pulse:
+class LivenessCheck:
     """Decides if an engine process is still alive: `heard` is called at every event, `look` every `look_every_s`.
 
     A silence counts only if this process was listening. If a look comes late, this process was itself stopped or too

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from motet.engines.base import PreparedWeights
+from motet.engine import PreparedWeights
 from motet.engines.native.fingerprint import MODEL_DIGITS
 from motet.engines.native.memory import give_back
 from motet.engines.native.protocol import Checksums, PrepareWeights, WeightsPrepared

@@ -1,6 +1,6 @@
 """Bodies in OpenAI's form: requests to text upstreams, and their answers. Pure.
 
-    TextRequest ──► UpstreamAsk.body() ──► server ──► read_chunk ──Merge──► TextStep
+    TextRequest ──► UpstreamCall.body() ──► server ──► read_chunk ──Merge──► TextStep
 
 A group is sent as one request, or as one for each choice. All fields go as the client wrote them, except
 
@@ -31,7 +31,7 @@ import msgspec
 from msgspec.structs import replace
 
 from motet.engines.openai import OpenAIError, any_error_in
-from motet.engines.upstream.base import Fields, TextPiece, TextRequest, TextRoute, TextStep
+from motet.engines.upstream.text_source import Fields, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError, WorkerFaultError
 from motet.types import FinishReason, Usage
@@ -40,7 +40,7 @@ INCLUDE_USAGE = msgspec.Raw(b'{"include_usage":true}')
 
 
 @dataclass(frozen=True)
-class UpstreamAsk:
+class UpstreamCall:
     request: TextRequest
     wants_usage: bool
     """True if a stream is asked for its usage."""
@@ -73,11 +73,11 @@ class UpstreamAsk:
         return msgspec.json.encode(fields)
 
 
-def ask_at_once(request: TextRequest, *, wants_usage: bool) -> list[UpstreamAsk]:
-    return [UpstreamAsk(request, wants_usage, 0, request.num_choices)]
+def ask_at_once(request: TextRequest, *, wants_usage: bool) -> list[UpstreamCall]:
+    return [UpstreamCall(request, wants_usage, 0, request.num_choices)]
 
 
-def ask_singly(request: TextRequest, *, wants_usage: bool) -> list[UpstreamAsk]:
+def ask_singly(request: TextRequest, *, wants_usage: bool) -> list[UpstreamCall]:
     """Returns a request for each choice. Raises RequestError for `best_of`, which single requests cannot give."""
     if request.num_choices > 1 and request.best_of is not None and request.best_of > request.n:
         raise RequestError(
@@ -85,10 +85,10 @@ def ask_singly(request: TextRequest, *, wants_usage: bool) -> list[UpstreamAsk]:
             param="best_of",
             code="unsupported_parameter",
         )
-    return [UpstreamAsk(request, wants_usage, number, 1) for number in range(request.num_choices)]
+    return [UpstreamCall(request, wants_usage, number, 1) for number in range(request.num_choices)]
 
 
-def usage_of(asks: Sequence[UpstreamAsk], told: Mapping[int, Usage]) -> Usage | None:
+def usage_of(asks: Sequence[UpstreamCall], told: Mapping[int, Usage]) -> Usage | None:
     """Returns the usage of a group: each prompt once, the choices summed; None if one request has not reported it,
     since nothing is guessed. `told`: the reports, by the first choice of each request that has ended."""
     if len(told) < len(asks):

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from motet.engines.base import WorkerState
+from motet.engine import WorkerState
 from motet.engines.openai import ListedModel, ListedModels, read_json
 from motet.engines.wire import EngineReport
 from motet.errors import OtherServerError
 from motet.ids import ModelName
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineInfo, EngineKind, ModelCard, Role
 
@@ -161,7 +161,7 @@ class EventSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class ServerStart:
     """The facts that do not change from one start of a server to the next."""
 
     engine_id: str
@@ -189,7 +189,7 @@ def event_source_in(body: bytes) -> EventSource | None:
 
 
 def report_of(
-    url: str, start: Start, *, scrape: VLLMScrape, cards: Sequence[ListedModel], role: Role | None
+    url: str, start: ServerStart, *, scrape: VLLMScrape, cards: Sequence[ListedModel], role: Role | None
 ) -> EngineReport:
     address = urlsplit(url)
     host = address.hostname or ""

@@ -18,7 +18,7 @@ class NotACall(Exception):
 
 
 @dataclass(frozen=True)
-class Span:
+class TextSpan:
     """`text[start:end]`; it ends with the text where it is not `whole`."""
 
     start: int
@@ -88,9 +88,9 @@ class Cursor:
         start, self.place = self.place, min(ends)
         return self.text[start : self.place]
 
-    def value(self) -> Span:
+    def value(self) -> TextSpan:
         """Reads the JSON value that begins here; its strings may contain control characters."""
-        unfinished = Span(self.place, len(self.text), whole=False)
+        unfinished = TextSpan(self.place, len(self.text), whole=False)
         expected, closing = VALUE, list[str]()
         while True:
             self.space()
@@ -108,7 +108,7 @@ class Cursor:
                 self.place += 1
                 expected = _behind(char, closing)
             if not closing and expected == BEHIND:
-                return Span(unfinished.start, self.place, whole=True)
+                return TextSpan(unfinished.start, self.place, whole=True)
 
     def _string(self) -> bool:
         match = _STRING.match(self.text, self.place)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from motet.errors import GrammarError
-from motet.text.tools.base import Tool, ToolMode, ToolRules
+from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 from motet.text.tools.typed import property_schema, quoted, types_of
 
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

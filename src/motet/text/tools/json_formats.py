@@ -17,7 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from motet.text.tokenizer import SENTENCEPIECE_SPACE
-from motet.text.tools.base import (
+from motet.text.tools.cursor import Cursor, EndOfText, NotACall, TextSpan, can_be_sent, decoded, repaired
+from motet.text.tools.grammar import NEWLINE, bare, call_rules, document, json_objects, repeated, tag, tagged
+from motet.text.tools.tool_format import (
     ParsedCall,
     Tool,
     ToolFormat,
@@ -27,8 +29,6 @@ from motet.text.tools.base import (
     tool_named,
     tool_until,
 )
-from motet.text.tools.cursor import Cursor, EndOfText, NotACall, Span, can_be_sent, decoded, repaired
-from motet.text.tools.grammar import NEWLINE, bare, call_rules, document, json_objects, repeated, tag, tagged
 from motet.text.tools.typed import quoted
 
 ARGUMENTS = ("arguments", "parameters")
@@ -271,7 +271,7 @@ def _one_object(cursor: Cursor, tools: Sequence[Tool], *, exact: bool = False) -
     `exact`: it must have arguments and only the keys of calls, since no tag says that it is a call.
     """
     cursor.literal("{")
-    members: dict[str, Span] = {}
+    members: dict[str, TextSpan] = {}
     try:
         _read_members(cursor, members, exact=exact)
         closed = True
@@ -285,7 +285,7 @@ def _one_object(cursor: Cursor, tools: Sequence[Tool], *, exact: bool = False) -
         raise EndOfText
 
 
-def _read_members(cursor: Cursor, members: dict[str, Span], *, exact: bool) -> None:
+def _read_members(cursor: Cursor, members: dict[str, TextSpan], *, exact: bool) -> None:
     """Reads keys and values into `members` up to the closing brace. Raises `EndOfText` if the text ends before."""
     cursor.space()
     while not cursor.maybe("}"):
@@ -308,7 +308,7 @@ def _read_members(cursor: Cursor, members: dict[str, Span], *, exact: bool) -> N
 
 
 def _call_of(
-    cursor: Cursor, members: Mapping[str, Span], *, tools: Sequence[Tool], closed: bool, exact: bool
+    cursor: Cursor, members: Mapping[str, TextSpan], *, tools: Sequence[Tool], closed: bool, exact: bool
 ) -> ParsedCall | None:
     """Returns the call of an object, `closed` or begun; None before its name and its arguments have begun."""
     named = members.get("name")
@@ -351,7 +351,7 @@ def json_arguments_of(cursor: Cursor, tool: Tool) -> CallStream:
         raise EndOfText
 
 
-def _from_value(text: str, name: str, *, span: Span, closed: bool) -> ParsedCall | None:
+def _from_value(text: str, name: str, *, span: TextSpan, closed: bool) -> ParsedCall | None:
     """Returns a call with the arguments in `span`; `closed`: whole arguments make it whole."""
     start = text[span.start]
     if start == "{":
@@ -366,7 +366,7 @@ def _from_value(text: str, name: str, *, span: Span, closed: bool) -> ParsedCall
     return ParsedCall(name, value.strip(), whole=True) if closed else None
 
 
-def _from_object(text: str, name: str, *, span: Span, closed: bool) -> ParsedCall | None:
+def _from_object(text: str, name: str, *, span: TextSpan, closed: bool) -> ParsedCall | None:
     """Returns None while there is only a brace: the next character shows if it is JSON."""
     written = repaired(text[span.start : span.end])
     if span.whole and closed:

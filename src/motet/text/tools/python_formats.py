@@ -13,9 +13,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from motet.text.tools.base import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_until
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
 from motet.text.tools.grammar import NEWLINE, bare, call_rules, document, keyword_arguments, repeated, tag, tagged
+from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_until
 from motet.text.tools.typed import quoted
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"

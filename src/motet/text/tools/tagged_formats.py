@@ -19,10 +19,10 @@ glm45: GLM 4.5 and 4.6, where only the end of the region shows that a call has n
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from motet.text.stop import StopMatcher, StopStrings
-from motet.text.tools.base import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_named, tool_until
+from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
 from motet.text.tools.grammar import NEWLINE, arguments_of_tool, call_rules, document, json_rule, repeated, tag, tagged
+from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_named, tool_until
 from motet.text.tools.typed import as_json, property_schema, quoted, types_of
 
 
@@ -70,7 +70,7 @@ class CallTags:
             if not opened:
                 cursor.literal(self.call)
             opened = False
-            call = WrittenCall(self._tool(cursor, tools))
+            call = CallWriter(self._tool(cursor, tools))
             try:
                 cursor.literal(self.named.strip())
                 cursor.space()
@@ -175,7 +175,7 @@ GLM45 = CallTags(
 )
 
 
-class WrittenCall:
+class CallWriter:
     """Makes one JSON object of a call's arguments, which come one by one as text."""
 
     def __init__(self, tool: Tool) -> None:

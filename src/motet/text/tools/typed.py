@@ -8,8 +8,8 @@ import ast
 import json
 from collections.abc import Mapping
 
-from motet.text.tools.base import Tool
 from motet.text.tools.cursor import NotACall, can_be_sent, decoded
+from motet.text.tools.tool_format import Tool
 
 ANY = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 MAX_REFERENCES = 16

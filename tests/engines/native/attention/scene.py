@@ -6,8 +6,7 @@ names. All other memory holds garbage.
 """
 
 import random
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice, pairwise
@@ -15,19 +14,19 @@ from itertools import accumulate, islice, pairwise
 import torch
 from hypothesis import strategies as st
 
-from motet.engines.native.attention.group import Scores, StepAttention
+from motet.engines.native.attention.group_attention import Scores, StepAttention
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs, build_inputs
-from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
 from motet.engines.native.step.run import LayerAttention
-from motet.engines.native.step.sequence import Group, Sequence, blocks_for
+from motet.engines.native.step.sequence import ChoiceSequence, Group, blocks_for
+from motet.engines.native.step.step_plan import StepPlan, TailChunk, TrunkChunk
 from motet.types import ChoiceStart
 from tests.engines.native.paper import group_of, request
 
 BLOCK_SIZE = 8
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 5e-6}
 """The tolerance for bf16 is large, as it has 8 bits: kernels round their weights to it, and the merge its parts."""
-Owner = Group | Sequence
+Owner = Group | ChoiceSequence
 Chunk = TailChunk | TrunkChunk
 
 
@@ -105,7 +104,7 @@ class Scene:
     def decoding(
         self,
         prompt_len: int,
-        tails: SequenceOf[tuple[int, int]],
+        tails: Sequence[tuple[int, int]],
         *,
         fragmented: bool = False,
         stem: Group | None = None,
@@ -129,13 +128,13 @@ class Scene:
         """Makes a group that runs positions [begin, end) of its prompt."""
         return TrunkChunk(self._group(prompt_len, [ChoiceStart(0, 0)], fragmented=fragmented), begin, end)
 
-    def attend(self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rule: Rule) -> list[torch.Tensor]:
+    def attend(self, tails: Sequence[TailChunk], trunks: Sequence[TrunkChunk], rule: Rule) -> list[torch.Tensor]:
         """Runs one step of one layer; returns the output [rows, num_heads, head_dim] of each chunk, in order."""
         (outputs,) = self.attend_layers(tails, trunks, [rule])
         return outputs
 
     def attend_layers(
-        self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rules: SequenceOf[Rule]
+        self, tails: Sequence[TailChunk], trunks: Sequence[TrunkChunk], rules: Sequence[Rule]
     ) -> list[list[torch.Tensor]]:
         """Runs one step of several layers that differ only in their rules; returns the outputs of each layer."""
         chunks: list[Chunk] = [*tails, *trunks]
@@ -159,7 +158,7 @@ class Scene:
         torch.testing.assert_close(output.double(), self.definition(chunk, rule), atol=tolerance, rtol=tolerance)
 
     def assert_step_right(
-        self, tails: SequenceOf[TailChunk], trunks: SequenceOf[TrunkChunk], rule: Rule | None = None
+        self, tails: Sequence[TailChunk], trunks: Sequence[TrunkChunk], rule: Rule | None = None
     ) -> list[torch.Tensor]:
         """Checks every output of a step against the definition, and returns them."""
         rule = rule or Rule()
@@ -173,7 +172,7 @@ class Scene:
         """Computes the output by the textbook, in float64: each row against all keys that it may see."""
         owner = _owner(chunk)
         parts, first = [self.vectors[owner]], 0
-        if isinstance(owner, Sequence):
+        if isinstance(owner, ChoiceSequence):
             parts.insert(0, self.vectors[owner.group])
             first = len(owner.group.prompt)
         siblings = self.shape.num_heads // self.shape.num_kv_heads
@@ -228,7 +227,7 @@ class Scene:
         padding = self.random(rows - flat.shape[0], flat.shape[1])
         return torch.cat([flat, padding]).transpose(0, 1).unsqueeze(0).to(self._device)
 
-    def _storage(self, chunks: SequenceOf[Chunk]) -> KVStorage:
+    def _storage(self, chunks: Sequence[Chunk]) -> KVStorage:
         """Returns memory with the KV that was computed before this step, and garbage everywhere else."""
         shape, size = self.shape, BLOCK_SIZE
         layout = KVLayout(1, size, shape.num_kv_heads, shape.head_dim, shape.dtype)
@@ -240,7 +239,7 @@ class Scene:
         for chunk in chunks:
             owner = _owner(chunk)
             computed = [(owner, chunk.begin)]
-            if isinstance(owner, Sequence):
+            if isinstance(owner, ChoiceSequence):
                 computed.append((owner.group, len(owner.group.prompt)))
             for one, count in computed:
                 places = [one.blocks[p // size] * size + p % size for p in range(count)]

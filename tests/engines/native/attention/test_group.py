@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.step.plan import TailChunk, TrunkChunk
+from motet.engines.native.step.step_plan import TailChunk, TrunkChunk
 from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, Rule, Scene, Shape, reading
 from tests.pairwise import each_once, pairwise
 from tests.property_settings import examples

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from motet.engines.native.attention.group import Kernel, flash_cpu, kernel_for, merge, plain
+from motet.engines.native.attention.group_attention import Kernel, flash_cpu, kernel_for, merge, plain
 
 KERNELS: list[Kernel] = [flash_cpu, plain]
 MINUS_INFINITY = float("-inf")

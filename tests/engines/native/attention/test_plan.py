@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.native.attention.plan import TailReads, padded_keys, pieces
+from motet.engines.native.attention.attention_plan import TailReads, padded_keys, pieces
 
 
 def test_few_keys_are_padded_to_multiples_of_64_and_more_to_multiples_of_512() -> None:

@@ -8,19 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.attention.group import StepAttention
-from motet.engines.native.attention.plan import STRETCH, TrunkRead, num_stretches
-from motet.engines.native.attention.trees import MOST_LEVELS, Worth, branches, keys_joined
+from motet.engines.native.attention.attention_plan import STRETCH, TrunkRead, num_stretches
+from motet.engines.native.attention.group_attention import StepAttention
+from motet.engines.native.attention.trees import MOST_LEVELS, SharingGain, branches, keys_joined
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import StepInputs
-from motet.engines.native.step.plan import TailChunk
 from motet.engines.native.step.run import LayerAttention
+from motet.engines.native.step.step_plan import TailChunk
 from tests.engines.native.attention.scene import Rule, Scene, Shape, tree
 from tests.property_settings import examples
 
 SIZE = 32
 """Tokens in a block of the trunks on paper: a stretch has eight."""
-ALWAYS = Worth(rows_at_once=10**6, least_keys=0)
+ALWAYS = SharingGain(rows_at_once=10**6, least_keys=0)
 SHAPES = [
     Shape(4, 2, 32, torch.bfloat16),
     Shape(6, 2, 16),
@@ -103,7 +103,7 @@ def trunks(*tables: Sequence[int], rows: int = 1, missing: int = 0) -> list[Trun
     ]
 
 
-def grown(reads: Sequence[TrunkRead], worth: Worth = ALWAYS) -> list[tuple[int, int, int, int]]:
+def grown(reads: Sequence[TrunkRead], worth: SharingGain = ALWAYS) -> list[tuple[int, int, int, int]]:
     """Returns the branches as (first row, end of rows, first key, end of keys)."""
     found = branches(reads, block_size=SIZE, worth=worth)
     return [(one.begin, one.end, one.begin_key, one.end_key) for one in found]
@@ -151,7 +151,7 @@ def test_a_trunk_shorter_than_two_stretches_is_not_cut() -> None:
 
 def test_a_branch_that_saves_too_little_is_not_made_but_those_that_would_grow_from_it_are() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *LEFT], [*STEM, *LEFT, 1], [*STEM[:8], *RIGHT])
-    assert grown(reads, Worth(rows_at_once=10, least_keys=1000)) == [
+    assert grown(reads, SharingGain(rows_at_once=10, least_keys=1000)) == [
         (0, 3, 0, 1024),
         (0, 1, 1024, 1280),
         (1, 2, 1024, 1280),
@@ -162,8 +162,8 @@ def test_a_branch_that_saves_too_little_is_not_made_but_those_that_would_grow_fr
 
 def test_groups_that_fill_a_reading_by_themselves_are_read_alone() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *RIGHT], rows=16)
-    assert len(grown(reads, Worth(rows_at_once=16, least_keys=1))) == 2
-    assert len(grown(reads, Worth(rows_at_once=32, least_keys=1))) == 3
+    assert len(grown(reads, SharingGain(rows_at_once=16, least_keys=1))) == 2
+    assert len(grown(reads, SharingGain(rows_at_once=32, least_keys=1))) == 3
 
 
 def test_a_row_shares_few_branches_however_deep_the_tree_is() -> None:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.attention.plan import AttentionPlan, PromptRead, TailReads, TrunkRead, padded_keys
+from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead, TailReads, TrunkRead, padded_keys
 from motet.engines.native.build import build_parts
-from motet.engines.native.cpu.runner import CpuRunner
-from motet.engines.native.cpu.weights import PackedModel
+from motet.engines.native.cpu.cpu_runner import CpuRunner
+from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.model import load_model, read_config
 from motet.engines.native.step.inputs import StepInputs

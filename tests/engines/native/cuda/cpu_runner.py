@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from motet.engines.native.build import Parts, build_parts
+from motet.engines.native.cuda.cuda_runner import CudaRunner, Replay
 from motet.engines.native.cuda.launch import Operators
 from motet.engines.native.cuda.layers import fuse
-from motet.engines.native.cuda.runner import CudaRunner, Replay
 from motet.engines.native.cuda.work import Geometry
 from motet.engines.native.model import load_model, read_config
 from tests.engines.native.cuda.plain_operators import PlainOperators

@@ -7,7 +7,7 @@ kernels themselves are compared with it.
 import torch
 import torch.nn.functional as F
 
-from motet.engines.native.attention.group import Scores
+from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators, Turns
 
 

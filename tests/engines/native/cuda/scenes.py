@@ -3,13 +3,13 @@
 import torch
 from hypothesis import strategies as st
 
-from motet.engines.native.attention.group import Scores
+from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cuda.launch import CudaStep, Operators, StepScratch, views
 from motet.engines.native.cuda.work import WIDE, Geometry, Sections, bucket_lengths, fill, most_parts, places, plan_work
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import StepInputs
-from motet.engines.native.step.plan import TailChunk
 from motet.engines.native.step.run import LayerAttention
+from motet.engines.native.step.step_plan import TailChunk
 from tests.engines.native.attention.scene import BLOCK_SIZE, MakeStep, Rule, Scene, Shape
 
 LENGTHS = st.integers(1, 90) | st.sampled_from([300])

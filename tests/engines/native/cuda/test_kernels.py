@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.engines.native.attention.group import Scores
+from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators, StepScratch, views
 from motet.engines.native.cuda.work import NARROW, WIDE, Geometry, Sections, places

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cuda.runner import CudaRunner
+from motet.engines.native.cuda.cuda_runner import CudaRunner
 from motet.errors import EngineError
 from motet.types import GenerateRequest
 from tests.engines.native.conftest import Expected

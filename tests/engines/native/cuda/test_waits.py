@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from motet.engines.native.attention.group import Scores
+from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cuda.launch import CudaStep, Norms, Turns
 from motet.engines.native.sample.filters import TorchFilters

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.attention.plan import Ints
+from motet.engines.native.attention.attention_plan import Ints
 from motet.engines.native.cuda.work import Geometry, Sections, bucket_lengths, buckets, plan_work
 from motet.engines.native.step.inputs import build_inputs
-from motet.engines.native.step.plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.step.step_plan import StepPlan, TailChunk, TrunkChunk
 from tests.engines.native.attention.scene import BLOCK_SIZE, Scene, Shape, reading
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.scenes import LENGTHS, RULES, decoding, steps_with

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import torch
 
-from motet.config import environment
+from motet.settings.server_config import environment
 
 INTERPRETED = environment().get("TRITON_INTERPRET") == "1"
 """Triton decides when it is imported, so a test run has either the interpreter or the compiler."""

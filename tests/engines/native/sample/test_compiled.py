@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from motet.engines.native.cpu.library import KINDS
-from motet.engines.native.sample.compiled import CompiledDraws
+from motet.engines.native.sample.compiled_draws import CompiledDraws
 from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.sampler import Sampler

@@ -11,7 +11,7 @@ import torch
 
 from motet.engines.native.cpu.library import KINDS
 from motet.engines.native.sample.candidates import masses
-from motet.engines.native.sample.compiled import CompiledDraws
+from motet.engines.native.sample.compiled_draws import CompiledDraws
 from motet.engines.native.sample.filters import Filters, TorchFilters
 from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.sampler import Sampler

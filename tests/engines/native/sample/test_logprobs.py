@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from motet.engines.native.sample.lanes import SampleRow
-from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.grammar.compiled import fill_masks, mask_words
+from motet.engines.native.sample.top_logprobs import prompt_logprobs
+from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.types import LogprobsMode, SamplingParams, TokenLogprob
 from tests.engines.native.grammars import EOS_IDS, NUMBER, matcher_of
 from tests.engines.native.sample.reference import Past, edited, weights

@@ -12,7 +12,7 @@ from motet.engines.native.sample.edits import Masks
 from motet.engines.native.sample.lanes import SampleRow, plan_batches
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.grammar.compiled import fill_masks, mask_words
+from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.types import Grammar, SamplingParams
 from tests.engines.native.grammars import EOS_IDS, NUMBER, PERSON, WORD, matcher_of, tiny_tokenizer
 from tests.engines.native.sample.ways import WAYS

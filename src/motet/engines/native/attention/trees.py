@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
-from motet.engines.native.attention.plan import STRETCH, StretchRead, TrunkRead, num_stretches
+from motet.engines.native.attention.attention_plan import STRETCH, StretchRead, TrunkRead, num_stretches
 
 MOST_LEVELS = 4
 """Most branches, one behind the other, that a row shares with others. So a step has few items more than rows, and a
@@ -24,7 +24,7 @@ graph has room for all of them."""
 
 
 @dataclass(frozen=True)
-class Worth:
+class SharingGain:
     """What a device gains by reading together. Keys are read once for `rows_at_once` rows, so groups that have so many
     each gain nothing; a branch must save `least_keys` readings of a key."""
 
@@ -78,7 +78,7 @@ class Branch:
             yield StretchRead(self.begin, self.end, positions, equal, rest, (table[equal * size :],))
 
 
-def branches(trunks: Sequence[TrunkRead], *, block_size: int, worth: Worth) -> list[Branch]:
+def branches(trunks: Sequence[TrunkRead], *, block_size: int, worth: SharingGain) -> list[Branch]:
     """Returns the branches in which all rows read all keys of their trunks; those of each row in order of position."""
     return _Tree(trunks, block_size=block_size, worth=worth).branches
 
@@ -91,7 +91,7 @@ def keys_joined(branches: Sequence[Branch]) -> int:
 class _Tree:
     """Grows branches over trunks. The work for each trunk does not grow with its length, but for comparing tables."""
 
-    def __init__(self, trunks: Sequence[TrunkRead], *, block_size: int, worth: Worth) -> None:
+    def __init__(self, trunks: Sequence[TrunkRead], *, block_size: int, worth: SharingGain) -> None:
         self._trunks = trunks
         self._worth = worth
         self._common = [0, *(_num_common(one, other, block_size=block_size) for one, other in pairwise(trunks))]

@@ -151,7 +151,7 @@ class Arena:
 
 
 @dataclass(eq=False)
-class Memory:
+class PackedMemory:
     """All that a packed model's structs point to, besides the KV cache."""
 
     arena: Arena
@@ -161,13 +161,13 @@ class Memory:
     rows: list[int] = field(default_factory=list)
     """Numbers of those of `kept` that are embeddings."""
 
-    def copied(self, *, empty: bool) -> tuple["Memory", dict[int, int]]:
+    def copied(self, *, empty: bool) -> tuple["PackedMemory", dict[int, int]]:
         """Returns a copy, and the address there of each tensor by its address here. `empty`: its panels are zeros."""
         arena = Arena.like(self.arena, empty=empty)
         kept = [self.arena.moved(tensor, arena.memory) for tensor in self.kept]
         of = {id(old): new for old, new in zip(self.kept, kept, strict=True)}
         addresses = {old.data_ptr(): new.data_ptr() for old, new in zip(self.kept, kept, strict=True)}
-        return Memory(arena, kept, [panels.moved(of) for panels in self.products], self.rows), addresses
+        return PackedMemory(arena, kept, [panels.moved(of) for panels in self.products], self.rows), addresses
 
     def forget(self) -> None:
         """Gives all large weights back to the system until they are next written. Angles and norms stay: together they
@@ -177,14 +177,14 @@ class Memory:
             give_back(self.kept[number])
 
 
-Write = Callable[[Memory, torch.Tensor], None]
+Write = Callable[[PackedMemory, torch.Tensor], None]
 """Writes a tensor of the checkpoint, in the engine's dtype, into the memory of a packed model."""
-Read = Callable[[Memory], list[torch.Tensor]]
+Read = Callable[[PackedMemory], list[torch.Tensor]]
 """Returns the numbers that have become of a tensor: it itself, or what the kernels need of it."""
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Where one tensor of the checkpoint lies in a packed model."""
 
     shape: tuple[int, ...]
@@ -193,7 +193,7 @@ class Place:
 
 
 def write_columns(
-    memory: Memory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
+    memory: PackedMemory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
 ) -> None:
     """Packs a weight over its columns of a product."""
     whole, lanes = memory.products[product], c.PANEL // 2
@@ -211,7 +211,7 @@ def write_columns(
     whole.scales.view(-1, 2, lanes)[here, sides] = scales.view(-1, 2, lanes)[:, sides]
 
 
-def read_columns(memory: Memory, *, product: int, columns: Columns, count: int) -> list[torch.Tensor]:
+def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count: int) -> list[torch.Tensor]:
     """Returns the columns of a weight in a product, [columns, depth], and the scales of int8."""
     whole = memory.products[product]
     here = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
@@ -221,7 +221,7 @@ def read_columns(memory: Memory, *, product: int, columns: Columns, count: int) 
     return [numbers] if whole.scales is None else [numbers, whole.scales.view(-1, c.PANEL // 2)[here].flatten()[:count]]
 
 
-def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
+def write_bias(memory: PackedMemory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
     """Writes a bias over its part of that of a product."""
     whole, lanes = memory.kept[kept], c.PANEL // 2
     if columns.side is None:
@@ -230,18 +230,18 @@ def write_bias(memory: Memory, bias: torch.Tensor, *, kept: int, columns: Column
         whole.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
 
 
-def read_bias(memory: Memory, *, kept: int, columns: Columns, count: int) -> list[torch.Tensor]:
+def read_bias(memory: PackedMemory, *, kept: int, columns: Columns, count: int) -> list[torch.Tensor]:
     whole, lanes = memory.kept[kept], c.PANEL // 2
     if columns.side is None:
         return [whole.view(-1)[columns.begin : columns.begin + count]]
     return [whole.view(-1, 2, lanes)[:, columns.side].flatten()]
 
 
-def write_numbers(memory: Memory, weight: torch.Tensor, *, kept: int, more: float = 0.0) -> None:
+def write_numbers(memory: PackedMemory, weight: torch.Tensor, *, kept: int, more: float = 0.0) -> None:
     """Writes embeddings, or the factors of a norm, which are `more` than its weight."""
     numbers = memory.kept[kept]
     numbers.copy_(weight.to(numbers.dtype) + more)
 
 
-def read_numbers(memory: Memory, *, kept: int) -> list[torch.Tensor]:
+def read_numbers(memory: PackedMemory, *, kept: int) -> list[torch.Tensor]:
     return [memory.kept[kept]]

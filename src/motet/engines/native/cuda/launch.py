@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from motet.engines.native.attention.group import Scores
+from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cuda.work import ITEM_INTS, Geometry, Sections, places
 from motet.engines.native.kv.storage import KVStorage
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from motet.engines.native.attention.group import Scores
-from motet.engines.native.cpu.weights import activation_of, layer_scores, norm_offset, norm_weight
+from motet.engines.native.attention.group_attention import Scores
+from motet.engines.native.cpu.packed_weights import activation_of, layer_scores, norm_offset, norm_weight
 from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators
 from motet.engines.native.weights import Slot, TensorWeights, names_of, tied_names
 

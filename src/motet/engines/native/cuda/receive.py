@@ -27,7 +27,7 @@ import msgspec
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports it
 
-from motet.engines.base import TrainerGroup
+from motet.engine import TrainerGroup
 from motet.engines.native.cuda.nccl import ID_KEY, Communicator, Nccl, NcclError, connect_store, first_line, join
 from motet.engines.native.receiver import Answer, Join, Order, Receive
 from motet.models.checkpoint import ITEM_BYTES, TensorFacts, write_all
@@ -63,7 +63,7 @@ def pieces_of(tensors: Sequence[TensorFacts], group: TrainerGroup) -> Iterator[P
         yield Piece(num_bytes, torch.uint8)
 
 
-class Member:
+class TrainerRank:
     """This process as a rank of the trainer's group."""
 
     def __init__(self, order: Join, answers: BinaryIO) -> None:
@@ -166,12 +166,12 @@ def main() -> int:
     os.dup2(2, 1)  # NCCL logs there
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
-    member: Member | None = None
+    member: TrainerRank | None = None
     while True:
         order = orders.get()
         try:
             if isinstance(order, Join):
-                member = Member(order, answers)
+                member = TrainerRank(order, answers)
             elif member is not None:
                 member.receive(order)
         except (NcclError, RuntimeError, OSError) as error:  # torch's errors of a full GPU are RuntimeErrors

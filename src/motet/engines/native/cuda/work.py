@@ -20,8 +20,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from motet.engines.native.attention.plan import Ints, PromptRead, Table, TrunkRead, ints
-from motet.engines.native.attention.trees import MOST_LEVELS, Worth, branches, keys_joined
+from motet.engines.native.attention.attention_plan import Ints, PromptRead, Table, TrunkRead, ints
+from motet.engines.native.attention.trees import MOST_LEVELS, SharingGain, branches, keys_joined
 from motet.engines.native.step.inputs import StepInputs
 
 NARROW, WIDE = 16, 64
@@ -114,8 +114,8 @@ class Geometry:
         return max(self.widest, self.narrow)
 
     @property
-    def worth(self) -> Worth:
-        return Worth(self.wide // self.siblings, LEAST_SPAN)
+    def worth(self) -> SharingGain:
+        return SharingGain(self.wide // self.siblings, LEAST_SPAN)
 
     @property
     def spare(self) -> int:
@@ -153,7 +153,7 @@ class _Tile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """All that the device needs to know of a step."""
 
     ints: Sections[Ints]
@@ -161,12 +161,12 @@ class Work:
     """See `ModelRunner`."""
 
 
-def plan_work(inputs: StepInputs, geometry: Geometry) -> Work:
+def plan_work(inputs: StepInputs, geometry: Geometry) -> StepWork:
     """Cuts the work of a step. Rows that pad the batch take no part in its attention."""
     reads, joined = _trunk_reads(inputs.attention.trunks, geometry)
     reads += [*_tail_reads(inputs), *_prompt_reads(inputs.attention.prompts)]
     tiles = [tile for read in reads for tile in _tiles(read, geometry)]
-    return Work(_laid_out(inputs, tiles, spare=geometry.spare), joined)
+    return StepWork(_laid_out(inputs, tiles, spare=geometry.spare), joined)
 
 
 def _laid_out(inputs: StepInputs, tiles: Sequence[_Tile], *, spare: int) -> Sections[Ints]:

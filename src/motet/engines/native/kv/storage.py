@@ -16,7 +16,7 @@ import torch
 
 from motet.engines.native.memory import give_back, huge_pages
 from motet.transfer.proof import Proof
-from motet.transfer.transport import KVFacts, Memory
+from motet.transfer.transport import KVFacts, RegisteredMemory
 
 KEY_PADDING = 512
 """The most keys that a view may run past the end of a table."""
@@ -69,11 +69,11 @@ class KVStorage:
     def num_layers(self) -> int:
         return len(self.keys)
 
-    def memory(self, proof: Proof) -> Memory:
+    def memory(self, proof: Proof) -> RegisteredMemory:
         """Describes the place of the memory, for readers in other processes."""
         layers = [*self.keys, *self.values]
         _, kv_heads, head_dim = layers[0].shape
-        return Memory(
+        return RegisteredMemory(
             regions=tuple(layer.data_ptr() for layer in layers),
             region_block_bytes=self.block_size * kv_heads * head_dim * layers[0].itemsize,
             num_blocks=self.num_blocks,

@@ -16,7 +16,7 @@ import torch
 from motet.engines.native.sample.candidates import BLOCK
 from motet.engines.native.sample.lanes import uploaded, uploaded_ids
 from motet.engines.native.sample.state import ChoiceSampling, TokenBias
-from motet.grammar.compiled import fill_masks, mask_words
+from motet.grammar.compiled_grammar import fill_masks, mask_words
 
 
 def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from motet.engines.native.sample.candidates import draw_dense, leaders
-from motet.engines.native.sample.compiled import CompiledDraws, filters_for
+from motet.engines.native.sample.compiled_draws import CompiledDraws, filters_for
 from motet.engines.native.sample.edits import LaneMasks, LogitsScratch, Masks, apply_edits
 from motet.engines.native.sample.filters import Filters
 from motet.engines.native.sample.lanes import (
@@ -37,8 +37,8 @@ from motet.engines.native.sample.lanes import (
     uploaded,
     uploaded_ids,
 )
-from motet.engines.native.sample.logprobs import named_ids, score, token_logprobs, unpack
 from motet.engines.native.sample.philox import uniforms
+from motet.engines.native.sample.top_logprobs import named_ids, score, token_logprobs, unpack
 from motet.types import LogprobsMode
 
 
@@ -92,7 +92,7 @@ class Sampler:
         scores = drawn.new_empty(0, 2)
         if scored:
             k = max(params.logprobs or 0 for params in asked)
-            wanted = _Wanted(scored, drawn[:, 0].long(), named, min(k, logits.shape[1]))
+            wanted = _LogprobRequest(scored, drawn[:, 0].long(), named, min(k, logits.shape[1]))
             scores = self._score(logits, rows, wanted=wanted, batches=batches, masks=masks)
         token_ids, finite, enough, score_rows = _to_host(drawn, scores)
         logprobs = {
@@ -117,7 +117,7 @@ class Sampler:
         logits: torch.Tensor,
         rows: Sequence[SampleRow],
         *,
-        wanted: "_Wanted",
+        wanted: "_LogprobRequest",
         batches: Sequence[LaneBatch],
         masks: Sequence[LaneMasks],
     ) -> torch.Tensor:
@@ -223,7 +223,7 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _LogprobRequest:
     """The log-probabilities that the choices of an attempt want."""
 
     places: Sequence[int]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from motet.errors import GrammarError
-from motet.grammar.compiled import Matcher
+from motet.grammar.compiled_grammar import Matcher
 from motet.types import SamplingParams
 
 _ROOM = 64

@@ -1,8 +1,7 @@
 """Draws the next token of every choice that has a row of logits, and settles the step: counts the computed tokens,
 appends the new ones, frees the blocks of ended choices, and makes a delta for every group that got tokens."""
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -12,15 +11,15 @@ import torch
 from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled, SampleRow
-from motet.engines.native.sample.logprobs import prompt_logprobs
 from motet.engines.native.sample.sampler import Sampler
+from motet.engines.native.sample.top_logprobs import prompt_logprobs
 from motet.engines.native.step.inputs import Draw, PromptRows
-from motet.engines.native.step.plan import StepPlan
 from motet.engines.native.step.scheduler import Scheduler
-from motet.engines.native.step.sequence import Group, Sequence
+from motet.engines.native.step.sequence import ChoiceSequence, Group
+from motet.engines.native.step.step_plan import StepPlan
 from motet.errors import EngineError, GrammarError, MotetError
 from motet.kv_events.changes import Stored
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
 
 _DRAFT = attrgetter("draft")
@@ -30,13 +29,13 @@ NONSENSE = "the model gave numbers that are not finite"
 class DrawnToken(msgspec.Struct, frozen=True, gc=False):
     """The next token of one sequence."""
 
-    sequence: Sequence
+    sequence: ChoiceSequence
     sampled: Sampled
     more: tuple[Sampled, ...] = ()
     """The tokens after it, if drafts were right."""
 
 
-def draw_tokens(sampler: Sampler, draws: SequenceOf[Draw], *, logits: torch.Tensor) -> list[DrawnToken]:
+def draw_tokens(sampler: Sampler, draws: Sequence[Draw], *, logits: torch.Tensor) -> list[DrawnToken]:
     """Returns the next tokens of the sequences in `draws`, in their order."""
     rows = [
         SampleRow(draw.row, draw.sequence.sampling if draw.draft is None else draw.draft.state, draw.position)
@@ -130,7 +129,7 @@ class Commit:
             GroupDelta(group.request.request_id, tuple(choices), _report(group)) for group, choices in by_group.items()
         ]
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: ChoiceSequence) -> None:
         """Frees a sequence that has finished or was stopped; the prefix cache may keep its answer for later prompts."""
         if self.answers is not None:
             self.answers.keep(sequence)
@@ -160,13 +159,13 @@ class Commit:
             self.end(sequence)
         return deltas
 
-    def _append(self, sequence: Sequence, token_id: int) -> Finish | None:
+    def _append(self, sequence: ChoiceSequence, token_id: int) -> Finish | None:
         sequence.written.append(token_id)
         sequence.sampling.append(token_id)
         self.counters.generated_tokens += len(sequence.indices)
         return self.finish_of(sequence)
 
-    def _append_forced(self, sequence: Sequence) -> tuple[tuple[int, ...], Finish | None]:
+    def _append_forced(self, sequence: ChoiceSequence) -> tuple[tuple[int, ...], Finish | None]:
         """Appends the tokens that must come next, up to one that ends the choice."""
         appended, finish = [], None
         while finish is None and (forced := sequence.sampling.forced()):
@@ -178,7 +177,7 @@ class Commit:
                     break
         return tuple(appended), finish
 
-    def finish_of(self, sequence: Sequence) -> Finish | None:
+    def finish_of(self, sequence: ChoiceSequence) -> Finish | None:
         """Returns how the last token ends its choice, if it does. Stop strings are text: they end a choice from
         outside.
 
@@ -228,7 +227,7 @@ class AnswerCache:
     weights: str = ""
     """Names the weights in the names of blocks."""
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: ChoiceSequence) -> None:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
         group, size = sequence.group, self.block_size
         known = (*group.prompt, *sequence.written[: sequence.computed])
@@ -246,7 +245,7 @@ class AnswerCache:
         self.pool.publish(blocks, Stored(tuple(names[first:]), parent, tokens, bool(group.request.cache_salt)))
         self.pool.release(blocks)
 
-    def _slot(self, sequence: Sequence, position: int) -> int:
+    def _slot(self, sequence: ChoiceSequence, position: int) -> int:
         group, size = sequence.group, self.block_size
         offset = position - len(group.prompt)
         table, offset = (group.blocks, position) if offset < 0 else (sequence.blocks, offset)

@@ -21,9 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from motet.engines.native.step.plan import Draft, TailChunk
-from motet.engines.native.step.sequence import Group
-from motet.engines.native.step.sequence import Sequence as Choice
+from motet.engines.native.step.sequence import ChoiceSequence, Group
+from motet.engines.native.step.step_plan import Draft, TailChunk
 
 SPANS = (4, 2, 1)
 """Numbers of last tokens that are looked for, the surer one first."""
@@ -104,7 +103,7 @@ class History:
         self._order: deque[bytes] = deque()
         """The prompt of each answer, the oldest answer first."""
 
-    def keep(self, choice: Choice) -> None:
+    def keep(self, choice: ChoiceSequence) -> None:
         """Keeps the answer of a choice that has ended; the oldest ones make room."""
         if not choice.written:
             return
@@ -137,7 +136,7 @@ class Drafter:
     max_model_len: int
     history: History | None = None
 
-    def begin(self, choices: Sequence[Choice]) -> bool:
+    def begin(self, choices: Sequence[ChoiceSequence]) -> bool:
         """Begins a step in which these choices are written. Returns False if it should have no drafts."""
         if not self.most or len(choices) > MOST_CHOICES:
             return False
@@ -146,7 +145,7 @@ class Drafter:
             self._of(group).index.catch_up(READ_A_STEP // len(groups))
         return True
 
-    def drafts(self, choice: Choice, *, choices: int) -> list[Draft]:
+    def drafts(self, choice: ChoiceSequence, *, choices: int) -> list[Draft]:
         """Returns tokens that may follow what a choice has written, in a step of so many choices."""
         group, room = choice.group, self._room(choice)
         found, least = self._of(group), ROW_COST * choices
@@ -175,7 +174,7 @@ class Drafter:
             sure = sure or state.only_ones()
         return drafts
 
-    def learn(self, tails: Iterable[TailChunk], right: Mapping[Choice, int]) -> None:
+    def learn(self, tails: Iterable[TailChunk], right: Mapping[ChoiceSequence, int]) -> None:
         """Takes in how many of each choice's drafts in a step were right, from the first on."""
         for chunk in tails:
             count = right[chunk.sequence]
@@ -191,7 +190,7 @@ class Drafter:
             group.drafts = GroupDrafts(NgramIndex([group.prompt[-MOST_INDEXED:], *earlier, *written]))
         return group.drafts
 
-    def _room(self, choice: Choice) -> int:
+    def _room(self, choice: ChoiceSequence) -> int:
         """Returns the most drafts that a choice may have: the token after the last one must fit too."""
         written = len(choice.written)
         limits = self.most, choice.group.request.sampling.max_tokens - written - 1

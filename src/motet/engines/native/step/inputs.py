@@ -5,15 +5,14 @@
 Rows are padded because matrix products with fewer rows than 4, or an uneven number, give other bits on the CPU.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
 import msgspec
 
-from motet.engines.native.attention.plan import (
+from motet.engines.native.attention.attention_plan import (
     AttentionPlan,
     PromptRead,
     Table,
@@ -22,8 +21,8 @@ from motet.engines.native.attention.plan import (
     padded_keys,
     pieces,
 )
-from motet.engines.native.step.plan import Draft, StepPlan, TailChunk, TrunkChunk
-from motet.engines.native.step.sequence import Group, Sequence
+from motet.engines.native.step.sequence import ChoiceSequence, Group
+from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk, TrunkChunk
 
 ROW_MULTIPLE = 4
 _TRUNK = attrgetter("sequence.group.trunk")
@@ -32,7 +31,7 @@ _TRUNK = attrgetter("sequence.group.trunk")
 class NonFiniteRowsError(Exception):
     """Rows of the batch became NaN or infinity, so the KV that the step stored for them is useless."""
 
-    def __init__(self, rows: SequenceOf[int]) -> None:
+    def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(f"rows {list(rows)} of a step are not finite")
         self.rows = rows
 
@@ -40,7 +39,7 @@ class NonFiniteRowsError(Exception):
 class Draw(msgspec.Struct, frozen=True):
     """The next token of `sequence`, at `position`, comes from logits row `row`."""
 
-    sequence: Sequence
+    sequence: ChoiceSequence
     row: int
     position: int
     draft: Draft | None = None
@@ -111,7 +110,7 @@ class _Builder:
     trunks: list[TrunkRead] = field(default_factory=list)
     tails: TailReads = field(default_factory=TailReads)
 
-    def add_tails(self, chunks: SequenceOf[TailChunk]) -> None:
+    def add_tails(self, chunks: Sequence[TailChunk]) -> None:
         """Adds all rows of choices with one trunk, and one read of it for them."""
         group = chunks[0].sequence.group
         first_row, trunk_tokens = len(self.token_ids), len(group.prompt)
@@ -149,7 +148,7 @@ class _Builder:
             self.logit_rows.append(len(self.token_ids) - 1)
             self.draws += [Draw(sequence, logit, first_token) for sequence in fresh]
 
-    def _add_token(self, sequence: Sequence, offset: int, *, trunk_tokens: int) -> None:
+    def _add_token(self, sequence: ChoiceSequence, offset: int, *, trunk_tokens: int) -> None:
         """Adds the last token of a choice; a step rarely runs more of it."""
         size, table = self.block_size, sequence.blocks
         self.tails.add(len(self.token_ids), offset, count=1, num_keys=padded_keys(offset + 1), table=table)
@@ -165,7 +164,7 @@ class _Builder:
         token_ids = (*sequence.written[chunk.begin : chunk.end], *(draft.token_id for draft in chunk.drafts))
         self._add_rows(token_ids, chunk.begin, base=trunk_tokens, table=sequence.blocks)
 
-    def _add_rows(self, token_ids: SequenceOf[int], offset: int, *, base: int, table: Table) -> None:
+    def _add_rows(self, token_ids: Sequence[int], offset: int, *, base: int, table: Table) -> None:
         """Adds tokens at offsets `offset`.. of a table that begins at position `base`."""
         end = offset + len(token_ids)
         self.token_ids += token_ids

@@ -18,7 +18,7 @@ from itertools import chain
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.step.sequence import Group
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 
 
 class KeptTrunks:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from motet.engines.native.attention.group import Scores, StepAttention
+from motet.engines.native.attention.group_attention import Scores, StepAttention
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
 from motet.engines.native.weights import LiveWeights

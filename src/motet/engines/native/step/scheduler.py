@@ -18,24 +18,23 @@ waiting groups and sequences.
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from motet.engines.native.attention.plan import STRETCH
+from motet.engines.native.attention.attention_plan import STRETCH
 from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.step.drafts import Drafter
 from motet.engines.native.step.keeping import KeptTrunks
-from motet.engines.native.step.plan import OpenPlan, StepPlan
-from motet.engines.native.step.sequence import Group, Sequence, SequenceState, blocks_for
+from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState, blocks_for
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
+from motet.engines.native.step.step_plan import OpenPlan, StepPlan
 from motet.errors import ContextLengthError, RequestError
-from motet.stats import EngineStats
+from motet.metrics.stats import EngineStats
 from motet.types import EngineInfo
 
 
@@ -48,7 +47,7 @@ class SchedulerLimits:
     max_kept_blocks: int | None = None
 
 
-class Admission(Enum):
+class AdmissionResult(Enum):
     ADMITTED = "admitted"
     FOLLOWS = "follows"
     """It waits for blocks that another group is computing."""
@@ -68,12 +67,12 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.sharing = Sharing()
-        self.waiting = ByAge[Group]()
+        self.waiting = AgeOrdered[Group]()
         """Groups that wait for room. `queued` are those that wait for another group too."""
         self._woken: dict[Group, None] = {}
         """Groups that need not follow any more, and go back to those that wait: some each step."""
-        self.running = ByAge[Group]()
-        self._preempted = ByAge[Sequence]()
+        self.running = AgeOrdered[Group]()
+        self._preempted = AgeOrdered[ChoiceSequence]()
         """Sequences of running groups that wait for their tail blocks."""
         most, clock = self.limits.max_kept_blocks, self.handover.clock
         self.kept = KeptTrunks(self.pool, self.sharing, counters=self.counters, clock=clock, max_blocks=most)
@@ -131,15 +130,15 @@ class Scheduler:
             if follow >= limits.max_num_seqs and open_plan.budget < limits.max_num_batched_tokens:
                 break
             match self._admit(first):
-                case Admission.REFUSED:
+                case AdmissionResult.REFUSED:
                     break
-                case Admission.FOLLOWS:
+                case AdmissionResult.FOLLOWS:
                     follow += 1
-                case Admission.ADMITTED:
+                case AdmissionResult.ADMITTED:
                     self.handover.fetch(first)
                     self._schedule_trunk(first, open_plan)
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: ChoiceSequence) -> None:
         """Frees the tail of a sequence that has ended, and with the last sibling the trunk."""
         group = sequence.group
         if group.admitted:
@@ -213,7 +212,7 @@ class Scheduler:
             self.pool.gains += 1  # others may join it now
         self._wake(self.sharing.advanced(group, published))
 
-    def check(self, others: Iterable[SequenceOf[int]] = ()) -> None:
+    def check(self, others: Iterable[Sequence[int]] = ()) -> None:
         """Raises AssertionError unless these tables and `others` hold each block as often as the pool believes."""
         self.pool.check()
         tables = [g.blocks for g in self.running] + [s.blocks for g in self.running for s in g.sequences]
@@ -252,7 +251,7 @@ class Scheduler:
             if open_plan.budget and sequence.state is SequenceState.RUNNING:
                 open_plan.add_replay(sequence)
 
-    def _grow(self, sequence: Sequence) -> bool:
+    def _grow(self, sequence: ChoiceSequence) -> bool:
         """Takes blocks for all its tokens, if necessary from younger sequences. Returns False if this one is the
         youngest: then it has given up its own blocks, and waits.
 
@@ -299,7 +298,7 @@ class Scheduler:
     def _wake(self, followers: Iterable[Group]) -> None:
         self._woken.update(dict.fromkeys(followers))
 
-    def _admit(self, group: Group) -> "Admission":
+    def _admit(self, group: Group) -> "AdmissionResult":
         """Takes trunk and tail blocks for all sequences, or nothing, or lets the group follow another one.
 
         A suspended or resumed group may have written more than all blocks together can hold. It is admitted once
@@ -307,23 +306,23 @@ class Scheduler:
         and pulls hold blocks even then, it waits for them.
         """
         if self._num_sequences + len(group.sequences) > self.limits.max_num_seqs or self._preempted:
-            return Admission.REFUSED
+            return AdmissionResult.REFUSED
         if self._refused == (group, self.pool.gains):
-            return Admission.REFUSED
+            return AdmissionResult.REFUSED
         shared = self.sharing.trunk(group)
         ready = shared if shared is not None and shared.ready else None
         hits = self._hits(group) if ready is None else ready.blocks
         if ready is None and (leader := self._leader(group, shared, num_hits=len(hits))) is not None:
             self.waiting.remove(group)
             self.sharing.follow(group, leader, whole=shared is not None)
-            return Admission.FOLLOWS
+            return AdmissionResult.FOLLOWS
         trunk = self._blocks(group.trunk_tokens) - len(hits)
         tails = [self._tail_blocks(sequence) for sequence in group.sequences]
         self.pool.share(hits)
         if not self.kept.make_room(trunk + sum(tails if self.running else tails[:1]), besides=ready):
             self.pool.release(hits)
             self._refused = (group, self.pool.gains)
-            return Admission.REFUSED
+            return AdmissionResult.REFUSED
         self.waiting.remove(group)
         group.blocks = hits + self.pool.take(trunk, after=hits[-1] if hits else None)
         group.computed, group.published = len(hits) * self.limits.block_size, len(hits)
@@ -335,7 +334,7 @@ class Scheduler:
             group.computed, group.published = group.trunk_tokens - 1, len(group.names)
         self._enter(group)
         self._count_admission(group)
-        return Admission.ADMITTED
+        return AdmissionResult.ADMITTED
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the blocks of a prompt that the prefix cache has."""
@@ -397,11 +396,11 @@ class Scheduler:
         counters.bytes_saved += joined * len(group.blocks) * self.limits.bytes_per_block
         counters.greedy_choices_shared += sum(len(sequence.indices) - 1 for sequence in group.sequences)
 
-    def _start_tail(self, sequence: Sequence) -> None:
+    def _start_tail(self, sequence: ChoiceSequence) -> None:
         sequence.blocks = self.pool.take(self._tail_blocks(sequence))
         sequence.state = SequenceState.RUNNING
 
-    def _put_back(self, sequence: Sequence) -> None:
+    def _put_back(self, sequence: ChoiceSequence) -> None:
         self._free_tail(sequence)
         sequence.state = SequenceState.WAITING
         self._preempted.add(sequence)
@@ -415,23 +414,23 @@ class Scheduler:
         group.joined, group.trunk = False, group.age
         self.waiting.add(group)
 
-    def _free_tail(self, sequence: Sequence) -> None:
+    def _free_tail(self, sequence: ChoiceSequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.computed = [], 0
 
     def _blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.limits.block_size)
 
-    def _tail_blocks(self, sequence: Sequence) -> int:
+    def _tail_blocks(self, sequence: ChoiceSequence) -> int:
         """Returns the number of blocks for a sequence to start: room for its output tokens, at least one."""
         return max(1, self._blocks(len(sequence.written)))
 
 
-T = TypeVar("T", Group, Sequence)
+T = TypeVar("T", Group, ChoiceSequence)
 _AGE = attrgetter("age")
 
 
-class ByAge(Generic[T]):
+class AgeOrdered(Generic[T]):
     """Groups or sequences in order of age, oldest first: one that comes back gets its old place. A queue is served
     strictly in order, so that small groups do not starve a large one before them."""
 
@@ -461,7 +460,7 @@ class ByAge(Generic[T]):
         del self._items[index]
 
 
-def youngest_holder(group: Group) -> Sequence | None:
+def youngest_holder(group: Group) -> ChoiceSequence | None:
     """Returns the youngest sequence of a group that holds a tail, if one does."""
     # Siblings lose their tails youngest first and get them back oldest first, so those with a tail come first.
     holders = bisect_left(group.sequences, True, key=lambda sequence: not sequence.blocks)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from motet.block_names import BlockName, block_names
 from motet.engines.native.compiling import matchers_of
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias
-from motet.grammar.compiled import Grammars, Matcher
+from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, EngineInfo, GenerateRequest, PullReport, TokenLogprob
@@ -43,7 +43,7 @@ class SequenceState(Enum):
 
 
 @dataclass(eq=False)
-class Sequence:
+class ChoiceSequence:
     """One choice, or all choices of a greedy group, whose answers are equal."""
 
     group: "Group"
@@ -83,9 +83,9 @@ class Group:
     """Names of the prompt's full blocks; empty if nothing should be cached."""
     readers: int = 0
     """Number of decode workers for which its prompt is prefilled; 0 if its choices are written here."""
-    sequences: list[Sequence] = field(default_factory=list)
+    sequences: list[ChoiceSequence] = field(default_factory=list)
     """Unfinished ones only, in order of rank."""
-    answered_by: dict[int, Sequence] = field(default_factory=dict)
+    answered_by: dict[int, ChoiceSequence] = field(default_factory=dict)
     """The sequence that answers each choice; those that were stopped are taken out."""
     admitted: bool = False
     """True if it holds blocks; else it waits."""
@@ -133,7 +133,7 @@ class Group:
         self.age = self.trunk = self.request.priority, self.arrival
 
     @property
-    def fresh(self) -> list[Sequence]:
+    def fresh(self) -> list[ChoiceSequence]:
         """Sequences that take their first token from the trunk's last row."""
         return [sequence for sequence in self.sequences if not sequence.written]
 
@@ -146,7 +146,7 @@ class Group:
             bool(self.request.cache_salt),
         )
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ChoiceSequence) -> None:
         """Removes a sequence that has ended."""
         del self.sequences[bisect_left(self.sequences, sequence.rank, key=_RANK)]
 
@@ -198,7 +198,9 @@ class GroupMaker:
                 matcher=matchers.get(starts[0].index),
                 bias=bias,
             )
-            sequences.append(Sequence(group, [start.index for start in starts], sampling, list(starts[0].written)))
+            sequences.append(
+                ChoiceSequence(group, [start.index for start in starts], sampling, list(starts[0].written))
+            )
         group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)
         group.answered_by = {index: sequence for sequence in sequences for index in sequence.indices}
         return group

@@ -1,0 +1,213 @@
+"""`group`, a field beside `n`: how the choices of a prompt are steered (`motet.policies`)."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, PlainValidator, model_validator
+
+from motet.api.generation.schema import GeneratingFields, Schema, StreamingFields
+from motet.api.http.failure import FieldError, invalid_type, invalid_value
+from motet.errors import RequestError
+from motet.policies.confidence import ConfidenceRule
+from motet.policies.criteria import Agree, AnyOf, Condition, Finished, Posterior, Window
+from motet.policies.extract import Extract, ExtractError, ExtractKind
+from motet.policies.steering import GroupPolicy, Keep, Refill
+
+PARAM = "group"
+MAX_CONDITIONS = 8
+MAX_WINDOW = 8192
+"""Tokens of a window of confidence."""
+DEFAULT_TOP = 20
+DEFAULT_PERCENTILE = 10.0
+NAMED = (ExtractKind.LAST_LINE, ExtractKind.LAST_NUMBER, ExtractKind.BOXED)
+WITH_SOURCE = (ExtractKind.REGEX, ExtractKind.JSON_POINTER)
+
+
+class _ExtractObject(BaseModel):
+    """For the OpenAPI document."""
+
+    regex: str | None = None
+    json_pointer: str | None = None
+
+
+def _extract(value: object) -> Extract:
+    ways = f"one of {', '.join(NAMED)}, or an object with one of {' and '.join(WITH_SOURCE)}"
+    if isinstance(value, Extract):
+        return value
+    if isinstance(value, str) and value in NAMED:
+        return Extract(ExtractKind(value))
+    if not isinstance(value, dict):
+        raise FieldError(invalid_value, None, f"expected {ways}")
+    given = [(name, source) for name, source in value.items() if source is not None]
+    if len(given) != 1 or given[0][0] not in WITH_SOURCE:
+        raise FieldError(invalid_value, None, f"expected {ways}")
+    ((name, source),) = given
+    if not isinstance(source, str):
+        raise FieldError(invalid_type, name, "a string")
+    try:
+        return Extract(ExtractKind(name), source)
+    except ExtractError as exc:
+        raise FieldError(invalid_value, name, str(exc)) from exc
+
+
+ExtractField = Annotated[
+    Extract,
+    PlainValidator(_extract, json_schema_input_type=Literal["last_line", "last_number", "boxed"] | _ExtractObject),
+]
+
+
+class StopWhen(Schema):
+    """When a group ends before all its choices have: exactly one condition."""
+
+    finished: int | None = Field(None, ge=1)
+    """The group ends when this many choices have finished."""
+    agree: int | None = Field(None, ge=1)
+    """The group ends when this many have the same value."""
+    posterior: float | None = Field(None, gt=0.5, lt=1)
+    """The leading value is the likeliest one with at least this probability."""
+    window: int | None = Field(None, ge=2)
+    """All of a window of so many choices, by index, have the same value."""
+    any_of: list["StopWhen"] | None = Field(None, min_length=1, max_length=MAX_CONDITIONS)
+    extract: ExtractField | None = None
+    """As `group.extract`."""
+
+    @model_validator(mode="after")
+    def check_one_given(self) -> Self:
+        names = ("finished", "agree", "posterior", "window", "any_of")
+        if sum(getattr(self, name) is not None for name in names) != 1:
+            raise FieldError(invalid_value, None, f"exactly one of {', '.join(names)} must be given")
+        if self.any_of is not None and any(inner.any_of is not None for inner in self.any_of):
+            raise FieldError(invalid_value, "any_of", "its conditions cannot be any_of themselves")
+        return self
+
+    def extracts(self) -> list[Extract]:
+        """Returns every `extract` that is given."""
+        own = [] if self.extract is None else [self.extract]
+        return own + [extract for inner in self.any_of or () for extract in inner.extracts()]
+
+    def condition(self, n: int, *, param: str) -> Condition:
+        """Returns the condition. Raises RequestError for one that `n` choices can never meet."""
+        for name in ("finished", "agree", "window"):
+            if (count := getattr(self, name)) is not None and count > n:
+                raise invalid_value(f"{param}.{name}", f"it is {count}, and the group has {n} choices")
+        if self.any_of is not None:
+            inner = [one.condition(n, param=f"{param}.any_of[{number}]") for number, one in enumerate(self.any_of)]
+            return AnyOf(tuple(inner))
+        if self.finished is not None:
+            return Finished(self.finished)
+        if self.agree is not None:
+            return Agree(self.agree)
+        if self.window is not None:
+            return Window(self.window)
+        assert self.posterior is not None  # one is given
+        return Posterior(self.posterior)
+
+
+class ConfidenceFields(Schema):
+    """When a choice ends because its confidence is too low."""
+
+    window: int = Field(ge=1, le=MAX_WINDOW)
+    """Tokens over which the confidence of a choice is a mean."""
+    below: float | None = None
+    """The threshold."""
+    warm_up: int | None = Field(None, ge=1)
+    """The first choices, which run to their end and give the threshold."""
+    percentile: float = Field(DEFAULT_PERCENTILE, gt=0, le=100)
+    """The percentile of their lowest confidences that is the threshold."""
+    top: int = Field(DEFAULT_TOP, ge=1)
+    """The likeliest tokens whose log-probabilities make the confidence of a token."""
+
+    @model_validator(mode="after")
+    def check_one_threshold(self) -> Self:
+        if (self.below is None) == (self.warm_up is None):
+            raise FieldError(invalid_value, None, "exactly one of below and warm_up must be given")
+        if self.warm_up is None and "percentile" in self.model_fields_set:
+            raise FieldError(invalid_value, "percentile", "it goes with warm_up")
+        return self
+
+    def rule(self, n: int, *, most_top: int) -> ConfidenceRule:
+        """`most_top`: most log-probabilities beside a token that the server allows."""
+        param = f"{PARAM}.confidence"
+        if self.warm_up is not None and self.warm_up > n:
+            raise invalid_value(f"{param}.warm_up", f"it is {self.warm_up}, and the group has {n} choices")
+        if most_top == 0:
+            raise invalid_value(param, "this server gives no log-probabilities of other tokens (--max-logprobs 0)")
+        if self.top > most_top and "top" in self.model_fields_set:
+            raise invalid_value(f"{param}.top", f"it is {self.top}, and this server allows {most_top} (--max-logprobs)")
+        return ConfidenceRule(
+            window=self.window,
+            top=min(self.top, most_top),
+            below=self.below,
+            warm_up=self.warm_up or 0,
+            percentile=self.percentile,
+        )
+
+
+class GroupFields(Schema):
+    stop_when: StopWhen | None = None
+    extract: ExtractField | None = None
+    """How the value of an answer is found in its text."""
+    start: int | None = Field(None, ge=1)
+    """Most choices that are written at a time; more begin while `stop_when` is not met."""
+    refill: Literal["each", "all"] = "each"
+    """With `start`: one more begins as another ends, or the next ones together when all have ended."""
+    confidence: ConfidenceFields | None = None
+    keep: Literal["all", "finished"] = "all"
+    """The choices in the answer: all that have begun, or those that were not ended early."""
+    vote: bool = False
+    """True: the answer tells the value of each choice, and the majority."""
+    deterministic: bool = False
+    """True: decisions depend on numbers of tokens and not on when tokens came."""
+
+    @model_validator(mode="after")
+    def check_extract(self) -> Self:
+        given = self._extracts()
+        if len(set(given)) > 1:
+            raise FieldError(invalid_value, "extract", "the values of a group are found in one way; give one")
+        if self.start is None and self.refill != "each":
+            raise FieldError(invalid_value, "refill", "it goes with start")
+        return self
+
+    def _extracts(self) -> list[Extract]:
+        inner = [] if self.stop_when is None else self.stop_when.extracts()
+        return inner if self.extract is None else [self.extract, *inner]
+
+    def policy(self, n: int, *, most_top: int) -> GroupPolicy:
+        """`n`: choices of a group. `most_top`: see `ConfidenceFields.rule`. Raises RequestError for what such a group
+        cannot have."""
+        condition = None if self.stop_when is None else self.stop_when.condition(n, param=f"{PARAM}.stop_when")
+        if self.start is not None and self.start > n:
+            raise invalid_value(f"{PARAM}.start", f"it is {self.start}, and the group has {n} choices")
+        extract = next(iter(self._extracts()), None)
+        if extract is None and (self.vote or (condition is not None and condition.needs_values)):
+            raise self._without_extract()
+        return GroupPolicy(
+            stop_when=condition,
+            extract=extract,
+            start=self.start,
+            refill=Refill(self.refill),
+            confidence=None if self.confidence is None else self.confidence.rule(n, most_top=most_top),
+            keep=Keep(self.keep),
+            vote=self.vote,
+            deterministic=self.deterministic,
+        )
+
+    def _without_extract(self) -> RequestError:
+        who = "vote" if self.vote else "stop_when"
+        return invalid_value(f"{PARAM}.extract", f"{PARAM}.{who} compares values: say how one is found in an answer")
+
+
+class SteeredFields(GeneratingFields):
+    """The fields beside the sampling on the routes whose groups can be steered."""
+
+    group: GroupFields | None = None
+
+    @model_validator(mode="after")
+    def check_group(self) -> Self:
+        check_keep(self, self.group)
+        return self
+
+
+def check_keep(fields: StreamingFields, group: GroupFields | None) -> None:
+    """Refuses to leave out choices that a stream has begun to show."""
+    if group is not None and group.keep != "all":
+        fields.refuse_if_streamed(f"{PARAM}.keep", group.keep)

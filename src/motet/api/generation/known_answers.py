@@ -1,0 +1,92 @@
+"""The answers to a checked request for tokens: the first one, and those with more choices of its prompt.
+
+Each prompt is a group, which its client finds under its name while it is written, and for as long as its trunk is kept
+(`known_groups`). More choices are a group of their own for the engine: it joins the trunk, if that is still there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from starlette.responses import Response
+
+from motet.api.generation.answer import GeneratedResponse, GroupsWriter
+from motet.api.generation.groups import TokenGroup
+from motet.api.generation.known_groups import KnownGroup, MoreChoices
+from motet.api.generation.plan import Plan
+from motet.api.service import Service
+from motet.ids import RequestId
+from motet.text.text_group import GroupStep
+from motet.types import Usage
+
+MakeWriter = Callable[[Plan, bool], GroupsWriter]
+"""Makes the writer of an answer. True: it is streamed."""
+
+
+def answer_plan(
+    service: Service, plan: Plan, *, writer: GroupsWriter, more: MakeWriter | None = None
+) -> GeneratedResponse[GroupStep, Usage]:
+    """Returns the first answer. `more`: makes the writers of those with more choices; None: there can be none."""
+    known: list[KnownGroup | None] = [None] * len(plan.groups)
+    if plan.client is not None:
+        scored = any(group.sampling.prompt_logprobs is not None for group in plan.groups)
+        answers = None if more is None or scored or len(plan.groups) > 1 else MoreAnswers(service, plan, more)
+        known = [_known(plan, plan.client, number=number, more=answers) for number in range(len(plan.groups))]
+    return _answer(service, plan, known=known, writer=writer)
+
+
+@dataclass(frozen=True)
+class MoreAnswers:
+    """Makes answers with more choices of the only prompt of a plan."""
+
+    service: Service
+    plan: Plan
+    make: MakeWriter
+
+    def __call__(self, known: KnownGroup, asked: MoreChoices) -> Response:
+        (group,) = self.plan.groups
+        most = self.plan.served.max_group(self.service.config)
+        self.service.check_size(known.client, num_prompts=1, n=asked.n, most=most, prompt_param="n")
+        starts = known.take_starts(asked.n)
+        added = msgspec.structs.replace(
+            group,
+            request_id=RequestId(f"{group.request_id}+from{starts[0].index}"),
+            choices=starts,
+            ticket=None,
+            sampling=group.sampling
+            if self.plan.rules.logprobs
+            else msgspec.structs.replace(group.sampling, logprobs=None),
+        )
+        plan = replace(
+            self.plan,
+            groups=(added,),
+            policy=None,
+            span=asked.span._replace(operation=self.plan.span.operation),
+            include_usage=asked.include_usage,
+            continuous_usage=asked.continuous_usage,
+        )
+        return _answer(self.service, plan, known=[known], writer=self.make(plan, asked.stream))
+
+
+def _known(plan: Plan, client: str, *, number: int, more: MoreAnswers | None) -> KnownGroup:
+    group = plan.groups[number]
+    first = group.choices[0]
+    return KnownGroup(
+        id=group.request_id,
+        client=client,
+        model=plan.head.model,
+        created=plan.head.created,
+        prompt_tokens=len(group.prompt),
+        keep_s=group.keep_s,
+        first_seed=(first.seed - first.index) % 2**64,
+        next_index=max(start.index for start in group.choices) + 1,
+        body_bytes=plan.body_bytes,
+        more=more,
+    )
+
+
+def _answer(
+    service: Service, plan: Plan, *, known: Sequence[KnownGroup | None], writer: GroupsWriter
+) -> GeneratedResponse[GroupStep, Usage]:
+    groups = [TokenGroup(service, plan, number=number, known=one) for number, one in enumerate(known)]
+    return GeneratedResponse(service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices)

@@ -1,0 +1,154 @@
+"""`kv_transfer_params`: what a request says about prefill and decode on different servers.
+
+    server     takes                                                      answers
+    prefill    an order: {"do_remote_decode": true}                       the ticket
+    decode     a ticket, or vLLM's list with one for each choice          null; needs a cluster key
+    any other  neither
+
+Which of them a server is, is the role of the model's engine.
+
+A ticket binds memory of its prefill worker, so it is never just dropped: while a request is being checked its tickets
+belong to `request_context`, then to `TokenGroup`, and to the engine once it has the group.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import anyio
+import msgspec
+
+from motet.api.generation.schema import GeneratingFields
+from motet.api.http.caller import Caller
+from motet.api.http.failure import invalid_value, unsupported_parameter
+from motet.api.served import ServedModel
+from motet.api.service import Service
+from motet.errors import MotetError, RequestError
+from motet.transfer.ticket import Ticket, ticket_of
+from motet.types import Role
+
+PARAM = "kv_transfer_params"
+MAX_READERS = 64
+
+
+class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Compute the prompt's KV and keep it for others."""
+
+    do_remote_decode: bool
+    do_remote_prefill: bool = False
+    readers: Annotated[int, msgspec.Meta(ge=1, le=MAX_READERS)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestContext:
+    """Who asks which model, and for what: to prefill the prompt for others (`order`), or to go on from a `ticket`."""
+
+    served: ServedModel
+    caller: Caller
+    order: PrefillOrder | None = None
+    ticket: Ticket | None = None
+    closes_objects: bool = True
+    """True if objects of schemas have only the properties that the schema names, unless it says otherwise."""
+
+    def check(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Raises RequestError unless the order or the ticket can be meant for these prompts."""
+        if self.order is None and self.ticket is None:
+            return
+        if len(prompts) != 1:
+            raise invalid_value(PARAM, f"it is for one prompt, and this request has {len(prompts)}")
+        (prompt,) = prompts
+        if len(prompt) < 2:
+            raise invalid_value(PARAM, "it needs a prompt of at least two tokens, for decode runs the last one itself")
+        if self.ticket is not None and not self.ticket.is_for(prompt):
+            raise invalid_value(PARAM, "the ticket is for another prompt")
+
+
+@asynccontextmanager
+async def request_context(
+    service: Service, body: GeneratingFields, *, caller: Caller, num_choices: int
+) -> AsyncIterator[RequestContext]:
+    """Surrounds the checks of a request. If one of them refuses it, even for its model, its tickets are released."""
+    try:
+        served = service.served(body.model)
+    except MotetError as refusal:
+        # Its tickets are released through any engine: each reaches the leases of all.
+        for other in [model for model in service.models().values() if isinstance(model, ServedModel)][:1]:
+            with suppress(MotetError):
+                async with _read(service, other, body=body, caller=caller, num_choices=num_choices):
+                    raise refusal
+        raise
+    async with _read(service, served, body=body, caller=caller, num_choices=num_choices) as context:
+        yield context
+
+
+@asynccontextmanager
+async def _read(
+    service: Service, served: ServedModel, *, body: GeneratingFields, caller: Caller, num_choices: int
+) -> AsyncIterator[RequestContext]:
+    """Releases the tickets also if reading them raises RequestError."""
+    given, role = body.kv_transfer_params, served.info.role
+    context = RequestContext(served=served, caller=caller, closes_objects=not service.config.additional_properties)
+    tickets: list[Ticket] = []
+    try:
+        if given is not None and role is Role.BOTH:
+            raise unsupported_parameter(PARAM, "is for prefill servers and decode servers, and this one is neither")
+        if given is not None and role is Role.PREFILL:
+            context = replace(context, order=_order(given))
+        elif given is not None and not service.takes_tickets:
+            raise unsupported_parameter(
+                PARAM,
+                "is not taken here: without --cluster-key anybody could make tickets, and what they bring is kept for "
+                "other clients",
+            )
+        elif given is not None:
+            ticket = _ticket(given, num_choices, max_choices=served.max_group(service.config), tickets=tickets)
+            context = replace(context, ticket=ticket)
+        while len(tickets) > 1:  # the trunk is fetched once, with the first
+            await served.engine.release(tickets.pop(), trace=caller.trace)
+        yield context
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            while tickets:
+                await served.engine.release(tickets.pop(), trace=caller.trace)
+        raise
+
+
+def _order(given: object) -> PrefillOrder:
+    if not isinstance(given, Mapping):
+        raise invalid_value(PARAM, "a prefill server takes an object")
+    if given.get("do_remote_prefill"):
+        raise invalid_value(PARAM, "this is a prefill server: it makes tickets and takes none")
+    try:
+        order = msgspec.convert({name: value for name, value in given.items() if value is not None}, PrefillOrder)
+    except msgspec.ValidationError as error:
+        raise invalid_value(PARAM, str(error)) from error
+    if not order.do_remote_decode:
+        raise invalid_value(PARAM, "do_remote_decode is false, so it asks for nothing; leave it out")
+    return order
+
+
+def _ticket(given: object, num_choices: int, *, max_choices: int, tickets: list[Ticket]) -> Ticket:
+    """Returns the first ticket. Reads all, also if some are wrong. Two that name the same lease count as one."""
+    if isinstance(given, Mapping) and given.get("do_remote_decode"):
+        raise invalid_value(PARAM, "this is a decode server: it takes tickets; do_remote_decode is for prefill servers")
+    listed = given if isinstance(given, list) else [given]
+    if len(listed) > max_choices:
+        raise invalid_value(PARAM, f"a list of {len(listed)}, while a prompt has at most {max_choices} choices here")
+    refusals: list[RequestError] = []
+    for one in listed:
+        try:
+            ticket = ticket_of(one)
+        except RequestError as error:
+            refusals.append(error)
+        else:
+            lease = ticket.remote_engine_id, ticket.lease_id
+            if all(lease != (other.remote_engine_id, other.lease_id) for other in tickets):
+                tickets.append(ticket)
+    if refusals:
+        raise refusals[0]
+    if isinstance(given, list) and len(listed) != num_choices:
+        raise invalid_value(
+            PARAM, f"a list has one ticket for each choice, {num_choices} here, but this one has {len(listed)}"
+        )
+    return tickets[0]

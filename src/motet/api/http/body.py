@@ -1,0 +1,127 @@
+"""How the JSON of a request becomes an object of its schema, without holding up the streams of others.
+
+    1. count    objects, arrays and members, before any of them is made: what a schema costs grows with them
+    2. decode   json for short bodies; msgspec, several times as fast, for long ones
+    3. check    the schema; for a long body in the one thread for long work, in which Python lets others in
+
+A token id, a number and a letter are cheap, so they are bounded by the size of the body alone.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from anyio import to_thread
+from anyio.lowlevel import RunVar
+from pydantic import BaseModel
+
+from motet.api.http.failure import invalid_value
+from motet.errors import RequestError
+
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+Marks = npt.NDArray[np.bool_]
+
+MAX_CONTAINERS = 10_000
+"""Objects and arrays: 2000 turns with a call each, and 128 tools. A schema takes 20 to 40 us for one."""
+MAX_MEMBERS = 40_000
+"""Names in objects, four for each of these."""
+MAX_STRINGS = 100_000
+"""Names too."""
+MAX_VALUES = 1_000_000
+"""The token ids of 256 prompts of 3900 tokens. A string costs several times as much as a number."""
+MAX_DIGITS = 100
+"""A number may have so many: to read it takes a time that grows with their square, and Python lets nobody else in."""
+SHORT_BYTES = 64 * 1024
+SHORT_CONTAINERS = 100
+"""Up to 2 to 4 ms of work, less than a thread delays the streams."""
+
+_LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
+"""By the mark that follows, or ends, each: the number that a body may have, and the name."""
+
+_DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_TOO_LONG = b"0" * (MAX_DIGITS + 1)
+
+_IN_TURN: RunVar[anyio.CapacityLimiter] = RunVar("in_turn")
+
+_NAME = re.compile(rb'"([^"]*)"\s*$')
+
+
+async def read_json(raw: bytes, schema: type[Body]) -> Body:
+    """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is no JSON."""
+    if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
+        return schema.model_validate(json.loads(raw))
+    return await in_turn(partial(_read_long, raw, schema))
+
+
+async def in_turn(work: Callable[[], T]) -> T:
+    """Does long work in a thread, one piece after the other: each thread that runs beside the event loop makes it wait
+    longer for its turn in Python."""
+    try:
+        limiter = _IN_TURN.get()
+    except LookupError:
+        _IN_TURN.set(limiter := anyio.CapacityLimiter(1))
+    return await to_thread.run_sync(work, limiter=limiter)
+
+
+def _read_long(raw: bytes, schema: type[Body]) -> Body:
+    check_counts(raw)
+    return schema.model_validate(json.loads(raw) if len(raw) <= SHORT_BYTES else msgspec.json.decode(raw))
+
+
+def check_counts(raw: bytes) -> None:
+    """Raises RequestError for more objects, arrays or members than a request may have, naming the field with them."""
+    num_containers = raw.count(b"{") + raw.count(b"[")
+    few = num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= most for mark, (most, _) in _LIMITS.items())
+    long_number = _TOO_LONG in raw.translate(_DIGITS)
+    if few and not long_number:
+        return
+    # The counts above have what stands in strings too.
+    text = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    letters = np.frombuffer(text, np.uint8)
+    quotes = letters == ord('"')
+    outside = ~np.logical_xor.accumulate(quotes)
+    opening = outside & ((letters == ord("{")) | (letters == ord("[")))
+    members = outside & (letters == ord(":"))
+    wrong = [
+        (_place_of(opening, MAX_CONTAINERS), f"the body may have {MAX_CONTAINERS} objects and arrays"),
+        *(
+            (_place_of(outside & (letters == ord(mark)), most), f"the body may have {most} {what}")
+            for mark, (most, what) in _LIMITS.items()
+        ),
+        (_long_number(letters, outside) if long_number else None, f"a number has more than {MAX_DIGITS} digits"),
+    ]
+    for place, why in wrong:
+        if place is not None:
+            field = _field_at(text, place, outside=outside, opening=opening, members=members)
+            raise invalid_value(field, why) if field else RequestError(f"Invalid body: {why}.", code="invalid_value")
+
+
+def _place_of(marks: Marks, number: int) -> int | None:
+    """Returns the place of the mark with this number, counted from 0; None if there are not so many."""
+    places = np.flatnonzero(marks)
+    return int(places[number]) if len(places) > number else None
+
+
+def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
+    """Returns the place of the first digit that is one too many."""
+    between = np.flatnonzero(~(outside & (letters >= ord("0")) & (letters <= ord("9"))))
+    num_digits = np.diff(between, prepend=-1, append=len(letters)) - 1
+    found = _place_of(num_digits > MAX_DIGITS, 0)
+    return None if found is None else (int(between[found - 1]) if found else -1) + MAX_DIGITS + 1
+
+
+def _field_at(text: bytes, place: int, *, outside: Marks, opening: Marks, members: Marks) -> str:
+    """Returns the name of the body's field that has the letter at `place`; empty if it is in none."""
+    letters = np.frombuffer(text, np.uint8)[: place + 1]
+    closing = outside[: place + 1] & ((letters == ord("}")) | (letters == ord("]")))
+    depth = np.cumsum(opening[: place + 1].astype(np.int32) - closing.astype(np.int32))
+    names = np.flatnonzero(members[: place + 1] & (depth == 1))
+    found = _NAME.search(text[max(0, int(names[-1]) - 200) : int(names[-1])]) if len(names) else None
+    return found[1].decode(errors="replace") if found else ""

@@ -1,0 +1,335 @@
+"""Errors on the wire: `{"error": {"message", "type", "param", "code"}}`, with OpenAI's words and status codes.
+
+    MotetError (raised anywhere)        its own status, type and code
+    validation (schemas)                400, the first offending field named
+    routing (unknown path, method)      404, 405
+    anything else                       500; the reason is in the log, not on the wire
+
+In Anthropic's dialect (`dialect`) the same errors are `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+Errors of a chat that was made of another request name the fields of that one (`renamed`). After the first byte of a
+stream the same object goes out as an event (`AnswerWriter.fail`).
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from motet.api.http.dialect import speaks_anthropic
+from motet.errors import (
+    BodyTooLargeError,
+    ContextLengthError,
+    MethodNotAllowedError,
+    MotetError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+    TokenNeed,
+)
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+INTERNAL = ErrorBody("The server had an error while processing your request.", MotetError.type, code="internal_error")
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+"""Anthropic's type of an error, by its status. Another one is an `invalid_request_error` below 500, else an
+`api_error`, or `overloaded_error`."""
+
+CLIENT_GONE = 499
+"""nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
+MAX_WORDS = 2000
+"""A message or a field's name is cut to this many characters: the wrong value in it may be megabytes long."""
+
+
+def missing_parameter(param: str) -> RequestError:
+    return RequestError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+
+
+def unknown_parameter(param: str) -> RequestError:
+    return RequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+
+
+def invalid_value(param: str, why: str, *others: str) -> RequestError:
+    """`why`: the end of a sentence, without its full stop. `others`: the fields that it names in quotes, if they may
+    have other names in the client's request."""
+    return RequestError(f"Invalid '{param}': {why}.", param=param, code="invalid_value", others=others)
+
+
+def above_maximum(param: str, asked: int, *, most: int, flag: str) -> RequestError:
+    """`flag`: the setting of the server that is the maximum."""
+    return RequestError(
+        f"Invalid '{param}': integer above maximum value. Expected a value <= {most}, but got {asked} instead. "
+        f"The server's {flag} sets the most.",
+        param=param,
+        code="integer_above_max_value",
+    )
+
+
+def invalid_type(param: str, expected: str) -> RequestError:
+    return RequestError(f"Invalid type for '{param}': expected {expected}.", param=param, code="invalid_type")
+
+
+def unsupported_parameter(param: str, why: str) -> RequestError:
+    """`why`: the end of a sentence that begins with the parameter, without its full stop."""
+    return RequestError(f"Unsupported parameter: '{param}' {why}.", param=param, code="unsupported_parameter")
+
+
+Names = Sequence[tuple[re.Pattern[str], str]]
+"""How the names of fields begin, and what that is called in the request that the client has sent."""
+
+
+def names_table(names: Iterable[tuple[str, str]]) -> Names:
+    """`names`: each a regular expression for whole names from their beginning, and the client's name."""
+    return [(re.compile(rf"(?:{there})(?!\w)"), here) for there, here in names]
+
+
+def renamed(error: RequestError, names: Names) -> RequestError:
+    """Returns a new error, with the client's names of the fields that it names."""
+    message = error.message
+    fields = error.others if error.param is None else (error.param, *error.others)
+    for name in fields:
+        here = _client_name(name, names)
+        # A client's own words are in quotes too, so only names of fields that the error knows are replaced.
+        named = re.compile(rf"(?:^|(?<=')|(?<=\bfor )){re.escape(name)}(?!\w)")
+        message = named.sub(here.replace("\\", r"\\"), message)
+    param = error.param and _client_name(error.param, names)
+    return error.reworded(message, param=param, others=tuple(_client_name(name, names) for name in error.others))
+
+
+def _client_name(name: str, names: Names) -> str:
+    for pattern, here in names:
+        if (found := pattern.match(name)) is not None:
+            return found.expand(here) + name[found.end() :]
+    return name
+
+
+class FieldError(ValueError):
+    """An error of a schema's check. The check knows its object, or its field, and pydantic where that is in the
+    body: `validation_failure` makes the error that names the whole path."""
+
+    def __init__(self, refusal: Callable[..., RequestError], field: str | int | None, *words: str) -> None:
+        """`refusal`: makes the error of the path and `words`. `field`: of the object; None: what is checked itself."""
+        super().__init__(words)
+        self._refusal = refusal
+        self._inner = () if field is None else (field,)
+        self._words = words
+
+    def at(self, steps: Sequence[str | int]) -> RequestError:
+        return self._refusal(_param((*steps, *self._inner)), *self._words)
+
+
+def error_json(error: Exception) -> bytes:
+    """The object a client sees."""
+    return msgspec.json.encode({"error": error_body(error)})
+
+
+def error_body(error: Exception) -> ErrorBody:
+    """Returns what a client sees. It learns nothing of an error that is no MotetError, except that there was one."""
+    if not isinstance(error, MotetError):
+        return INTERNAL
+    param = error.param if isinstance(error, RequestError) else None
+    return ErrorBody(_encodable(error.message), error.type, None if param is None else _encodable(param), error.code)
+
+
+def _encodable(text: str) -> str:
+    """Cuts a long message, which may quote the client, and escapes halves of surrogate pairs, which are no UTF-8."""
+    if len(text) > MAX_WORDS:
+        text = f"{text[: MAX_WORDS // 2]} ... {text[-MAX_WORDS // 2 :]}"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def message_error(error: Exception, request_id: str) -> dict[str, object]:
+    """Returns the object that a client of Anthropic's API sees. Its message names the field, as no member does."""
+    status = error.status if isinstance(error, MotetError) else 500
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    kind = OverloadedError.type if isinstance(error, OverloadedError) else kind
+    body = error_body(error)
+    param = body.param
+    named = (
+        param is None or body.message.startswith((param, f"Invalid schema for {param}")) or f"'{param}'" in body.message
+    )
+    message = body.message if named else f"{param}: {body.message}"
+    if isinstance(error, ContextLengthError) and error.need is not None:
+        message = _too_long(error.need)
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _too_long(need: TokenNeed) -> str:
+    """Returns Anthropic's own words, in which clients look for the numbers, to ask for less or to shorten the turns."""
+    if need.prompt >= need.most:
+        return f"prompt is too long: {need.prompt} tokens > {need.most - 1} maximum"
+    needs = f"{need.prompt} + {need.answer} > {need.most}"
+    return (
+        f"input length and `max_tokens` exceed context limit: {needs}, decrease input length or `max_tokens` and try "
+        "again"
+    )
+
+
+class ErrorResponse(Response):
+    """Speaks the dialect of the route. Leaves its error in the state of the request, for the line of the log that
+    `RequestIds` writes."""
+
+    def __init__(self, error: Exception) -> None:
+        headers = {}
+        if isinstance(error, MotetError) and error.retry_after_s is not None:
+            headers["retry-after"] = str(error.retry_after_s)
+        status = error.status if isinstance(error, MotetError) else 500
+        super().__init__(error_json(error), status, headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["error"] = self._error
+        if speaks_anthropic(scope):
+            self.body = msgspec.json.encode(message_error(self._error, scope["state"].get("trace", "")))
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    async def on_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            error = validation_failure(error.errors())
+        elif isinstance(error, HTTPException):
+            error = http_failure(request, error)
+        return ErrorResponse(error)
+
+    for kind in (MotetError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, on_error)
+
+
+def http_failure(request: Request, error: HTTPException) -> MotetError:
+    """Returns an error that the web framework raised itself, in OpenAI's words."""
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return NotFoundError(f"Invalid URL ({where})", code="unknown_url")
+    if error.status_code == 405:
+        return MethodNotAllowedError(
+            f"Not allowed to {request.method} on {request.url.path}. "
+            "(HINT: Perhaps you meant to use a different HTTP method?)"
+        )
+    if error.status_code == 413:
+        return BodyTooLargeError(error.detail)
+    if error.status_code == 503:
+        return OverloadedError(error.detail)
+    return RequestError(error.detail)
+
+
+def body_too_large(max_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(
+        f"The request body is larger than {max_bytes} bytes, the most this server takes (--max-body-bytes)."
+    )
+
+
+Problem = Mapping[str, Any]
+"""One entry of pydantic's `errors()`: type, loc, msg, input and ctx."""
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+_BOUNDS = {
+    "greater_than_equal": ("below_min_value", "below minimum value", ">=", "ge"),
+    "greater_than": ("below_min_value", "below minimum value", ">", "gt"),
+    "less_than_equal": ("above_max_value", "above maximum value", "<=", "le"),
+    "less_than": ("above_max_value", "above maximum value", "<", "lt"),
+}
+
+_LENGTHS = {
+    "too_short": ("below_min_length", "too short", "minimum", "min_length"),
+    "string_too_short": ("below_min_length", "too short", "minimum", "min_length"),
+    "too_long": ("above_max_length", "too long", "maximum", "max_length"),
+    "string_too_long": ("above_max_length", "too long", "maximum", "max_length"),
+}
+
+
+def schema_failure(error: ValidationError) -> RequestError:
+    return validation_failure([{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()])
+
+
+def validation_failure(problems: Sequence[Problem]) -> RequestError:
+    """Returns OpenAI's message, param and code for the first thing that is wrong."""
+    problem = problems[0]
+    steps, bounds = problem["loc"][1:], problem.get("ctx") or {}
+    if isinstance(misfit := bounds.get("error"), FieldError):
+        return misfit.at(steps)
+    kind, param, value = problem["type"], _param(steps), problem.get("input")
+    if kind == "json_invalid" or not param:
+        return RequestError(
+            "We could not parse the JSON body of your request. "
+            "(HINT: This likely means you aren't using your HTTP library correctly. "
+            "The API expects a JSON object as the payload.)"
+        )
+    if kind == "missing":
+        return missing_parameter(param)
+    if kind == "extra_forbidden":
+        return unknown_parameter(param)
+    if kind in _EXPECTED:
+        got = _NAMES.get(type(value), "null")
+        return invalid_type(param, f"{_EXPECTED[kind]}, but got {got} instead")
+    if kind in _BOUNDS:
+        return _out_of_bounds(kind, param, value=value, bounds=bounds)
+    if kind in _LENGTHS:
+        return _wrong_length(kind, param, value=value, bounds=bounds)
+    if kind in ("literal_error", "enum"):
+        message = f"Invalid value: {value!r}. Supported values are: {bounds.get('expected')}."
+        return RequestError(message, param=param, code="invalid_value")
+    return invalid_value(param, str(problem.get("msg")))
+
+
+def _out_of_bounds(kind: str, param: str, *, value: object, bounds: Mapping[str, Any]) -> RequestError:
+    suffix, what, sign, key = _BOUNDS[kind]
+    noun = "integer" if isinstance(value, int) and isinstance(bounds[key], int) else "decimal"
+    limit = bounds[key]
+    shown = f"{limit:g}" if isinstance(limit, float) else limit
+    message = f"Invalid '{param}': {noun} {what}. Expected a value {sign} {shown}, but got {value} instead."
+    return RequestError(message, param=param, code=f"{noun}_{suffix}")
+
+
+def _wrong_length(kind: str, param: str, *, value: object, bounds: Mapping[str, Any]) -> RequestError:
+    suffix, what, extreme, key = _LENGTHS[kind]
+    noun = "string" if isinstance(value, str) else "object" if isinstance(value, dict) else "array"
+    length = len(value) if isinstance(value, Sized) else None
+    message = f"Invalid '{param}': {noun} {what}. Expected {extreme} length {bounds[key]}, but got length {length}."
+    return RequestError(message, param=param, code=f"{noun}_{suffix}")
+
+
+def _param(steps: Sequence[str | int]) -> str:
+    """Returns `messages[0].role` for ("messages", 0, "role")."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+
+
+_NAMES = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    list: "an array",
+    dict: "an object",
+}

@@ -1,0 +1,205 @@
+"""Who may come in: `Gate`, the layer that every request passes before its body is read.
+
+    routes                        opened by                              without such a key
+    OPEN_ROUTES, the page's files nothing
+    /engine                       the worker key, and no other           local callers
+    /drain, /workers              the admin key, else an API key         local callers
+    TRAINERS                      the admin key, and no other            local callers
+    all others                    an API key                             everybody
+
+A caller is local if the other end of its socket is this machine, and nothing says that it speaks for somebody else: a
+proxy for a client elsewhere (`FORWARDING`), or a browser for a web page (`Origin`, `Sec-Fetch-Site`).
+
+A page of any site can post to a server that its reader can reach, with a few content types and without asking first.
+So what a page posts must be JSON, for which browsers ask first. And a name of the page's own may lead to this machine
+(DNS rebinding), so a server on a loopback address answers to the names of loopback only.
+"""
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from motet.api.http.dialect import is_below, route_of
+from motet.api.http.failure import ErrorResponse
+from motet.api.page import PAGE_ROUTES
+from motet.engines.wire import WORKER_KEY_CODE
+from motet.errors import ForbiddenError, RequestError, UnauthorizedError
+from motet.settings.server_config import ServerConfig
+from motet.transfer.ticket import is_loopback
+
+OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/version"})
+OPERATORS = ("/drain", "/workers")
+TRAINERS = (
+    *("/pause", "/resume", "/is_paused", "/abort_requests", "/weight_info", "/weight_checker"),
+    *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
+    *("/start_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
+    *("/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/server_info", "/get_world_size"),
+    # as SGLang names them
+    *("/pause_generation", "/continue_generation", "/abort_request", "/update_weights_from_disk", "/flush_cache"),
+    *("/get_weight_version", "/get_model_info", "/model_info", "/v1/loads"),
+)
+"""A client's key never opens them, since they change what every client gets."""
+WORKERS = ("/engine",)
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+"""Headers of proxies. Clients may send them too, and are then no local callers."""
+KEY_HEADER = "x-api-key"
+"""Anthropic's clients send their key in it; `Authorization` wins."""
+CLIENT = "key"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+FROM_NO_OTHER_SITE = ("", "none", "same-origin")
+JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
+
+NO_KEY = (
+    "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
+    "(i.e. Authorization: Bearer YOUR_KEY), or in the header x-api-key."
+)
+WRONG_KEY = "Incorrect API key provided."
+NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
+WRONG_ADMIN_KEY = "Incorrect admin key provided."
+NO_WORKER_KEY = (
+    "/engine is for servers of ours, and needs this server's worker key in an Authorization header: start both with "
+    "the same --worker-key."
+)
+ONLY_LOCAL_WORKERS = (
+    "Without a worker key, /engine is open to callers on this machine only, not through a proxy and not from a web "
+    "page. Start this server and those that ask it with the same --worker-key."
+)
+ONLY_LOCAL_OPERATORS = (
+    "Without a key, this route is open to callers on this machine only, not through a proxy and not from a web page. "
+    "Start the server with --admin-key or --api-key, and send that key."
+)
+NOT_JSON = "A request of a web page must have the content type application/json."
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyCheck:
+    """What opens some of the routes."""
+
+    client: str
+    """Name of the caller in logs and books; an API key adds its number."""
+    keys: Sequence[bytes]
+    missing: str
+    wrong: str
+    code: str = UnauthorizedError.code or ""
+    only_local: str = ""
+    """What others are told if there are no keys; empty: then everybody may come in."""
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raises UnauthorizedError or ForbiddenError, or notes which key it was."""
+        if not self.keys:
+            if self.only_local and not is_local(scope, headers):
+                raise ForbiddenError(self.only_local, code=self.code)
+            return
+        if not (given := _key_of(headers)):
+            raise UnauthorizedError(self.missing, code=self.code)
+        # Compares with all of them, so that the time reveals nothing.
+        matches = [secrets.compare_digest(given.encode("latin-1"), key) for key in self.keys]
+        if not any(matches):
+            raise UnauthorizedError(self.wrong, code=self.code)
+        scope["state"]["client"] = f"key-{matches.index(True)}" if self.client == CLIENT else self.client
+
+
+class Gate:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, *, config: ServerConfig) -> None:
+        self._app = app
+        api, admin, worker = map(_encoded, (config.api_keys, (config.admin_key,), (config.worker_key,)))
+        self._clients = KeyCheck(client=CLIENT, keys=api, missing=NO_KEY, wrong=WRONG_KEY)
+        self._workers = KeyCheck(
+            client="worker",
+            keys=worker,
+            missing=NO_WORKER_KEY,
+            wrong=NO_WORKER_KEY,
+            code=WORKER_KEY_CODE,
+            only_local=ONLY_LOCAL_WORKERS,
+        )
+        self._operators = (
+            KeyCheck(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=WRONG_ADMIN_KEY)
+            if admin
+            else replace(self._clients, only_local=ONLY_LOCAL_OPERATORS, code="admin_key_required")
+            if not api
+            else self._clients
+        )
+        # Nobody has an empty key, so with API keys alone these routes are closed.
+        only_admin = KeyCheck(client="admin", keys=[b""], missing=NO_ADMIN_KEY, wrong=NO_ADMIN_KEY)
+        self._trainers = only_admin if api and not admin else self._operators
+        self._hosts = {*LOOPBACK, config.host.lower(), *map(str.lower, config.allowed_hosts)}
+        self._any_host = not is_loopback(config.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            headers = Headers(scope=scope)
+            self._check_host(headers)
+            if (lock := self._lock(route_of(scope))) is not None:
+                lock.check(scope, headers)
+            if scope["method"] not in SAFE_METHODS and of_a_page(headers) and not _is_json(headers):
+                raise RequestError(NOT_JSON, code="invalid_content_type")
+        except RequestError as error:
+            await ErrorResponse(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        """Raises ForbiddenError for a name that is not one of this server's."""
+        host = headers.get("host", "")
+        if self._any_host or not host or _name_in(host) in self._hosts:
+            return
+        raise ForbiddenError(
+            f"This server listens on a loopback address, and does not answer to the host {host[:100]!r}, but to "
+            f"{', '.join(sorted(self._hosts))}. Start it with --allowed-host NAME for another name.",
+            code="host_not_allowed",
+        )
+
+    def _lock(self, path: str) -> KeyCheck | None:
+        if path in OPEN_ROUTES or path in PAGE_ROUTES:
+            return None
+        if is_below(path, *WORKERS):
+            return self._workers
+        if is_below(path, *TRAINERS):
+            return self._trainers
+        return self._operators if is_below(path, *OPERATORS) else self._clients
+
+
+def _key_of(headers: Headers) -> str:
+    """Returns the key that a request brings; empty if it brings none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return (given if scheme.lower() == "bearer" else "").strip() or headers.get(KEY_HEADER, "").strip()
+
+
+def _encoded(keys: Sequence[str]) -> list[bytes]:
+    return [key.encode() for key in keys if key]
+
+
+def of_a_page(headers: Headers) -> bool:
+    """Returns True if a browser sends the request for a web page."""
+    return "origin" in headers or headers.get("sec-fetch-site", "") not in FROM_NO_OTHER_SITE
+
+
+def is_local(scope: Scope, headers: Headers) -> bool:
+    """Returns True if the caller is on this machine and speaks for itself."""
+    client = scope.get("client")
+    try:
+        here = client is not None and ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+    return here and not of_a_page(headers) and not any(name in headers for name in FORWARDING)
+
+
+def _is_json(headers: Headers) -> bool:
+    return JSON_TYPE.match(headers.get("content-type", "")) is not None
+
+
+def _name_in(host: str) -> str:
+    """Returns the name in a Host header, without its port; empty if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

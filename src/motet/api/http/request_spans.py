@@ -1,0 +1,185 @@
+"""What the spans of requests, groups and choices tell, in the names of OpenTelemetry's conventions where it has one.
+
+    POST /v1/chat/completions     the request, from its head to the end of its answer
+        chat smollm2              a group: one prompt and its choices
+            choice                one for each choice that has written something
+
+No span has text of a prompt or of an answer. What happens to a group in the router is noted there.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from motet.api.http.dialect import route_of
+from motet.api.http.failure import error_body
+from motet.api.served import ServedModel
+from motet.errors import MotetError
+from motet.log import cut
+from motet.metrics.group_metrics import GroupRecord
+from motet.tracing.context import TRACEPARENT, TRACESTATE, TraceContext, context_in
+from motet.tracing.spans import NO_SPAN, Attributes, ChildSpan, Span
+from motet.types import GenerateRequest, Usage
+
+OPERATIONS = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/messages": "chat"}
+OTHER_OPERATION = "text_completion"
+WORKER_ROUTES = ("/engine/generate", "/engine/prefill")
+"""The routes on which a gateway asks for answers."""
+PROVIDER = "motet"
+FIRST_TOKEN = "first_token"
+MAX_NAME_CHARS = 200
+"""A path is cut to this many characters: spans wait in memory, and a client's path may have thousands."""
+NS = 1_000_000_000
+
+
+class RequestSpan(NamedTuple):
+    """The span of a request, in which those of its groups are."""
+
+    span: Span = NO_SPAN
+    operation: str = OTHER_OPERATION
+    """What the request asks for, in OpenTelemetry's words."""
+
+
+NO_REQUEST_SPAN = RequestSpan()
+
+
+def request_span_of(scope: Scope) -> RequestSpan:
+    return RequestSpan(scope["state"].get("span", NO_SPAN), OPERATIONS.get(route_of(scope), OTHER_OPERATION))
+
+
+def sent_context(headers: Headers) -> TraceContext | None:
+    """Returns the span of the client, if it sent one. Two of them are none."""
+    parents = headers.getlist(TRACEPARENT)
+    return context_in(parents[0], ",".join(headers.getlist(TRACESTATE))) if len(parents) == 1 else None
+
+
+def end_request_span(scope: Scope, route: str, *, status: int) -> None:
+    """`route`: empty for a request that was refused before one was found."""
+    state = scope["state"]
+    span: Span = state["span"]
+    if not span.recorded:
+        return
+    error: object = state.get("error")
+    code = error_body(error).code if isinstance(error, MotetError) else None
+    code = code and cut(code, MAX_NAME_CHARS)  # another server may have chosen it
+    failure = error_of(status) and (code or error_of(status))
+    method = scope["method"]
+    span.rename(f"{method} {route}" if route else method)
+    span.note(
+        {
+            "http.request.method": method,
+            "http.route": route or None,
+            "url.scheme": scope["scheme"],
+            "url.path": cut(scope["path"], MAX_NAME_CHARS),
+            "http.response.status_code": status,
+            "motet.request_id": state["trace"],
+            "motet.error.code": code,
+            "error.type": failure or None,
+        }
+    )
+    span.end(error=failure)
+
+
+def group_span_of(parent: RequestSpan, served: ServedModel, *, request: GenerateRequest) -> Span:
+    """Begins the span of a group of tokens."""
+    if not parent.span.recorded:
+        return parent.span
+    sampling = request.sampling
+    span = group_span(parent, model=served.name, num_choices=len(request.choices), group=request.request_id)
+    span.note(
+        {
+            "gen_ai.conversation.id": request.session_id or None,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k or None,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
+            "gen_ai.request.seed": _signed(request.choices[0].seed) if request.seeded else None,
+        }
+    )
+    return span
+
+
+def group_span(parent: RequestSpan, *, model: str, num_choices: int, group: str) -> Span:
+    """Begins the span of a group. `group`: its id."""
+    span, operation = parent
+    if not span.recorded:
+        return span
+    return span.child(
+        f"{operation} {model}",
+        {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "gen_ai.request.choice.count": num_choices,
+            "gen_ai.response.id": group,
+            "gen_ai.response.model": model,
+        },
+    )
+
+
+def end_group_span(
+    span: Span,
+    record: GroupRecord,
+    *,
+    status: int,
+    worker: str,
+    usage: Usage | None,
+    tokens: Mapping[int, int],
+) -> None:
+    """Ends the span of a group, and notes those of its choices. `tokens`: the number that each choice has written;
+    unknown for a choice that is not in it."""
+    if not span.recorded:
+        return
+    reasons = record.finish_reasons
+    span.note(
+        {
+            "gen_ai.response.finish_reasons": tuple(reasons[index] for index in sorted(reasons)),
+            "motet.worker": worker or None,
+            "motet.status": status,
+            "error.type": error_of(status) or None,
+        }
+    )
+    if usage is not None:
+        span.note(
+            {
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+            }
+        )
+    _add_choices(span, record, tokens=tokens)
+    span.end(error=error_of(status))
+
+
+def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) -> None:
+    """Adds the spans of the choices that have begun. One that has not finished ends with its group."""
+    reasons, finished_s, first_s = record.finish_reasons, record.finished_s, record.first_seen_s
+    began_s, over_s = record.begun_s, record.started_s + record.age_s
+    zero_ns = span.start_ns - int(record.started_s * NS)
+    """Unix time at which the record's clock was 0."""
+    for index in sorted(first_s.keys() | finished_s.keys()):
+        begin_s, wrote_s, reason = began_s.get(index), first_s.get(index), reasons.get(index)
+        told: Attributes = {
+            "motet.choice.index": index,
+            "motet.choice.output_tokens": tokens.get(index),
+            "gen_ai.response.finish_reasons": None if reason is None else (reason,),
+        }
+        start_ns = span.start_ns if begin_s is None else zero_ns + int(begin_s * NS)
+        first = None if wrote_s is None else (FIRST_TOKEN, zero_ns + int(wrote_s * NS))
+        span.add(ChildSpan("choice", start_ns, zero_ns + int(finished_s.get(index, over_s) * NS), told, first))
+
+
+def error_of(status: int) -> str:
+    """Returns the error of a span with this status; empty if nothing of ours failed: a client's mistake is none."""
+    return str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
+
+
+def _signed(seed: int) -> int:
+    """Returns a seed of unsigned 64 bits as OpenTelemetry's integers are, signed."""
+    return seed - 2**64 if seed >= 2**63 else seed

@@ -1,0 +1,325 @@
+"""The body of `POST /v1/chat/completions`: the messages, the tools and which of them may be called, the answer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from motet.api.generation.group_schema import SteeredFields
+from motet.api.generation.schema import (
+    IGNORED_FIELDS,
+    IGNORED_OF_VLLM,
+    TOLD,
+    FormattedFields,
+    JsonObject,
+    OpenSchema,
+    Schema,
+    TextOrObject,
+    in_range,
+)
+from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
+from motet.errors import RequestError
+from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
+
+
+class ContentPart(OpenSchema):
+    """A part of a message, or of an item of a Response. Only text is taken; another kind is named in the refusal."""
+
+    texts: ClassVar[tuple[str, ...]] = ("text",)
+    """The types of parts that are text; so is a refusal, everywhere."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def check_type(self) -> Self:
+        if self.type not in (*self.texts, "refusal"):
+            raise FieldError(_no_text, None, self.type)
+        name = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, name) is None:
+            raise FieldError(missing_parameter, name)
+        return self
+
+
+def _no_text(param: str, kind: str) -> RequestError:
+    message = f"Invalid content part '{param}': '{kind}' is not supported by this model; only text is."
+    return RequestError(message, param=param, code="unsupported_value")
+
+
+def joined(parts: Sequence[ContentPart]) -> str:
+    return "\n".join((part.text if part.text is not None else part.refusal) or "" for part in parts)
+
+
+class CalledFunction(OpenSchema):
+    name: str
+    arguments: TextOrObject = "{}"
+    """JSON text as in the answer, or the object itself."""
+
+
+class CalledTool(OpenSchema):
+    """A call of an earlier turn, as the answer had it."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, object]:
+        return self.model_dump(exclude={"id"} if self.id is None else None)
+
+
+def as_parts(kind: str, part: type[ContentPart]) -> BeforeValidator:
+    """Makes a part of this type of content that is a string."""
+
+    def parts(said: object) -> object:
+        return [{"type": kind, "text": said}] if isinstance(said, str) else said
+
+    return BeforeValidator(parts, json_schema_input_type=str | list[part])  # type: ignore[valid-type]
+
+
+class Message(OpenSchema):
+    """One turn. An answer of this server may be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[ContentPart], as_parts("text", ContentPart)] = Field(default_factory=list)
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[CalledTool] = Field(default_factory=list)
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name for `reasoning_content`, which wins if both are given."""
+
+    refused = frozenset({"audio", "function_call"})
+
+    @model_validator(mode="after")
+    def check_content_given(self) -> Self:
+        if not self.content and not self.tool_calls and self.role != "assistant":
+            raise FieldError(missing_parameter, "content")
+        return self
+
+    @property
+    def text(self) -> str:
+        return joined(self.content)
+
+    def for_template(self) -> dict[str, object]:
+        """The turn as the chat template gets it, its parts joined to one string."""
+        turn = {
+            "role": self.role,
+            "content": self.text if self.content else (self.refusal or ""),
+            "name": self.name,
+            "reasoning_content": self.reasoning if self.reasoning_content is None else self.reasoning_content,
+            "tool_calls": [call.for_template() for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id,
+        }
+        return {key: value for key, value in turn.items() if value is not None}
+
+
+MAX_TOOLS = 128
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionField(OpenSchema):
+    name: FunctionName
+    description: Annotated[str, TOLD] | None = None
+    parameters: JsonObject = Field(default_factory=dict)
+    """A JSON Schema of an object; empty: any object."""
+    strict: bool = False
+
+    @model_validator(mode="after")
+    def check_parameters(self) -> Self:
+        kind = self.parameters.get("type", "object")
+        if kind != "object":
+            raise FieldError(partial(_no_object, kind=repr(kind)), "parameters", self.name)
+        return self
+
+
+def _no_object(param: str, name: str, *, kind: str) -> RequestError:
+    rule = f"schema must be a JSON Schema of 'type: \"object\"', got 'type: {kind}'"
+    message = f"Invalid schema for function '{name}': '{param}': {rule}."
+    return RequestError(message, param=param, code="invalid_function_parameters")
+
+
+class ToolField(OpenSchema):
+    type: Literal["function"]
+    function: FunctionField
+
+    def for_template(self) -> dict[str, object]:
+        """Keeps the order of keys that models were trained with, and leaves out what the client left out."""
+        told = self.function.model_dump(include={"name", "description", "parameters"}, exclude_defaults=True)
+        return {"type": self.type, "function": told}
+
+    def tool(self) -> Tool:
+        parameters = self.function.parameters
+        return Tool(
+            name=self.function.name,
+            parameters={"type": "object", **parameters} if parameters else {},
+            strict=self.function.strict,
+        )
+
+
+class NamedFunction(Schema):
+    name: str
+
+
+class NamedTool(Schema):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Schema):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+ToolWord = Literal["none", "auto", "required"]
+
+
+def as_choice(value: object) -> object:
+    """Turns a choice that is one word into an object."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+class ToolChoice(Schema):
+    """`none`, `auto`, `required`, one function, or some functions (`allowed_tools`) with `auto` or `required`."""
+
+    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def check_type(self) -> Self:
+        for field in ("function", "allowed_tools"):
+            given = getattr(self, field) is not None
+            if given == (self.type == field):
+                continue
+            raise FieldError(unknown_parameter if given else missing_parameter, field)
+        return self
+
+    @property
+    def mode(self) -> ToolMode | None:
+        """None: no tool may be called."""
+        if self.allowed_tools is not None:
+            return ToolMode(self.allowed_tools.mode)
+        if self.function is not None:
+            return ToolMode.REQUIRED
+        return None if self.type == "none" else ToolMode(self.type)
+
+    def named(self) -> Iterator[tuple[str, str]]:
+        """Yields each named tool with its place in the body."""
+        if self.function is not None:
+            yield self.function.name, "tool_choice.function.name"
+        for number, tool in enumerate(self.allowed_tools.tools if self.allowed_tools else ()):
+            yield tool.function.name, f"tool_choice.allowed_tools.tools[{number}].function.name"
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class ChatPrompt(Schema):
+    """The fields that make the prompt; the same for an answer and for `/tokenize`."""
+
+    messages: list[Message] = Field(default_factory=list)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    """True: the tokenizer adds its own to those that the chat template writes. None is False for a chat."""
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
+    reasoning_effort: ReasoningEffort | None = None
+    tools: list[ToolField] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Annotated[
+        ToolChoice | None, BeforeValidator(as_choice, json_schema_input_type=ToolWord | ToolChoice)
+    ] = None
+    """None: `auto` if there are tools."""
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def check_end_of_prompt(self) -> Self:
+        asked = "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt
+        if self.continue_final_message and asked:
+            raise FieldError(
+                invalid_value, "continue_final_message", "it and 'add_generation_prompt' cannot both be true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_tools(self) -> Self:
+        names: set[str] = set()
+        for number, tool in enumerate(self.tools):
+            if tool.function.name in names:
+                param = f"tools[{number}].function.name"
+                raise FieldError(invalid_value, param, f"there is a tool named '{tool.function.name}' already")
+            names.add(tool.function.name)
+        choice = self.tool_choice
+        if choice is not None and not names and choice.type not in ("none", "auto"):
+            raise FieldError(invalid_value, "tool_choice", "it is only allowed when 'tools' are specified")
+        for name, param in choice.named() if choice is not None else ():
+            if name not in names:
+                raise FieldError(invalid_value, param, f"there is no tool named '{name}' in 'tools'")
+        return self
+
+    @property
+    def tool_rules(self) -> ToolRules | None:
+        """None: no tool may be called. A named function is called exactly once, as OpenAI promises."""
+        choice = self.tool_choice
+        mode = choice.mode if choice else ToolMode.AUTO
+        if not self.tools or mode is None:
+            return None
+        tools = tuple(tool.tool() for tool in self.tools)
+        named = {name for name, _ in choice.named()} if choice else set()
+        return ToolRules(
+            callable=tuple(tool for tool in tools if tool.name in named) if named else tools,
+            mode=mode,
+            parallel=self.parallel_tool_calls and (choice is None or choice.function is None),
+        )
+
+
+class ChatRequest(ChatPrompt, FormattedFields, SteeredFields):
+    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
+    refused = frozenset(
+        {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
+    )
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "spaces_between_special_tokens": (True,),
+        "use_beam_search": (False,),
+        "verbosity": ("medium",),
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = in_range("logprobs", None)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    include_reasoning: bool = True
+    """True if the answer shows the model's thoughts."""
+    separate_reasoning: bool = True
+    """True if thoughts stand apart from the content."""
+
+    @property
+    def max_tokens_asked(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of alternatives wanted for each token; None: no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def without_answer(self) -> Self:
+        """Returns the same prompt without the fields about an answer, since there will be none."""
+        return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None, "prompt_logprobs": None})
+
+    @model_validator(mode="after")
+    def check_top_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError(invalid_value, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given")
+        self.refuse_without_logprobs(self.num_logprobs)
+        self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
+        return self

@@ -1,0 +1,85 @@
+"""`/v1/groups`: a client looks at its groups, ends choices of them, and asks for more.
+
+    GET    /v1/groups/{id}                how far each choice has come, in tokens where they are known
+    POST   /v1/groups/{id}/more           an answer with more choices of the same prompt; indices and seeds go on
+    DELETE /v1/groups/{id}/choices/{i}    ends one choice where it is
+    DELETE /v1/groups/{id}                ends all, and forgets the group
+
+The id is that of the answer; with several prompts, the answer's `-0`, `-1` and so on. Who did not ask for a group gets
+a 404, as for one that does not exist.
+"""
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from motet.api.generation.answer import json_response
+from motet.api.generation.known_groups import KnownGroup, MoreChoices
+from motet.api.generation.schema import StreamingFields
+from motet.api.http.caller import PostRoute, caller_of, new_router, with_body
+from motet.api.http.failure import unsupported_parameter
+from motet.api.service import Service
+from motet.errors import NotFoundError
+
+MAX_INDEX_DIGITS = 10
+"""Digits that the index of a choice may have in a path."""
+
+
+class MoreChoicesBody(StreamingFields):
+    n: int = Field(ge=1)
+    """Choices to add."""
+
+
+def group_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    def found(request: Request) -> KnownGroup:
+        return service.groups.find(request.path_params["id"], client=caller_of(request).client)
+
+    @router.get("/v1/groups/{id}")
+    async def get_group(request: Request) -> Response:
+        group = found(request)
+        return json_response(
+            {
+                "id": group.id,
+                "object": "group",
+                "created": group.created,
+                "model": group.model,
+                "state": "writing" if group.open else "over",
+                "prompt_tokens": group.prompt_tokens,
+                "kept_s": service.groups.left_s(group),
+                "choices": group.choices(),
+            }
+        )
+
+    async def more(body: MoreChoicesBody, request: Request) -> Response:
+        group = found(request)
+        if group.more is None:
+            raise unsupported_parameter(
+                "n",
+                "is for groups that can have more choices: this one cannot, since its request has several prompts, "
+                "best_of or a scored prompt, or its model is on a server that takes texts",
+            )
+        span = caller_of(request).span
+        return group.more(group, MoreChoices(body.n, body.stream, body.include_usage, body.continuous_usage, span=span))
+
+    @router.delete("/v1/groups/{id}/choices/{index}")
+    async def end_choice(index: str, request: Request) -> Response:
+        group = found(request)
+        if not (index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
+            raise NotFoundError(f"Group {group.id} has no choice {index!r}.", code="choice_not_found")
+        ended = await group.end_choice(int(index))
+        return json_response({"id": group.id, "object": "group.choice", "index": int(index), "ended": ended})
+
+    @router.delete("/v1/groups/{id}")
+    async def end_group(request: Request) -> Response:
+        group = found(request)
+        service.groups.forget(group)
+        for part in list(group.open):
+            await part.end_all()
+        return json_response({"id": group.id, "object": "group.deleted", "deleted": True})
+
+    summary = "More choices of the group's prompt"
+    router.routes.append(
+        PostRoute("/v1/groups/{id}/more", with_body(MoreChoicesBody, more), body=MoreChoicesBody, summary=summary)
+    )
+    return router

@@ -1,0 +1,225 @@
+"""The output of one Response: its choice as a row of items, each streamed as events.
+
+    Reasoning ─► reasoning item      Content ─► message      ToolCallBegin, ToolCallArguments ─► function_call
+
+An item ends when something of another kind begins, or with the choice. Whole and streamed answers are made here alike,
+so they cannot differ. The events of an item:
+
+    output_item.added, content_part.added, output_text.delta ..., output_text.done, content_part.done, output_item.done
+    output_item.added, function_call_arguments.delta ..., function_call_arguments.done, output_item.done
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from motet.api.generation.one_answer import NamedEvent
+from motet.api.openai.chat_schema import ChatRequest
+from motet.text.choice import ChoiceEvent
+from motet.text.logprobs import ChatLogprob, chat_logprobs
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.tokenizer import Tokenizer
+from motet.types import FinishReason, TokenLogprob
+
+INCOMPLETE = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.CONTENT_FILTER: "content_filter",
+    FinishReason.ABORT: None,
+}
+"""Ends of a choice that leave its last item and the Response incomplete, and the reason that the Response gives, where
+OpenAI has one."""
+
+
+class ItemStatus(StrEnum):
+    """The state of a Response, or of an item of its output; no item is ever FAILED."""
+
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+
+
+Members = dict[str, object]
+"""The members of a JSON object."""
+
+
+class ItemKind(NamedTuple):
+    """The common facts of items of one kind."""
+
+    type: str
+    prefix: str
+    """Begins the ids of such items."""
+    event: str
+    """The name of the events with the pieces of an item, without `.delta` and `.done`."""
+    part: str | None = None
+    """The type of the one part of the content; None: such items have no content."""
+
+
+MESSAGE = ItemKind("message", "msg_", "response.output_text", "output_text")
+REASONING = ItemKind("reasoning", "rs_", "response.reasoning_text", "reasoning_text")
+CALL = ItemKind("function_call", "fc_", "response.function_call_arguments")
+
+
+class OpenItem:
+    """An item of the output while it is written. It makes the events of its begin, of its pieces, and of its end."""
+
+    def __init__(self, kind: ItemKind, index: int, *, name: str, constant: Members) -> None:
+        """`index`: number of the item in the output; `constant`: the members that it has from the beginning."""
+        self.kind = kind
+        self.id = f"{kind.prefix}{name}"
+        self._index = index
+        self._constant = constant
+        self._texts: list[str] = []
+        self._logprobs: list[ChatLogprob] = []
+
+    def item(self, status: ItemStatus) -> Members:
+        written = self._whole() if self.kind.part is None else {"content": [self._part()] if self._texts else []}
+        return {"type": self.kind.type, "id": self.id, "status": status, **self._constant, **written}
+
+    def _whole(self) -> Members:
+        """Returns all pieces joined, as the event after the last piece has them."""
+        text = "".join(self._texts)
+        if self.kind is CALL:
+            return {"arguments": text}
+        return {"text": text, "logprobs": self._logprobs} if self.kind is MESSAGE else {"text": text}
+
+    def _part(self) -> Members:
+        more = {"annotations": [], "logprobs": [*self._logprobs]} if self.kind is MESSAGE else {}
+        return {"type": self.kind.part, "text": "".join(self._texts), **more}
+
+    def begin(self) -> list[NamedEvent]:
+        return [self._item_event("added", ItemStatus.IN_PROGRESS), *self._part_event("added")]
+
+    def add(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> list[NamedEvent]:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        more = {"logprobs": logprobs} if self.kind is MESSAGE else {}
+        return [self._event(f"{self.kind.event}.delta", {"delta": text, **more})]
+
+    def end(self, status: ItemStatus) -> list[NamedEvent]:
+        whole = self._event(f"{self.kind.event}.done", self._whole())
+        return [whole, *self._part_event("done"), self._item_event("done", status)]
+
+    def _item_event(self, what: str, status: ItemStatus) -> NamedEvent:
+        return NamedEvent(f"response.output_item.{what}", {"output_index": self._index, "item": self.item(status)})
+
+    def _part_event(self, what: str) -> list[NamedEvent]:
+        return [self._event(f"response.content_part.{what}", {"part": self._part()})] if self.kind.part else []
+
+    def _event(self, name: str, fields: Members) -> NamedEvent:
+        place = {"content_index": 0} if self.kind.part else {}
+        return NamedEvent(name, {"item_id": self.id, "output_index": self._index, **place, **fields})
+
+
+class ResponseOutput:
+    """Feed it the events of the choice."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, *, chat: ChatRequest, origins: Mapping[str, Members]) -> None:
+        """`name`: part of the ids of all items, so that no other Response has them. `origins`: the name and the
+        namespace of functions of namespaces, by the name that the model calls."""
+        self.finish: FinishReason | None = None
+        self._name = name
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._origins = origins
+        self._logprobs = PartLogprobs()
+        self._done: list[Members] = []
+        self._open: OpenItem | None = None
+
+    @property
+    def items(self) -> list[Members]:
+        """The items so far; one that is still open is incomplete."""
+        return self._done if self._open is None else [*self._done, self._open.item(ItemStatus.INCOMPLETE)]
+
+    def feed(self, event: ChoiceEvent) -> list[NamedEvent]:
+        if self._chat.logprobs:
+            self._logprobs.feed(event)
+        shown: Sequence[Part] = ((Content(event.text),) if event.text else ()) if event.parts is None else event.parts
+        events = [told for part in shown for told in self._add(part)]
+        if event.finish is not None:
+            self.finish = event.finish
+            events += self._close(ItemStatus.INCOMPLETE if event.finish in INCOMPLETE else ItemStatus.COMPLETED)
+        return events
+
+    def _add(self, part: Part) -> list[NamedEvent]:
+        match part:
+            case Reasoning(text):
+                self._taken(text)
+                # There is no summary: the thoughts themselves are there.
+                return self._write(text, REASONING, constant={"summary": []}) if self._chat.include_reasoning else []
+            case Content(text):
+                return self._write(text, MESSAGE, constant={"role": "assistant"}, logprobs=self._taken(text))
+            case ToolCallBegin():
+                return self._begin(CALL, {"call_id": part.id, **self._origins.get(part.name, {"name": part.name})})
+            case ToolCallArguments(_, text):
+                if self._open is None or self._open.kind is not CALL:
+                    raise ValueError(f"arguments of call {part.number} come outside of a call")
+                return self._open.add(text)
+
+    def _write(
+        self, text: str, kind: ItemKind, *, constant: Members, logprobs: Sequence[ChatLogprob] = ()
+    ) -> list[NamedEvent]:
+        """Adds a piece to the open item if that is of this kind, else to a new one."""
+        begun = [] if self._open is not None and self._open.kind is kind else self._begin(kind, constant)
+        assert self._open is not None  # it has just begun, or was open
+        return begun + self._open.add(text, logprobs)
+
+    def _begin(self, kind: ItemKind, constant: Members) -> list[NamedEvent]:
+        closed, index = self._close(ItemStatus.COMPLETED), len(self._done)
+        self._open = OpenItem(kind, index, name=f"{self._name}_{index}", constant=constant)
+        return closed + self._open.begin()
+
+    def _close(self, status: ItemStatus) -> list[NamedEvent]:
+        if self._open is None:
+            return []
+        self._done.append(self._open.item(status))
+        events, self._open = self._open.end(status), None
+        return events
+
+    def _taken(self, text: str) -> list[ChatLogprob]:
+        if self._chat.num_logprobs is None:
+            return []
+        return chat_logprobs(self._tokenizer, self._logprobs.take(text), num_top=self._chat.num_logprobs)
+
+
+class PartLogprobs:
+    """Finds the tokens whose text is in a message. A choice has log-probabilities for all its tokens, also for those of
+    tags, thoughts and calls; a message has them only for its own text.
+
+    Feed it an event of the choice, then take the parts that the event shows, in their order. Parts follow each other in
+    the text of the choice, with text between them that belongs to none.
+
+    A part may begin in text that was held back, and ends where that ends or later, so no older text is mistaken for it.
+    Text that is neither content nor a thought may come without a part; if it equals the part's text, a step of several
+    tokens is read wrong there.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        """The text of the choice, from `_begins` on."""
+        self._begins = 0
+        self._shown = 0
+        """Characters that the choice had before the last event."""
+        self._tokens: deque[tuple[int, TokenLogprob]] = deque()
+        """(where the token's text begins, token), for the tokens that no part has taken yet."""
+
+    def feed(self, event: ChoiceEvent) -> None:
+        self._shown = self._begins + len(self._text)
+        self._text += event.text
+        self._tokens.extend(zip(event.offsets or (), event.logprobs or (), strict=True))
+
+    def take(self, part: str) -> list[TokenLogprob]:
+        """Returns the tokens of the next part: those that end in it, except the last one of the part before."""
+        found = self._text.find(part, max(self._shown - len(part) - self._begins, 0))
+        if not part or found < 0:
+            return []
+        start, end = self._begins + found, self._begins + found + len(part)
+        taken = []
+        while self._tokens and self._tokens[0][0] < end:
+            begins, token = self._tokens.popleft()
+            until = self._tokens[0][0] if self._tokens else end
+            if begins >= start or until > start:
+                taken.append(token)
+        self._text, self._begins = self._text[found + len(part) :], end
+        return taken

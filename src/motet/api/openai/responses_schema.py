@@ -1,0 +1,320 @@
+"""The body of `POST /v1/responses`.
+
+The server keeps nothing of it afterwards, so fields that refer to an earlier or a later request are refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+
+from motet.api.generation.schema import (
+    IGNORED_FIELDS,
+    TOLD,
+    GeneratingFields,
+    OpenSchema,
+    Schema,
+    StructuredFields,
+    in_range,
+)
+from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
+from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
+from motet.errors import RequestError
+
+OF_KEPT = frozenset({"conversation", "previous_response_id", "prompt", "prompt_cache_options"})
+"""Fields that refer to things that a server keeps."""
+
+
+class TextPart(ContentPart):
+    """A part of a message, or of a tool's output."""
+
+    texts = ("input_text", "output_text")
+
+
+TextParts = Annotated[list[TextPart], as_parts("input_text", TextPart)]
+"""A string, or parts."""
+
+
+class MessageInput(OpenSchema):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: TextParts
+
+
+class CallInput(OpenSchema):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"async": (False,), "caller": ({"type": "direct"},)}
+
+
+class CallOutputInput(OpenSchema):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: TextParts
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},)}
+
+
+class ThoughtItem(OpenSchema):
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
+class Summary(OpenSchema):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningInput(OpenSchema):
+    type: Literal["reasoning"]
+    content: list[ThoughtItem] = Field(default_factory=list)
+    summary: list[Summary] = Field(default_factory=list)
+    """The summary of thoughts that were not shown; read if there is no `content`."""
+
+    refused = frozenset({"encrypted_content"})
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or self.summary)
+
+
+InputItem = MessageInput | CallInput | CallOutputInput | ReasoningInput
+
+ITEMS: Mapping[str, type[InputItem]] = {
+    "message": MessageInput,
+    "function_call": CallInput,
+    "function_call_output": CallOutputInput,
+    "reasoning": ReasoningInput,
+}
+KNOWN = ", ".join(map(repr, ITEMS))
+
+
+def read_item(value: object) -> InputItem:
+    """Reads an item by its type, so that errors are about the fields of that type."""
+    if not isinstance(value, dict):
+        raise FieldError(invalid_type, None, "an object or a string in place of the list")
+    kind = value.get("type")
+    form = ITEMS.get("message" if kind is None else kind) if isinstance(kind, str | None) else None
+    if form is None:
+        advice = "it keeps no items, so send the item itself" if kind == "item_reference" else f"only {KNOWN} are"
+        raise FieldError(_unsupported_item, "type", f"{kind!r} is not supported by this server: {advice}")
+    return form.model_validate(value)
+
+
+def _unsupported_item(param: str, why: str) -> RequestError:
+    return RequestError(f"Unsupported item: '{param}' {why}.", param=param, code="unsupported_value")
+
+
+def as_items(value: object) -> object:
+    """Turns a string into a message."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+NOT_KEPT = "this server keeps no responses; send the whole conversation in 'input'"
+
+
+class FunctionTool(OpenSchema):
+    """A tool in its flat form."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] = Field(default_factory=dict)
+    strict: bool = False
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+        "output_schema": (),
+    }
+
+
+class BuiltInTool(Schema):
+    """A tool that OpenAI runs, or one whose input is free text. This server has neither; the model hears of none."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+
+
+BUILT_IN = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use_preview",
+        "custom",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""Types of tools that are left out, unless a call is required."""
+
+
+def read_inner_tool(value: object) -> FunctionTool | BuiltInTool:
+    """Reads a tool by its type, so that errors are about the fields of that type."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    form = BuiltInTool if isinstance(kind, str) and kind in BUILT_IN else FunctionTool
+    return form.model_validate(value)
+
+
+class NamespaceTool(Schema):
+    """Functions under a common name, as Codex groups those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str = ""
+    tools: list[Annotated[FunctionTool | BuiltInTool, PlainValidator(read_inner_tool)]] = Field(max_length=MAX_TOOLS)
+
+    def members(self) -> dict[str, object]:
+        """Returns the object as a Response repeats it."""
+        functions = [tool.model_dump() for tool in self.tools if isinstance(tool, FunctionTool)]
+        return {**self.model_dump(exclude={"tools"}), "tools": functions}
+
+
+AnyTool = FunctionTool | NamespaceTool | BuiltInTool
+
+
+def read_tool(value: object) -> AnyTool:
+    namespace = isinstance(value, dict) and value.get("type") == "namespace"
+    return NamespaceTool.model_validate(value) if namespace else read_inner_tool(value)
+
+
+class PlacedTool(NamedTuple):
+    """A function or a built-in tool, and where it stands."""
+
+    param: str
+    namespace: str | None
+    tool: FunctionTool | BuiltInTool
+
+
+def told_name(name: str, namespace: str | None) -> str:
+    """Returns the name by which the model knows a function, such as `crm__find` for `find` of namespace `crm`."""
+    return name if namespace is None else f"{namespace}{name if namespace.endswith('__') else f'__{name}'}"
+
+
+class TextFormat(Schema):
+    """The form of the text, as a flat object; the chat's schema checks which fields belong to which type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, object] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextField(Schema):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] = "medium"
+
+
+class ReasoningField(Schema):
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    """No summary is made: the thoughts themselves are in the answer."""
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+"""Encrypted thoughts are for servers that hide them; this one shows them, and takes them back as they are."""
+
+
+class ResponsesRequest(StructuredFields, GeneratingFields):
+    ignored = (IGNORED_FIELDS - {"metadata"}) | {"client_metadata", "max_tool_calls"}
+    refused = OF_KEPT | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "background": (False,),
+        "context_management": ([],),
+        "n": (1,),
+        "truncation": ("disabled",),
+    }
+    advice: ClassVar[Mapping[str, str]] = {
+        "background": NOT_KEPT,
+        "conversation": NOT_KEPT,
+        "max_tokens": "here it is called 'max_output_tokens'",
+        "n": "a response is one answer; /v1/chat/completions gives n choices of one prompt",
+        "previous_response_id": NOT_KEPT,
+        "prompt": "this server keeps no prompts; send it in 'input' and 'instructions'",
+        "truncation": "an input that is too long is refused; leave it out, or send 'disabled'",
+    }
+
+    input: Annotated[
+        list[Annotated[InputItem, PlainValidator(read_item)]],
+        BeforeValidator(as_items, json_schema_input_type=str | list[object]),
+        Field(min_length=1),
+    ]
+    instructions: Annotated[str, TOLD] | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextField = TextField()
+    reasoning: ReasoningField = ReasoningField()
+    tools: list[Annotated[AnyTool, PlainValidator(read_tool)]] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Annotated[
+        dict[str, object] | None, BeforeValidator(as_choice, json_schema_input_type=str | dict[str, object])
+    ] = None
+    """As in a chat, whose schema checks it, but with the names one level higher."""
+    parallel_tool_calls: bool = True
+    include: list[Included] = Field(default_factory=list)
+    top_logprobs: int = in_range("logprobs", 0)
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        {}, max_length=16
+    )
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+
+    @property
+    def logprobs(self) -> bool:
+        return "message.output_text.logprobs" in self.include
+
+    def placed_tools(self) -> Iterator[PlacedTool]:
+        """Yields the tools one by one, those of namespaces too."""
+        for number, tool in enumerate(self.tools):
+            if not isinstance(tool, NamespaceTool):
+                yield PlacedTool(f"tools[{number}]", None, tool)
+                continue
+            for inner_number, inner in enumerate(tool.tools):
+                yield PlacedTool(f"tools[{number}].tools[{inner_number}]", tool.name, inner)
+
+    @model_validator(mode="after")
+    def check_built_in(self) -> Self:
+        choice = (self.tool_choice or {}).get("type")
+        if isinstance(choice, str) and choice in BUILT_IN:
+            raise FieldError(
+                unsupported_parameter, "tool_choice.type", f"is '{choice}', and this server has no such tool"
+            )
+        for param, _, tool in self.placed_tools() if choice == "required" else ():
+            if isinstance(tool, BuiltInTool):
+                why = f"is '{tool.type}', and this server has no such tool; leave it out where a call is required"
+                raise FieldError(unsupported_parameter, f"{param}.type", why)
+        return self
+
+    @model_validator(mode="after")
+    def check_top_logprobs(self) -> Self:
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, name) and not self.logprobs:
+                why = "'include' must have 'message.output_text.logprobs' when it is given"
+                raise FieldError(invalid_value, name, why)
+        return self
+
+    @model_validator(mode="after")
+    def check_continuous_usage(self) -> Self:
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            param = "stream_options.continuous_usage_stats"
+            raise FieldError(unsupported_parameter, param, "is for chunks; here the last event has the usage")
+        return self

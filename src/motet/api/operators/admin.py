@@ -1,0 +1,277 @@
+"""The operators' routes: health, readiness, status, metrics, and draining.
+
+`/workers` tells who the workers are, lets them join and leave, and ends the process of one. It is for operators:
+joining makes the server connect to the address that it is given.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import Field
+
+from motet import __version__
+from motet.api.generation.answer import json_response
+from motet.api.generation.schema import Schema
+from motet.api.http.caller import new_router
+from motet.api.http.failure import invalid_value
+from motet.api.service import WITHOUT_ENGINE, Membership, Service, WorkerSnapshot, snapshot_workers
+from motet.engine import Killable, WorkerState
+from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError, RequestError
+from motet.metrics.declare import MetricKind, declared_in, numbers
+from motet.metrics.engines import EngineSample
+from motet.metrics.prometheus import Scrape
+from motet.metrics.routing import RoutingFigures
+from motet.metrics.stats import EngineStats
+from motet.settings.named_worker import NamedWorker, is_http_url, server_url
+from motet.types import EngineKind, Role
+
+HEALTH_PATIENCE_S = 0.5
+"""Seconds for which a health check waits for an engine to finish its step."""
+PATIENCE_S = 2.0
+"""Seconds in which a worker must answer: longer than most steps."""
+ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+"""Ids stand in headers, in lists with commas and in paths."""
+
+Figure = int | float | None
+DrainTimeout = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]
+
+
+def admin_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    @router.get("/health")
+    @router.get("/liveness")  # as prime-rl asks
+    @router.get("/health_generate")  # as SGLang's clients ask
+    @router.get("/ping")  # as SageMaker asks
+    @router.post("/ping")
+    async def health() -> Response:
+        """Answers 200 while an engine lives or starts again, draining or not. A gateway always does."""
+        workers = await _needed(service)
+        lives = any(one.alive or one.report.state is WorkerState.STARTING for one in workers)
+        if not lives and service.membership is None:
+            raise EngineDiedError("The engine is not running.")
+        return json_response({"status": "ok"})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """Answers 200 while new groups are taken."""
+        await _check_ready(service)
+        return json_response({"status": "ready"})
+
+    @router.get("/version")
+    async def get_version() -> Response:
+        return json_response({"version": __version__})
+
+    @router.get("/status")
+    async def status() -> Response:
+        """Shows every worker at this moment, with totals over the workers that answered and over routing. A total that
+        does not apply to this deployment is 0."""
+        workers, models = await look_at_all(service), service.model_names
+        answer = {
+            "model": models[0] if models else None,
+            "models": models,
+            "version": __version__,
+            "admin_key": bool(service.config.admin_key),
+            "workers": [worker_status(seen) for seen in workers],
+            "totals": _totals([seen.stats for seen in workers if seen.stats], service.figures()),
+        }
+        return json_response(answer)
+
+    @router.get("/metrics")
+    async def metrics(accept: Annotated[str, Header()] = "") -> Response:
+        """Shows all metrics in Prometheus' text format, or as OpenMetrics to a reader that accepts it."""
+        scrape, tasks = await _scrape(service), len(asyncio.all_tasks())
+        told = service.metrics.exposition(
+            scrape, models=service.model_names, waiting=service.admission.waiting, tasks=tasks, accept=accept
+        )
+        return Response(told.body, headers={"content-type": told.content_type})
+
+    @router.post("/drain")
+    async def drain() -> Response:
+        """Takes no new groups from now on. When those that run have finished, the server ends."""
+        service.start_drain()
+        return json_response({"draining": True, "groups_open": service.admission.open})
+
+    return router
+
+
+async def _check_ready(service: Service) -> None:
+    if service.admission.draining:
+        raise DrainingError("The server is draining and takes no new requests.")
+    living = [one.report.state for one in await _needed(service) if one.alive]
+    if not living:
+        raise EngineDiedError("The engine is not running.")
+    if WorkerState.READY not in living:
+        raise NoWorkerError("No worker takes new requests at this moment: they are being drained.")
+
+
+async def _scrape(service: Service) -> Scrape:
+    """Asks the workers of this server: those elsewhere publish their own figures."""
+    reports, draining, asked_s = service.workers.reports(), service.admission.draining, service.clock()
+    workers = await snapshot_workers(reports, patience_s=PATIENCE_S, draining=draining, local_only=True)
+    return Scrape(
+        engines=[sample for seen in workers if (sample := _sample(seen)) is not None],
+        asked_s=asked_s,
+        routing=service.figures(),
+        states={(seen.report.id, state.value): seen.state is state for seen in workers for state in WorkerState},
+    )
+
+
+def _sample(seen: WorkerSnapshot) -> EngineSample | None:
+    """Returns what is known of a worker's engine; None for one that is elsewhere, or has never had an engine."""
+    report = seen.report
+    if report.worker is None or report.role is None or not report.worker.local:
+        return None
+    engine = report.worker.engine
+    return EngineSample(worker=report.id, role=report.role, engine=engine, info=seen.info, stats=seen.stats)
+
+
+async def _needed(service: Service) -> list[WorkerSnapshot]:
+    """Looks at the workers of which at least one must live: those that decode, or all if none does.
+
+    A dead engine is known at once; one that takes longer to answer is alive, and busy with a long step. Servers
+    elsewhere are not asked: their keepers know how they are."""
+    reports = service.workers.reports()
+    decoding = [report for report in reports if report.role in (Role.DECODE, Role.BOTH)]
+    return await snapshot_workers(decoding or reports, patience_s=HEALTH_PATIENCE_S, local_only=True)
+
+
+class NewWorker(Schema):
+    url: str
+    role: Annotated[Role | None, Field(strict=False)] = None
+    kind: Annotated[EngineKind | None, Field(strict=False)] = None
+    id: str | None = None
+
+
+def membership_router(service: Service) -> APIRouter:
+    router = new_router("/workers")
+
+    @router.get("")
+    async def list_workers() -> Response:
+        return json_response({"workers": [worker_status(seen) for seen in await look_at_all(service)]})
+
+    @router.post("")
+    async def join(body: NewWorker) -> Response:
+        membership = _membership(service)
+        id = await membership.join(_named(body), body.id)
+        return json_response({"id": id, "state": WorkerState.STARTING}, status=201)
+
+    @router.delete("/{id}")
+    async def leave(id: str, drain_timeout: DrainTimeout = None) -> Response:
+        """Its groups have `drain_timeout` seconds to finish."""
+        drain_s = service.config.drain_timeout_s if drain_timeout is None else drain_timeout
+        await _membership(service).leave(id, drain_s)
+        return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
+
+    @router.post("/{id}/drain")
+    async def drain(id: str) -> Response:
+        await _membership(service).drain(id)
+        return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
+
+    @router.post("/{id}/kill")
+    async def kill(id: str) -> Response:
+        """Ends the worker's process at once, to show what happens then: its groups go on elsewhere."""
+        _check_admin_key(service)
+        _killable(service, id).kill()
+        return json_response({"id": id, "state": WorkerState.DEAD}, status=202)
+
+    return router
+
+
+def _killable(service: Service, id: str) -> Killable:
+    """Returns the engine of a worker whose process this server has started and that runs now."""
+    report = next((report for report in service.workers.reports() if report.id == id), None)
+    if report is None:
+        raise NotFoundError(f"There is no worker {id!r}.", code="worker_not_found")
+    if report.state in WITHOUT_ENGINE:
+        raise RequestError(
+            f"Worker {id} has no engine at this moment: it is {report.state}.", code="worker_not_running"
+        )
+    if report.worker is None or not isinstance(report.worker.engine, Killable):
+        message = (
+            f"The engine of worker {id} is not a process of this server, which can end only those that it has begun."
+        )
+        raise RequestError(message, code="worker_elsewhere")
+    return report.worker.engine
+
+
+def _membership(service: Service) -> Membership:
+    """Raises unless workers may be changed. If an admin key is set, `Gate` has checked it already."""
+    if service.membership is None:
+        raise NotFoundError(
+            "The workers of this server are fixed; a server that others may join is started with `motet gateway`.",
+            code="fixed_workers",
+        )
+    _check_admin_key(service)
+    return service.membership
+
+
+def _check_admin_key(service: Service) -> None:
+    """Raises ForbiddenError if the server has no admin key."""
+    if not service.config.admin_key:
+        raise ForbiddenError(
+            "Without an admin key workers are neither joined nor removed, since the server would connect to whatever "
+            "address a client names, and none is killed. Start it with --admin-key and send that key.",
+            code="admin_key_required",
+        )
+
+
+def _named(body: NewWorker) -> NamedWorker:
+    """Returns the worker of a request. Raises RequestError for a URL or an id that is not valid."""
+    if not is_http_url(body.url):
+        raise invalid_value("url", f"{body.url!r} is no address such as http://10.0.0.1:8000")
+    if body.id is not None and ID.fullmatch(body.id) is None:
+        raise invalid_value("id", f"{body.id!r}. Up to 100 letters, digits and . _ : - are allowed")
+    return NamedWorker(server_url(body.url), body.role, body.kind)
+
+
+async def look_at_all(service: Service) -> list[WorkerSnapshot]:
+    return await snapshot_workers(service.workers.reports(), patience_s=PATIENCE_S, draining=service.admission.draining)
+
+
+def worker_status(seen: WorkerSnapshot) -> dict[str, object]:
+    """Returns what is known of a worker without asking it, and the gauges of its engine. None: not known."""
+    report, info = seen.report, seen.info
+    return {
+        "id": report.id,
+        "role": report.role,
+        "state": seen.state,
+        "pid": info.pid if info else None,
+        "address": report.address,
+        "kind": report.kind,
+        "model": info.model if info else None,
+        "weight_version": info.weight_version if info else None,
+        "models": report.models,
+        "max_num_seqs": info.max_num_seqs if info else 0,
+        "transfer": info.transfer if info else None,
+        "block_size": info.block_size if info else 0,
+        "blocks_total": info.num_blocks if info else 0,
+        "resumable": report.resumable,
+        "last_decision": report.last_decision,
+        "note": report.note,
+        **_figures(seen),
+    }
+
+
+def _figures(seen: WorkerSnapshot) -> dict[str, Figure]:
+    """Returns the gauges of the engine: none for a silent worker, and zeros for a worker without an engine."""
+    if seen.state is WorkerState.SILENT:
+        return {}
+    stats = seen.stats or EngineStats()
+    return {
+        name: getattr(stats, name)
+        for name, declared in declared_in(EngineStats)
+        if declared.in_status and declared.kind is MetricKind.GAUGE
+    }
+
+
+def _totals(stats: Sequence[EngineStats], routing: RoutingFigures) -> dict[str, Figure]:
+    return {
+        name: sum(sum(numbers(one, name, declared=declared).values()) for one in figures)
+        for struct, figures in ((EngineStats, stats), (RoutingFigures, [routing]))
+        for name, declared in declared_in(struct)
+        if declared.in_status and declared.kind is MetricKind.COUNTER
+    }

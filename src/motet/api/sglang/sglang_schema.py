@@ -1,0 +1,246 @@
+"""The bodies of SGLang's routes, with the names of SGLang 0.5."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, PlainValidator, model_validator
+
+from motet.api.generation.schema import (
+    ANY_OBJECT,
+    MAX_SEED,
+    MAX_VERSION_CHARS,
+    MIN_SEED,
+    TOLD,
+    AnswerForm,
+    GeneratingFields,
+    SamplingFields,
+    Schema,
+    TokenId,
+    in_range,
+)
+from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
+from motet.api.openai.completions_schema import Prompt, parse_prompts
+from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
+
+DEFAULT_MAX_NEW_TOKENS = 128
+ANY_JSON = "$$ANY$$"
+"""SGLang's name for a `json_schema` that any JSON object fits."""
+WHOLE_PROMPT, NO_PROMPT = 0, -1
+"""The values of `logprob_start_len` that are taken."""
+
+MAX_STREAMED = 65_536
+"""Tokens of all choices of a stream, and alternatives: each event has all of its choice so far, so one step of all of
+them takes a time that grows with their length, 10 ms with so many."""
+OTHER_DATA = (
+    *("return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_hidden_states", "return_indexer_topk"),
+    *("return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
+)
+"""Fields that ask for data that no answer of ours has."""
+MEDIA = ("audio_data", "image_data", "video_data")
+"""Fields for what is no text. AReaL sends `image_data` with every prompt, empty if it has no images."""
+
+_RID = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+class SglangSampling(SamplingFields):
+    """SGLang's `SamplingParams`. Seeds, penalties and limits mean what they mean on our other routes."""
+
+    ignored = frozenset({"spaces_between_special_tokens"})  # as for every fast tokenizer
+    refused = frozenset(
+        {"allowed_token_ids", "beam_width", "ebnf", "logprob_token_ids", "stop_regex", "structural_tag"}
+    )
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"custom_params": ({},), "stream_interval": (1,)}
+    advice: ClassVar[Mapping[str, str]] = {"ebnf": "use 'regex' or 'json_schema'"}
+
+    max_tokens: int | None = Field(DEFAULT_MAX_NEW_TOKENS, ge=0, alias="max_new_tokens")
+    """0: only the prompt is scored."""
+    min_tokens: int = Field(0, ge=0, alias="min_new_tokens")
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, alias="sampling_seed")
+    include_stop_str_in_output: bool = Field(False, alias="no_stop_trim")
+    regex: Annotated[str, TOLD] | None = Field(None, min_length=1)
+    json_schema: Annotated[str, TOLD] | None = Field(None, min_length=1)
+
+    @property
+    def prompt_only(self) -> bool:
+        return self.max_tokens == 0
+
+    @property
+    def max_tokens_asked(self) -> int | None:
+        return 1 if self.prompt_only else self.max_tokens
+
+    @property
+    def form(self) -> AnswerForm | None:
+        """`json_schema` is JSON as a string."""
+        if self.regex is not None:
+            return AnswerForm(Grammar(GrammarKind.REGEX, self.regex), "regex")
+        if self.json_schema is None:
+            return None
+        source = ANY_OBJECT if self.json_schema == ANY_JSON else self.json_schema
+        return AnswerForm(Grammar(GrammarKind.JSON, source), "json_schema")
+
+    @model_validator(mode="after")
+    def check_one_form(self) -> Self:
+        if self.regex is not None and self.json_schema is not None:
+            raise FieldError(invalid_value, "json_schema", "only one of it and 'regex' can be given")
+        return self
+
+
+def _rids(value: object) -> str | list[str]:
+    listed = value if isinstance(value, list) else [value]
+    names = [one for one in listed if isinstance(one, str)]
+    if len(names) < len(listed):
+        raise FieldError(invalid_type, None, "a string, or a string for each prompt")
+    if not all(map(_RID.fullmatch, names)):
+        raise FieldError(invalid_value, None, "expected up to 200 printable characters without spaces")
+    if len({*names}) < len(names):
+        raise FieldError(invalid_value, None, "each prompt needs a name of its own")
+    return value if isinstance(value, str) else names
+
+
+class Prompts(NamedTuple):
+    """The prompts of a request; one that was in a list of one gets a list of answers."""
+
+    prompts: tuple[Prompt, ...]
+    listed: bool
+
+
+def _texts(value: object) -> Prompts:
+    prompts = parse_prompts(value)
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise FieldError(invalid_type, None, "a string or an array of strings")
+    return Prompts(prompts, isinstance(value, list))
+
+
+def _input_ids(value: object) -> Prompts:
+    prompts = parse_prompts(value)
+    if any(isinstance(prompt, str) for prompt in prompts):
+        raise FieldError(invalid_type, None, "an array of token ids, or an array of such arrays")
+    return Prompts(prompts, isinstance(value, list) and isinstance(value[0], list))
+
+
+class SglangRequest(GeneratingFields):
+    """The body of /generate. What it lacks of SGLang's fields is unknown to it."""
+
+    ignored = frozenset(
+        {
+            "background",
+            "conversation_id",
+            "custom_labels",
+            "data_parallel_rank",
+            "external_trace_header",
+            "log_metrics",
+            "no_logs",
+            "routed_dp_rank",
+            "routing_key",
+        }
+    )
+    refused = frozenset({"kv_transfer_params", "priority", "stream_options"})
+    advice: ClassVar[Mapping[str, str]] = {"priority": "its numbers mean the opposite on the other routes"}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(OTHER_DATA, (False,)) | dict.fromkeys(
+        MEDIA, ([],)
+    )
+
+    text: Annotated[Prompts | None, PlainValidator(_texts, json_schema_input_type=str | list[str])] = None
+    input_ids: Annotated[
+        Prompts | None, PlainValidator(_input_ids, json_schema_input_type=list[int] | list[list[int]])
+    ] = None
+    sampling_params: SglangSampling = Field(default_factory=lambda: SglangSampling.model_validate({}))
+    return_logprob: bool = False
+    logprob_start_len: int = NO_PROMPT
+    top_logprobs_num: int = in_range("logprobs", 0)
+    token_ids_logprob: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
+    return_text_in_logprobs: bool = False
+    rid: Annotated[str | list[str] | None, PlainValidator(_rids, json_schema_input_type=str | list[str])] = None
+
+    @property
+    def given(self) -> Prompts:
+        given = self.text if self.input_ids is None else self.input_ids
+        assert given is not None  # as was checked
+        return given
+
+    @property
+    def prompt_param(self) -> str:
+        return "text" if self.input_ids is None else "input_ids"
+
+    @property
+    def in_list(self) -> bool:
+        """True if the answer is a list of objects, one for each choice."""
+        return self.given.listed or self.sampling_params.n > 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.return_logprob and self.logprob_start_len == WHOLE_PROMPT
+
+    @property
+    def sampling(self) -> SglangSampling:
+        """The sampling, with the tokens whose log-probabilities are told."""
+        return self.sampling_params.model_copy(update={"logprob_token_ids": self.token_ids_logprob})
+
+    @model_validator(mode="after")
+    def check_prompts(self) -> Self:
+        if self.text is None and self.input_ids is None:
+            raise FieldError(missing_parameter, "input_ids")
+        if self.text is not None and self.input_ids is not None:
+            raise FieldError(invalid_value, "text", "only one of it and 'input_ids' can be given")
+        if isinstance(self.rid, list) and len(self.rid) != len(self.given.prompts):
+            why = f"it has {len(self.rid)} names, and there are {len(self.given.prompts)} prompts"
+            raise FieldError(invalid_value, "rid", why)
+        return self
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> Self:
+        for name in ("top_logprobs_num", "token_ids_logprob"):
+            if getattr(self, name) and not self.return_logprob:
+                raise FieldError(invalid_value, name, "'return_logprob' must be true when it is given")
+        if self.logprob_start_len not in (NO_PROMPT, WHOLE_PROMPT):
+            why = f"it can be {WHOLE_PROMPT}, for the whole prompt, or {NO_PROMPT}, for the answer alone"
+            raise FieldError(invalid_value, "logprob_start_len", why)
+        if self.token_ids_logprob and (self.top_logprobs_num or self.scores_prompt):
+            why = "it cannot be used with 'top_logprobs_num', nor for the tokens of the prompt ('logprob_start_len')"
+            raise FieldError(invalid_value, "token_ids_logprob", why)
+        self.refuse_if_streamed("logprob_start_len", True if self.scores_prompt else None)
+        return self
+
+    @model_validator(mode="after")
+    def check_streamed(self) -> Self:
+        if self.stream:
+            told = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
+            tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0) * told
+            if tokens > MAX_STREAMED:
+                why = f"prompts x n x 'max_new_tokens', with alternatives, may be {MAX_STREAMED} here, and are {tokens}"
+                raise FieldError(invalid_value, "stream", f"{why}; /v1/completions streams more")
+        return self
+
+
+class SglangPause(Schema):
+    mode: Literal["abort", "in_place", "retract"] = "abort"
+
+
+class SglangContinue(Schema):
+    ignored = frozenset({"torch_empty_cache"})
+
+
+class SglangAbort(Schema):
+    """The names of requests are their `rid`, or `x-request-id`."""
+
+    ignored = frozenset({"aborted_message", "finished_reason"})
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class SglangWeights(Schema):
+    """KV of other weights is never used, so it makes no difference whether the cache is to be flushed."""
+
+    ignored = frozenset({"flush_cache", "token_step", "torch_empty_cache"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "is_async": (False,),
+        "keep_pause": (False,),
+        "load_format": ("auto", "safetensors"),
+        "recapture_cuda_graph": (False,),
+    }
+
+    model_path: Annotated[str, Field(min_length=1)]
+    weight_version: Annotated[str | None, Field(min_length=1, max_length=MAX_VERSION_CHARS)] = None
+    abort_all_requests: bool = False

@@ -1,0 +1,346 @@
+"""Requests for text models, which bypass our own schemas: the body's `model` is read first and decides which way to go.
+
+1. `text_models_first`   no text model is meant: the route goes on as on every server, with our schemas
+2. `check_fields`        what we have to understand is checked in our own words; the text upstream checks the rest
+3. `UpstreamRequest`     all prompts are one group, admitted, counted and closed as groups of tokens are
+4. `UpstreamChunks`, `UpstreamBody`
+                         what the upstream wrote stays as it is; the rest of an answer is ours:
+                         {id, object, created, model: as asked, choices: [{index, its fields, finish_reason}], what
+                         stood beside the choices, usage: summed}
+
+`group` is understood here and never sent on: each prompt is steered by itself (`steered_texts`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Self
+
+import msgspec
+from fastapi import Request, Response
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from motet.api.generation.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
+from motet.api.generation.collect import chat_usage_json
+from motet.api.generation.group_schema import PARAM, GroupFields, check_keep
+from motet.api.generation.groups import AnswerGroup, GroupAccount, Take
+from motet.api.generation.known_groups import KnownGroup
+from motet.api.generation.plan import AnswerHead
+from motet.api.generation.schema import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
+from motet.api.http.admission import AdmissionSlot
+from motet.api.http.body import SHORT_BYTES, check_counts, in_turn
+from motet.api.http.caller import Caller, Handler, body_of, caller_of
+from motet.api.http.failure import invalid_value, schema_failure, unsupported_parameter
+from motet.api.http.request_spans import group_span
+from motet.api.served import TextModel
+from motet.api.service import Service
+from motet.api.texts.steered_texts import SteeredPrompt
+from motet.engines.upstream.text_source import Fields, TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
+from motet.engines.wire import UNREADABLE
+from motet.ids import new_request_id
+from motet.policies.steering import GroupPolicy, GroupReport, Keep
+from motet.types import FinishReason, Usage
+
+ID_PREFIXES = {TextRoute.CHAT: "chatcmpl", TextRoute.COMPLETIONS: "cmpl"}
+PROMPT_PARAMS = {TextRoute.CHAT: "messages", TextRoute.COMPLETIONS: "prompt"}
+
+
+def text_models_first(service: Service, path: TextRoute, *, ours: Handler) -> Handler:
+    """Returns what answers requests of this path: `ours` those for models that are asked in tokens."""
+
+    async def handle(request: Request) -> Response:
+        models = service.models()
+        if not any(isinstance(model, TextModel) for model in models.values()):
+            return await ours(request)
+        body = await body_of(request)
+        fields, name = _read(body) if len(body) <= SHORT_BYTES else await in_turn(partial(_read, body))
+        model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
+        if fields is None or not isinstance(model, TextModel):
+            return await ours(request)
+        return _answer(service, model, path=path, fields=fields, request=request)
+
+    return handle
+
+
+def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fields, request: Request) -> Response:
+    checked, config = check_fields(fields), service.config
+    policy = _policy(checked)
+    caller = caller_of(request, session=checked.session_id)
+    asked = TextRequest(
+        route=path,
+        body={name: value for name, value in fields.items() if name != PARAM},
+        model=model.name,
+        n=checked.n,
+        prompts=_prompts_in(fields, path),
+        seed=checked.seed,
+        stream=checked.stream,
+        best_of=checked.best_of,
+        trace=caller.trace,
+        session_id=caller.session_id,
+        # The client's own, unless it may be a key of this server.
+        authorization="" if config.api_keys or config.admin_key else request.headers.get("authorization", ""),
+    )
+    num_prompts, most, param = asked.num_prompts, config.max_n, PROMPT_PARAMS[path]
+    service.check_size(caller.client, num_prompts=num_prompts, n=asked.n, most=most, prompt_param=param)
+    head = AnswerHead(id=new_request_id(ID_PREFIXES[path]), created=int(time.time()), model=model.name)
+    group = UpstreamRequest(service, model, request=asked, head=head, caller=caller, policy=policy)
+    writer = (
+        UpstreamChunks(head, path, include_usage=checked.include_usage, reports=group.reports)
+        if checked.stream
+        else UpstreamBody(head, path, reports=group.reports, keep=Keep.ALL if policy is None else policy.keep)
+    )
+    return GeneratedResponse(service, [group], writer=writer, client=caller.client, num_choices=asked.num_choices)
+
+
+def _policy(checked: "UpstreamFields") -> GroupPolicy | None:
+    """Returns how each prompt is steered. Raises RequestError for what needs more than texts."""
+    group, where = checked.group, "the model is on a server that takes texts"
+    if group is None:
+        return None
+    if group.deterministic:
+        why = f"goes by numbers of tokens: {where}, which tells none before an answer's end"
+        raise unsupported_parameter(f"{PARAM}.deterministic", why)
+    if group.confidence is not None:
+        why = f"needs the log-probabilities of every token: {where}, which need not tell any"
+        raise unsupported_parameter(f"{PARAM}.confidence", why)
+    if checked.best_of is not None and checked.best_of > checked.n:
+        raise invalid_value("best_of", f"greater than 'n' it cannot be used with '{PARAM}'")
+    return group.policy(checked.n, most_top=0)
+
+
+class _UpstreamStreamOptions(StreamOptions):
+    model_config = ConfigDict(extra="ignore")
+
+
+class UpstreamFields(StreamingFields):
+    """The fields that we have to understand."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    n: int = Field(1, ge=1)
+    best_of: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    session_id: SessionId = None
+    stream_options: _UpstreamStreamOptions | None = None
+    group: GroupFields | None = None
+
+    @model_validator(mode="after")
+    def check_group(self) -> Self:
+        check_keep(self, self.group)
+        return self
+
+
+def check_fields(fields: Fields) -> UpstreamFields:
+    """Raises RequestError in the words of our own schemas."""
+    values = {name: msgspec.json.decode(fields[name]) for name in UpstreamFields.model_fields if name in fields}
+    try:
+        return UpstreamFields.model_validate(values)
+    except ValidationError as error:
+        raise schema_failure(error) from None
+
+
+def _read(body: bytes) -> tuple[Fields | None, str | None]:
+    """Returns the fields (None if the body is no JSON object), and the `model` that it names, if any. Raises
+    RequestError for a body of too many parts."""
+    check_counts(body)
+    fields = None
+    try:
+        fields = msgspec.json.decode(body, type=Fields)
+        return fields, msgspec.json.decode(fields.get("model", b"null"), type=str | None)
+    except UNREADABLE:
+        return fields, None
+
+
+def _prompts_in(fields: Fields, route: TextRoute) -> tuple[msgspec.Raw, ...]:
+    """Returns each prompt. Anything but an array of texts or of arrays is one prompt: token ids, or a mistake."""
+    if route is TextRoute.CHAT:
+        return ()
+    prompt = fields.get("prompt", msgspec.Raw(b"null"))
+    if not bytes(prompt).startswith(b"["):
+        return (prompt,)
+    entries = msgspec.json.decode(prompt, type=list[msgspec.Raw])
+    each = entries and all(bytes(entry)[:1] in (b'"', b"[") for entry in entries)
+    return tuple(entries) if each else (prompt,)
+
+
+class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
+    """All prompts of the request are one group here: the upstream may be given them in one request."""
+
+    def __init__(
+        self,
+        service: Service,
+        model: TextModel,
+        *,
+        request: TextRequest,
+        head: AnswerHead,
+        caller: Caller,
+        policy: GroupPolicy | None,
+    ) -> None:
+        """`caller`: its client finds the prompts as groups if there is a policy, by which each of them is steered."""
+        self.num_prompts = request.num_prompts
+        self._service = service
+        self._model = model
+        self._request = request
+        self._head = head
+        self._caller = caller
+        self._policy = policy
+        self._group: TextGroupStream | None = None
+        self._account: GroupAccount | None = None
+        self._steered: list[tuple[KnownGroup, SteeredPrompt]] = []
+        """The prompts that are steered, once they are open."""
+
+    @property
+    def worker(self) -> str:
+        return self._group.worker if self._group is not None else ""
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._group.usage if self._group is not None else None
+
+    def reports(self) -> list[GroupReport]:
+        """Returns what has become of the prompts if they are steered."""
+        return [prompt.report(known.id) for known, prompt in self._steered]
+
+    def open(self, place: AdmissionSlot) -> None:
+        request, policy = self._request, self._policy
+        if policy is not None:
+            first, size = range(policy.num_first(request.n)), request.num_prompts
+            begin = tuple(prompt * request.n + index for prompt in range(size) for index in first)
+            request = msgspec.structs.replace(request, begin=begin)
+        caller, model, size = self._caller, self._model, request.num_choices
+        span = group_span(caller.span, model=model.name, num_choices=size, group=self._head.id)
+        request = span.placed(request)
+        self._account = GroupAccount(
+            self._service,
+            model,
+            place=place,
+            request_id=request.trace,
+            group=self._head.id,
+            num_choices=size,
+            span=span,
+        )
+        self._group = self._model.source.generate(request)
+        if policy is not None:
+            self._steer(self._group, policy)
+
+    def _steer(self, stream: TextGroupStream, policy: GroupPolicy) -> None:
+        head, n = self._head, self._request.n
+        for number in range(self.num_prompts):
+            known = KnownGroup(
+                id=head.id if self.num_prompts == 1 else f"{head.id}-{number}",
+                client=self._caller.client,
+                model=head.model,
+                created=head.created,
+                prompt_tokens=None,
+            )
+            prompt = SteeredPrompt(policy, stream, first=number * n, n=n)
+            self._service.groups.opened(known, prompt)
+            self._steered.append((known, prompt))
+
+    async def run(self, take: Take[TextStep]) -> None:
+        assert self._group is not None and self._account is not None  # it has been opened
+        while steps := await self._group.read():
+            pieces = [piece for step in steps for piece in step.pieces]
+            self._account.step(pieces, True)
+            if self._steered:
+                self._feed(pieces)
+            if (taking := take(steps)) is not None:
+                await taking
+
+    def _feed(self, pieces: Sequence[TextPiece]) -> None:
+        """Gives each prompt what has come of it."""
+        by_prompt: dict[int, list[TextPiece]] = {}
+        for piece in pieces:
+            by_prompt.setdefault(piece.index // self._request.n, []).append(piece)
+        for number in sorted(by_prompt):
+            _, prompt = self._steered[number]
+            begun = prompt.feed(by_prompt[number])
+            if begun and self._account is not None:
+                self._account.begin(begun)
+
+    async def close(self, *, status: int) -> None:
+        for known, prompt in self._steered:
+            self._service.groups.closed(known, prompt)
+        async with AsyncExitStack() as closing:  # the group is closed also if the account cannot be
+            if self._group is not None:
+                closing.push_async_callback(self._group.aclose)
+            if self._account is not None:
+                self._account.end(status=status, worker=self.worker, usage=self.usage)
+
+
+class UpstreamChunks(EventWriter[TextStep, Usage | None]):
+    """Writes a stream: one chunk for each piece, with the fields that stood beside its choice."""
+
+    def __init__(
+        self, head: AnswerHead, route: TextRoute, *, include_usage: bool, reports: Callable[[], list[GroupReport]]
+    ) -> None:
+        """`reports`: returns those on prompts that are steered, once they are over."""
+        kind = "chat.completion.chunk" if route is TextRoute.CHAT else "text_completion"
+        super().__init__(head_json(head, kind), include_usage=include_usage, usage_json=chat_usage_json)
+        self._reported = reports
+
+    def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
+        opening, closing = self._opening, self._without_usage
+        return b"".join(
+            opening + _rest_of_choice(piece) + b"]" + _members(step.extras) + closing
+            for step in steps
+            for piece in step.pieces
+        )
+
+    def close(self, usage: Usage | None) -> Sequence[bytes]:
+        self._reports = dict(enumerate(self._reported()))
+        return super().close(usage)
+
+
+class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
+    """Writes a whole answer. A field beside the choices is kept if all requests of the group have the same value."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(
+        self, head: AnswerHead, route: TextRoute, *, reports: Callable[[], list[GroupReport]], keep: Keep
+    ) -> None:
+        """`reports`: as of `UpstreamChunks`. `keep`: the choices to show."""
+        kind = "chat.completion" if route is TextRoute.CHAT else "text_completion"
+        self._opening = head_json(head, kind) + b',"choices":['
+        self._reported = reports
+        self._keep = keep
+        self._pieces: list[TextPiece] = []
+        self._extras: list[Fields] = []
+
+    def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
+        for step in steps:
+            self._pieces += step.pieces
+            if any(piece.finish is not FinishReason.ABORT for piece in step.pieces):  # else no server has written it
+                self._extras.append(step.extras)
+        return b""
+
+    def close(self, usage: Usage | None) -> Sequence[bytes]:
+        left_out = {FinishReason.ABORT} if self._keep is Keep.FINISHED else set()
+        pieces = sorted((one for one in self._pieces if one.finish not in left_out), key=lambda piece: piece.index)
+        choices = b",".join(b'{"index":' + _rest_of_choice(piece) for piece in pieces)
+        told = b"]" + _members(_agreed(self._extras)) + b',"usage":' + chat_usage_json(usage)
+        if reports := self._reported():
+            told += b',"groups":' + msgspec.json.encode(reports)
+        return [self._opening + choices + told + b"}"]
+
+
+def _rest_of_choice(piece: TextPiece) -> bytes:
+    """Returns the JSON of a choice after its number."""
+    return b'%d%b,"finish_reason":%b}' % (piece.index, _members(piece.fields), msgspec.json.encode(piece.finish))
+
+
+def _members(fields: Fields) -> bytes:
+    return b"".join(b",%b:%b" % (msgspec.json.encode(name), bytes(value)) for name, value in fields.items())
+
+
+def _agreed(all_extras: Sequence[Fields]) -> Fields:
+    """Returns the fields that have the same value in all of them."""
+    first, *others = all_extras or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(bytes(extras.get(name, msgspec.Raw())) == bytes(value) for extras in others)
+    }

@@ -1,0 +1,96 @@
+"""What a trainer asks about the server before it begins, in vLLM's words (`--rl`): its configuration, as far as
+trainers read it, and how many receivers of weights it is."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+
+from motet import __version__
+from motet.api.generation.answer import json_response
+from motet.api.http.caller import new_router
+from motet.api.service import Service
+from motet.types import EngineInfo, LogprobsMode
+
+
+class VllmModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    served_model_name: str
+    dtype: str
+    """As torch names it: `torch.bfloat16`."""
+    max_model_len: int
+    logprobs_mode: LogprobsMode
+    """That of requests that name none."""
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    block_size: int
+    num_gpu_blocks: int
+    """KV blocks of an engine, on whatever device."""
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights are brought to the server once, whatever its engines are."""
+
+    world_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+
+
+class WeightTransferConfig(msgspec.Struct, frozen=True, kw_only=True):
+    backend: str
+    """`nccl` where the engines are on GPUs, which take tensors over HTTP too."""
+
+
+class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of vLLM's configuration that this server has too."""
+
+    model_config: VllmModelConfig
+    cache_config: CacheConfig
+    parallel_config: ParallelConfig = ParallelConfig()
+    lora_config: None = None
+    weight_transfer_config: WeightTransferConfig
+
+    @classmethod
+    def of(cls, info: EngineInfo, *, logprobs_mode: LogprobsMode) -> "VllmConfig":
+        return cls(
+            model_config=VllmModelConfig(
+                model=info.model,
+                served_model_name=info.model,
+                dtype=f"torch.{info.dtype}",
+                max_model_len=info.max_model_len,
+                logprobs_mode=logprobs_mode,
+            ),
+            weight_transfer_config=WeightTransferConfig(backend="nccl" if info.device.startswith("cuda") else "http"),
+            cache_config=CacheConfig(block_size=info.block_size, num_gpu_blocks=info.num_blocks),
+        )
+
+
+def server_info_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    @router.get("/server_info")
+    async def server_info(config_format: Annotated[Literal["text", "json"], Query()] = "text") -> Response:
+        """`vllm_config` is an object, or its text by default, as in vLLM."""
+        service.opened(service.weights)
+        config = VllmConfig.of(service.only_model().info, logprobs_mode=service.config.logprobs_mode)
+        return json_response(
+            {
+                "vllm_config": msgspec.to_builtins(config) if config_format == "json" else _text(config),
+                "vllm_env": {},
+                "system_env": {"motet_version": __version__},
+            }
+        )
+
+    @router.get("/get_world_size")
+    async def get_world_size(include_dp: bool = True) -> Response:
+        """One receiver of weights, with data parallelism or without."""
+        service.opened(service.weights)
+        return json_response({"world_size": ParallelConfig().world_size})
+
+    return router
+
+
+def _text(config: VllmConfig) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in msgspec.structs.asdict(config).items())

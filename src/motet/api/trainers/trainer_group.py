@@ -1,0 +1,181 @@
+"""Tensors that a trainer broadcasts over NCCL, in vLLM's words.
+
+    /init_weight_transfer_engine {"init_info": ...}   the server joins the trainer's group, as one rank
+    /start_weight_update                              an update is open (`api.trainers.incoming_weights`)
+    /update_weights {"update_info": ...}              names the next tensors; returns when they have come
+    /finish_weight_update                             the engines get all that has come
+    /shutdown_weight_transfer_engine                  the server leaves the group
+
+Between start and finish the tensors are as those that come in bodies. What an announcement says is checked before
+anything is received. If the trainer then fails, the update is forgotten, and the group with it.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated
+
+from anyio import to_thread
+from pydantic import Field
+
+from motet.api.generation.schema import Schema
+from motet.api.http.failure import invalid_value
+from motet.api.service import Service
+from motet.engine import TrainerGroup, WeightReceiver
+from motet.errors import EngineError, RequestError
+from motet.models.checkpoint import MemoryFile, TensorFacts, safetensors_header
+
+UNIQUE_ID_BYTES = 128
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""Their names in torch, and in safetensors files."""
+MAX_RANKS = 2**16
+MAX_BUFFERS = 16
+PACKED_BYTES, PACKED_BUFFERS = 2**30, 2
+"""What vLLM's trainers pack, if they do not say."""
+
+
+class InitInfo(Schema):
+    """How to meet the trainer; empty for one that sends its tensors over HTTP."""
+
+    backend: str | None = None
+    master_address: Annotated[str | None, Field(min_length=1, max_length=255)] = None
+    master_port: Annotated[int | None, Field(ge=1, le=65535)] = None
+    nccl_unique_id_b64: Annotated[str | None, Field(min_length=1)] = None
+    """In place of the address: 128 bytes of ncclGetUniqueId, in base64."""
+    rank_offset: Annotated[int | None, Field(ge=1, le=MAX_RANKS)] = None
+    """The rank of this server."""
+    world_size: Annotated[int | None, Field(ge=2, le=MAX_RANKS)] = None
+    packed: bool = False
+    packed_buffer_size_bytes: Annotated[int, Field(ge=1, le=2**40)] = PACKED_BYTES
+    packed_num_buffers: Annotated[int, Field(ge=1, le=MAX_BUFFERS)] = PACKED_BUFFERS
+
+    @property
+    def over_nccl(self) -> bool:
+        meeting = (self.master_address, self.master_port, self.nccl_unique_id_b64)
+        return self.backend == "nccl" or any(one is not None for one in meeting)
+
+
+class UpdateInfo(Schema):
+    """The tensors that come next."""
+
+    names: Annotated[list[str], Field(min_length=1)]
+    dtype_names: list[str] | None = None
+    """Not needed if the tensors come in a body, with their dtypes and shapes."""
+    shapes: list[list[int]] | None = None
+
+
+async def join_group(service: Service, info: InitInfo) -> None:
+    """Leaves the group before, and joins that of a trainer that sends over NCCL. Raises RequestError if it cannot."""
+    await leave_group(service)
+    if not info.over_nccl and info.backend in (None, "http"):
+        return
+    receiver = service.receiver
+    if not info.over_nccl or receiver is None or receiver.device is None:
+        why = (
+            "tensors come here over HTTP (POST /update_weights), as motet.weights.push sends them; over NCCL they come "
+            "to servers with an engine on a GPU (--device cuda)"
+        )
+        raise invalid_value("init_info", why)
+    try:
+        await receiver.join(group_of(info))
+    except EngineError as error:
+        raise invalid_value("init_info", error.message) from error
+
+
+async def leave_group(service: Service) -> None:
+    if service.receiver is not None:
+        await service.receiver.close()
+
+
+def group_of(info: InitInfo) -> TrainerGroup:
+    """Raises RequestError, which names the field."""
+    by_id = info.nccl_unique_id_b64 is not None
+    if by_id and (info.master_address is not None or info.master_port is not None):
+        raise invalid_value("init_info.nccl_unique_id_b64", "it stands in place of master_address and master_port")
+    needed = ("rank_offset", "world_size", *(() if by_id else ("master_address", "master_port")))
+    for name in needed:
+        if getattr(info, name) is None:
+            raise invalid_value(f"init_info.{name}", "a trainer that sends over NCCL must give it")
+    assert info.rank_offset is not None and info.world_size is not None
+    if info.rank_offset >= info.world_size:
+        raise invalid_value("init_info.rank_offset", f"it must be below world_size, which is {info.world_size}")
+    return TrainerGroup(
+        rank=info.rank_offset,
+        world_size=info.world_size,
+        master_address=info.master_address or "",
+        master_port=info.master_port or 0,
+        unique_id=_unique_id(info.nccl_unique_id_b64),
+        packed=info.packed,
+        buffer_bytes=info.packed_buffer_size_bytes,
+        num_buffers=info.packed_num_buffers,
+    )
+
+
+def _unique_id(given: str | None) -> bytes:
+    if given is None:
+        return b""
+    try:
+        unique_id = base64.b64decode(given, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid_value("init_info.nccl_unique_id_b64", f"it is no standard base64: {error}") from error
+    if len(unique_id) != UNIQUE_ID_BYTES:
+        why = f"it has {len(unique_id)} bytes, and an id of NCCL {UNIQUE_ID_BYTES}"
+        raise invalid_value("init_info.nccl_unique_id_b64", why)
+    return unique_id
+
+
+async def take_announced(service: Service, info: UpdateInfo) -> None:
+    """Returns when these tensors have come: over NCCL if the server is in a trainer's group, else in bodies. Raises
+    RequestError if they cannot be used or do not come."""
+    receiver, incoming = service.receiver, service.incoming
+    if receiver is None or not receiver.joined:
+        await incoming.wait_for(info.names)
+        return
+    incoming.check_new(info.names)
+    file = await _received(service, receiver, tensors=announced(info))
+    try:
+        incoming.add(file)
+    except RequestError:  # the update has ended meanwhile
+        file.close()
+        raise
+
+
+async def _received(service: Service, receiver: WeightReceiver, *, tensors: Sequence[TensorFacts]) -> MemoryFile:
+    """Returns the file with these tensors, sealed."""
+    header = safetensors_header(tensors)
+    num_bytes = len(header) + sum(tensor.num_bytes for tensor in tensors)
+    try:
+        file = await to_thread.run_sync(MemoryFile.create, num_bytes)
+    except OSError as error:
+        raise invalid_value("update_info", f"there is no memory for {num_bytes} bytes: {error.strerror}") from error
+    try:
+        file.write(header, 0)
+        await receiver.receive(tensors, file.path, at=len(header))
+        file.seal()
+    except EngineError as error:
+        file.close()
+        service.incoming.drop()  # a trainer that finishes it nevertheless would bring a part of its weights
+        raise invalid_value("update_info", f"{error.message}; the update is forgotten") from error
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def announced(info: UpdateInfo) -> list[TensorFacts]:
+    """Returns the tensors that an announcement names. Raises RequestError, which names the field."""
+    dtypes, shapes = info.dtype_names or [], info.shapes or []
+    for field, values in (("dtype_names", dtypes), ("shapes", shapes)):
+        if len(values) != len(info.names):
+            why = f"it has {len(values)} entries, and names has {len(info.names)}"
+            raise invalid_value(f"update_info.{field}", why)
+    return [_facts(*one) for one in zip(info.names, dtypes, shapes, strict=True)]
+
+
+def _facts(name: str, dtype: str, shape: Sequence[int]) -> TensorFacts:  # sizes: an entry of three lists
+    if dtype not in DTYPES:
+        why = f"tensor {name} has the dtype {dtype}; {', '.join(DTYPES)} can be used"
+        raise invalid_value("update_info.dtype_names", why)
+    if any(size < 1 for size in shape):
+        raise invalid_value("update_info.shapes", f"tensor {name} has the shape {list(shape)}: each size is 1 or more")
+    return TensorFacts(name, DTYPES[dtype], tuple(shape))

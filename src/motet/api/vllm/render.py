@@ -1,0 +1,80 @@
+"""`POST /v1/chat/completions/render` and `POST /v1/completions/render`: a request as token ids, in vLLM's shape.
+
+The answer is a body that `/inference/v1/generate` takes, for completions one a prompt. A trainer that renders a
+conversation and generates from its token ids gets the tokens that the chat itself would have had.
+"""
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from motet.api.generation.answer import json_response
+from motet.api.generation.kv_params import PARAM, request_context
+from motet.api.generation.plan import Plan
+from motet.api.http.caller import Caller, PostRoute, caller_of, new_router, with_body
+from motet.api.http.failure import unsupported_parameter
+from motet.api.openai.chat import plan_chat
+from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.completions import plan_completions
+from motet.api.openai.completions_schema import CompletionRequest
+from motet.api.service import Service
+from motet.types import GenerateRequest
+
+
+def render_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
+            plan = await plan_chat(service, body, context=context)
+        (group,) = plan.groups
+        return json_response(_rendered(group, body, plan=plan))
+
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        for name, asked in (("echo", body.echo), ("best_of", body.num_drawn > body.n)):
+            if asked:
+                raise unsupported_parameter(name, "has no place in a request of token ids")
+        async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
+            plan = await plan_completions(service, body, context=context)
+        return json_response([_rendered(group, body, plan=plan) for group in plan.groups])
+
+    for path, handle, body, summary in (
+        ("/v1/chat/completions", with_body(ChatRequest, chat), ChatRequest, "A conversation as token ids"),
+        ("/v1/completions", with_body(CompletionRequest, completions), CompletionRequest, "Prompts as token ids"),
+    ):
+        router.routes.append(PostRoute(f"{path}/render", handle, body=body, summary=summary))
+    return router
+
+
+def _caller(body: ChatRequest | CompletionRequest, request: Request) -> Caller:
+    if body.kv_transfer_params is not None:
+        raise unsupported_parameter(PARAM, "is for requests that are answered")
+    return caller_of(request, session=body.session_id)
+
+
+def _rendered(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> dict[str, object]:
+    """Returns the body for `/inference/v1/generate`, without fields that have their default there."""
+    grammar = group.sampling.grammar
+    if grammar is not None and grammar.thinking is not None:
+        why = "cannot be rendered for a model that thinks before it answers"
+        raise unsupported_parameter("tools" if body.form is None else body.form.param, why)
+    sampling: dict[str, object] = msgspec.to_builtins(group.sampling, str_keys=True)
+    if grammar is not None:
+        sampling["structured_outputs"] = grammar.as_asked
+    if group.sampling.logprob_token_ids:
+        del sampling["logprobs"]  # generate counts the named tokens itself
+    sampling.pop("grammar", None)
+    for name in ("seed", "stop", "include_stop_str_in_output", "skip_special_tokens"):
+        if name in body.model_fields_set:
+            sampling[name] = getattr(body, name)
+    rendered = {
+        "request_id": group.request_id,
+        "model": plan.head.model,
+        "token_ids": group.prompt,
+        "sampling_params": sampling | ({"n": body.n} if body.n > 1 else {}),
+        "stream": body.stream,
+    }
+    if body.stream_options is not None:
+        rendered["stream_options"] = body.stream_options.model_dump()
+    return rendered | {
+        name: getattr(body, name) for name in ("cache_salt", "keep_s", "priority") if getattr(body, name)
+    }

@@ -1,0 +1,151 @@
+"""The plan of a server or a gateway, made before anything is started, and the configs of its engine processes."""
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from motet.deploy.discover import FindTokenizer
+from motet.deploy.gateway import WorkerList
+from motet.deploy.gateway_models import TokenizerRules
+from motet.deploy.remote_keeper import HEARTBEAT_S
+from motet.errors import ConfigError
+from motet.models.model_source import resolve, resolve_tokenizer
+from motet.settings.gateway_config import GatewayConfig
+from motet.settings.record import Settings
+from motet.settings.server_config import CellConfig, EngineConfig, KVEventsConfig, RoutingConfig, ServerConfig
+from motet.text.formats import ParserNames
+from motet.types import Role
+
+SIDE_CHANNEL_PORTS = {Role.PREFILL: 20000, Role.DECODE: 22000, Role.BOTH: 0}
+"""Default side-channel ports of servers by role, so that others know them; 0, a free one, if nobody needs to."""
+CLUSTER_KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """The parts of one server."""
+
+    engine: EngineConfig
+    """The config of every engine, without the fields that `engine_configs` sets for each."""
+    server: ServerConfig
+    tokenizer_path: Path
+    chat_template: str | None
+    """Jinja text in place of the model's own."""
+    cell: CellConfig = field(default=CellConfig())
+    routing: RoutingConfig = field(default=RoutingConfig())
+    kv_events: KVEventsConfig = field(default=KVEventsConfig())
+    parsers: ParserNames = field(default=ParserNames())
+    worker_id: str = ""
+    """Id of its worker, if it is one engine; empty: its role with a number."""
+    death_linger_s: float = 2.0
+    """Seconds for which a server that has lost its engines still answers 503, to health checks and clients."""
+    longest_backoff_s: float = 30.0
+    """Most seconds from an engine's death to its next start; they grow with each death in a row."""
+
+    @property
+    def role(self) -> Role:
+        """The role of the server as its clients see it."""
+        return Role.BOTH if self.cell.prefill + self.cell.decode else self.engine.role
+
+
+def server_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> ServerPlan:
+    """Finds, or fetches, the model of the settings. `say` tells people about slow stages. Raises StartupError."""
+    model = settings.model
+    server = server_config(settings)
+    template, parsers = read_template(model.chat_template), parser_names(settings)
+    folder = resolve(model.model, cache=cache, revision=model.revision, say=say)
+    tokenizer = resolve_tokenizer(model.tokenizer or str(folder), cache=cache, say=say)
+    named = settings.engine(model_path=folder, model_name=server.served_model_name)
+    engine = replace(named, tokenizer_path=str(tokenizer))
+    return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing, settings.kv_events, parsers)
+
+
+@dataclass(frozen=True)
+class GatewayPlan:
+    """The parts of one gateway."""
+
+    gateway: GatewayConfig
+    server: ServerConfig
+    """If its `served_model_name` is empty, models have their workers' names."""
+    tokenizers: TokenizerRules = field(default=TokenizerRules({}))
+    find_tokenizer: FindTokenizer | None = None
+    """Finds the tokenizer of a model whose workers only name its source; None: such models have none."""
+    routing: RoutingConfig = field(default=RoutingConfig())
+    cell: CellConfig = field(default=CellConfig())
+    """The rules for prefill."""
+    heartbeat_s: float = HEARTBEAT_S
+    """Time between two questions to a worker."""
+    introduces: bool = True
+    """True if the gateway lets workers that exchange KV meet; False if they do it themselves."""
+    listed: WorkerList | None = None
+    """A list of workers that come and go; None: the workers' file, if there is one."""
+
+
+def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> GatewayPlan:
+    """Finds, or fetches, the tokenizers that the settings name, as `server_plan` does. Raises StartupError."""
+    model = settings.model
+    named = (text.partition("=") for text in settings.gateway.tokenizer_of)
+    return GatewayPlan(
+        settings.gateway,
+        settings.server(served_model_name=model.served_model_name or ""),
+        tokenizers=TokenizerRules(
+            {name: resolve_tokenizer(folder, cache=cache, say=say) for name, _, folder in named},
+            others=None if model.tokenizer is None else resolve_tokenizer(model.tokenizer, cache=cache, say=say),
+            chat_template=read_template(model.chat_template),
+            parsers=parser_names(settings),
+        ),
+        find_tokenizer=partial(resolve_tokenizer, cache=cache),
+        routing=settings.routing,
+        cell=settings.cell,
+    )
+
+
+def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
+    """Returns the config of each process to be started, by worker id. The engines of a cell share the cores, listen on
+    free ports, and have a cluster key of their own, so that two cells on one machine never connect."""
+    engine, cell = plan.engine, plan.cell
+    if cell.prefill + cell.decode == 0:
+        port = engine.side_channel_port
+        name = "engine" if engine.role is Role.BOTH else engine.role.value
+        alone = replace(engine, side_channel_port=SIDE_CHANNEL_PORTS[engine.role] if port is None else port)
+        return {plan.worker_id or f"{name}-0": alone}
+    shared = replace(
+        engine,
+        num_threads=engine.num_threads or max(1, cores // (cell.prefill + cell.decode)),
+        side_channel_port=0,
+        cluster_key=engine.cluster_key or secrets.token_hex(CLUSTER_KEY_BYTES),
+    )
+    # Without prefill engines there is no KV to fetch: decode engines do it all.
+    decode = Role.DECODE if cell.prefill else Role.BOTH
+    named = ((Role.PREFILL, Role.PREFILL, cell.prefill), (Role.DECODE, decode, cell.decode))
+    return {f"{name}-{i}": replace(shared, role=role) for name, role, number in named for i in range(number)}
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def server_config(settings: Settings) -> ServerConfig:
+    """Returns the HTTP side of a server with one model of its own."""
+    return settings.server(served_model_name=settings.model.served_model_name or settings.model.model)
+
+
+def parser_names(settings: Settings) -> ParserNames:
+    """Returns the names of the parsers. Raises ConfigError for an unknown one."""
+    return ParserNames(tools=settings.model.tool_parser, reasoning=settings.model.reasoning_parser)
+
+
+def read_template(file: str | None) -> str | None:
+    """Reads a chat template, if a file is named. Raises ConfigError."""
+    if file is None:
+        return None
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError as exc:
+        raise ConfigError(f"--chat-template {file}: there is no such file") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--chat-template {file}: cannot be read: {exc}") from exc

@@ -1,0 +1,112 @@
+"""How a server and its starter talk: signals that end it, and the line that says that it is ready.
+
+The first SIGTERM or SIGINT asks it to drain, the second to stop at once.
+"""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TextIO
+
+from motet.engine import Worker, WorkerReport, WorkerState
+from motet.types import Role
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GIB = 2**30
+READY = re.compile(r"^Motet(?: gateway| on Ray)? is ready: .* at (?P<url>http://\S+) ")
+"""The line with which a server reports that it is ready, for people and for programs that started it."""
+
+
+class StopSignals:
+    """Turns signals into two events, while it is entered."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def ask(self) -> None:
+        """Asks to drain; the second time, to stop at once."""
+        if self.drain.is_set():
+            self.at_once.set()
+        self.drain.set()
+
+    def watch_stdin(self, stdin: TextIO) -> None:
+        """Stops at once when the program at the other end of standard input has ended, in whatever way."""
+
+        def read() -> None:
+            if not os.read(stdin.fileno(), 4096):
+                loop.remove_reader(stdin)
+                self.drain.set()
+                self.at_once.set()
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(stdin, read)
+
+    def take(self) -> None:
+        """Handles the signals from now on, in place of any other handler."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.ask)
+
+    def __enter__(self) -> "StopSignals":
+        self.take()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def first_of(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
+    """Returns as soon as one of the waits is done (raising what it raised) or the time is up; cancels the others."""
+    futures = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        await asyncio.gather(*futures, return_exceptions=True)
+
+
+def ready_line(url: str, workers: Sequence[Worker]) -> str:
+    """Returns the ready line of a server, with its local workers, at least one."""
+    info = workers[-1].engine.info
+    tokens, gib = info.num_blocks * info.block_size, info.num_blocks * info.bytes_per_block / GIB
+    blocks = f"{info.num_blocks:,} KV blocks of {info.block_size} tokens: {tokens:,} tokens, {gib:.2f} GiB"
+    return f"Motet is ready: {info.model} at {url} ({roles_of(workers)}{blocks})"
+
+
+def gateway_ready_line(url: str, models: Sequence[str], *, workers: Sequence[WorkerReport]) -> str:
+    """Returns the ready line of a gateway, with the workers that are ready."""
+    ready = [worker.id for worker in workers if worker.state is WorkerState.READY]
+    there = f"{len(ready)} worker{'s' * (len(ready) != 1)}: {', '.join(ready)}"
+    return f"Motet gateway is ready: {', '.join(models)} at {url} ({there})"
+
+
+def ray_ready_line(model: str, url: str, *, replicas: Mapping[str, int]) -> str:
+    """Returns the ready line of a cell on Ray, with the number of replicas of each deployment."""
+    there = ", ".join(f"{number} {name}" for name, number in replicas.items())
+    return f"Motet on Ray is ready: {model} at {url} ({there})"
+
+
+def roles_of(workers: Sequence[Worker]) -> str:
+    """Returns `2 prefill and 1 decode engines, each with `, or nothing for an engine that does it all."""
+    roles = [worker.engine.info.role for worker in workers]
+    match roles:
+        case [Role.BOTH]:
+            return ""
+        case [role]:
+            return f"{role} server, "
+    counted = " and ".join(f"{roles.count(role)} {role}" for role in (Role.PREFILL, Role.DECODE))
+    return f"{counted} engines, each with "
+
+
+def url_in(line: str) -> str | None:
+    """Returns the URL of a ready line; None if it is another line."""
+    found = READY.match(line)
+    return found["url"] if found else None

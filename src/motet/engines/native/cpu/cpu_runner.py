@@ -1,0 +1,167 @@
+"""Runs a packed model on one step's flat batch: the step's numbers go into arrays, the kernels do the rest."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from motet.engines.native.attention.attention_plan import AttentionPlan, Ints, PromptRead, ints
+from motet.engines.native.cpu import library as c
+from motet.engines.native.cpu.packed_weights import PackedModel
+from motet.engines.native.kv.storage import KVStorage
+from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
+
+LENGTH = 40
+CHUNK = 13
+"""Tokens of the prompt that `chunks_agree` tries, and of each of its chunks."""
+
+
+class CpuRunner:
+    """Owns the threads of the forward pass. The interpreter is free while they work."""
+
+    def __init__(self, model: PackedModel, storage: KVStorage, *, num_threads: int, kernels: ctypes.CDLL) -> None:
+        self.device = storage.keys.device
+        self.copy_slots = storage.copy
+        self._kernels = kernels
+        self._num_threads = num_threads
+        self._run = kernels.motet_run
+        self._logits = torch.empty(0, model.vocab_size)
+        self._non_finite: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._trunk_keys_read: npt.NDArray[np.int64] = np.zeros(1, np.int64)
+        self.trunk_tokens_joined = 0
+        self._open(model)
+
+    @property
+    def model(self) -> PackedModel:
+        return self._model
+
+    def use(self, model: PackedModel) -> None:
+        """Runs another model of the same shape from now on; called between two runs."""
+        self._close()
+        self._open(model)
+
+    def _open(self, model: PackedModel) -> None:
+        self._model = model
+        self._forward = self._kernels.motet_open(ctypes.byref(model.struct), self._num_threads)
+        self._close = weakref.finalize(self, self._kernels.motet_close, self._forward)
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Returns logits [rows wanted, vocab_size] float32; rows as in `inputs.logit_rows`, without padding."""
+        if len(self._logits) < inputs.num_logits:
+            self._logits = torch.empty(inputs.num_logits, self._model.vocab_size)
+        logits = self._logits[: inputs.num_logits]  # the same memory every step: fresh pages cost more than the writing
+        self._non_finite = np.zeros(len(inputs.slots), np.uint8)
+        rows = [ints(numbers) for numbers in (inputs.token_ids, inputs.positions, inputs.slots)]
+        spans, pieces, tables = reads_of(inputs.attention)
+        arrays = (*rows, spans, pieces, tables, ints(inputs.logit_rows))
+        batch = c.KernelBatch(
+            len(self._non_finite),
+            len(spans) // c.SPAN_INTS,
+            inputs.num_logits,
+            *(array.ctypes.data for array in arrays),
+            logits.data_ptr(),
+            self._non_finite.ctypes.data,
+            self._trunk_keys_read.ctypes.data,
+        )
+        self._run(self._forward, ctypes.byref(batch))
+        trunk_tokens = sum(trunk.num_keys for trunk in inputs.attention.trunks)
+        self.trunk_tokens_joined = trunk_tokens - int(self._trunk_keys_read[0])
+        return logits
+
+    def verify(self) -> None:
+        if self._non_finite.any():
+            raise NonFiniteRowsError(self._non_finite.nonzero()[0].tolist())
+
+    def settle(self) -> None:
+        """Does nothing: what was run is in memory when `run` returns."""
+
+
+class PackedWeights:
+    """The weights of a packed model that serves: new ones are written into its twin."""
+
+    def __init__(self, runner: CpuRunner) -> None:
+        self._runner = runner
+        self.shapes = {name: place.shape for name, place in runner.model.places.items()}
+        self.tied = runner.model.tied
+
+    def begin(self, *, whole: bool) -> "NewPackedWeights":
+        return NewPackedWeights(self._runner, whole=whole)
+
+    def numbers(self, name: str) -> list[torch.Tensor]:
+        return self._runner.model.numbers(name)
+
+    def forget(self) -> None:
+        self._runner.model.memory.forget()
+
+
+class NewPackedWeights:
+    def __init__(self, runner: CpuRunner, *, whole: bool) -> None:
+        self._runner = runner
+        self._twin = runner.model.twin(empty=whole)
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        self._twin.write(name, tensor)
+
+    def apply(self) -> None:
+        self._runner.use(self._twin)
+
+
+def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
+    """Returns the reads of a step as flat arrays of structs in `csrc/model.h`: spans of rows (a group's choices, or a
+    piece of a prompt), their pieces, and block tables."""
+    spans: list[int] = []
+    pieces: list[int] = []
+    tables: list[int] = []
+
+    def place(table: Sequence[int]) -> int:
+        begin = len(tables)
+        tables.extend(table)
+        return begin
+
+    tails = sorted(
+        (read.rows[i * read.rows_per_piece], read.rows_per_piece, read.first_offsets[i], place(table))
+        for read in plan.tails
+        for i, table in enumerate(read.tables)
+    )
+    at = 0
+    for trunk in plan.trunks:
+        first_piece = at
+        while at < len(tails) and tails[at][0] < trunk.end:
+            row, count, offset, table = tails[at]
+            pieces += (row, row + count, offset, table)
+            at += 1
+        spans += (trunk.begin, trunk.end, first_piece, at, trunk.num_keys, place(trunk.table))
+    for prompt in plan.prompts:
+        at = len(pieces) // c.PIECE_INTS
+        pieces += (prompt.begin, prompt.end, prompt.first_position, place(prompt.table))
+        spans += (prompt.begin, prompt.end, at, at + 1, 0, 0)
+    return ints(spans), ints(pieces), ints(tables)
+
+
+def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> bool:
+    """Returns True if a prompt has the same bits in one pass and in chunks. It uses the first blocks, and empties them.
+
+    The kernels are made for that: they add numbers in the same order whatever rows are beside them. This would detect a
+    compiler that reordered a sum.
+    """
+    num_blocks = -(-LENGTH // storage.block_size)
+    if num_blocks > storage.num_blocks:
+        return False
+    table = list(range(num_blocks))
+    tokens = torch.randint(vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def run(begin: int, end: int) -> torch.Tensor:
+        positions, rows = list(range(begin, end)), list(range(end - begin))
+        read = PromptRead(0, end - begin, begin, end, table)
+        plan = AttentionPlan(0, (read,), (), ())
+        inputs = StepInputs(tokens[begin:end], positions, positions, rows, len(rows), [], [], plan)
+        return runner.run(inputs).clone()
+
+    whole = run(0, LENGTH)
+    parts = [run(begin, min(begin + CHUNK, LENGTH)) for begin in range(0, LENGTH, CHUNK)]
+    slots = num_blocks * storage.block_size
+    storage.keys[:, :slots], storage.values[:, :slots] = 0, 0
+    return torch.equal(torch.cat(parts), whole)

@@ -1,0 +1,292 @@
+"""One text upstream: connections, keys, time-outs, the errors for its failures, its report and its abilities.
+
+    no connection, or it broke    EngineDiedError
+    nothing for too long          EngineSilentError
+    unreadable answer             EngineError
+    it refuses with
+        401, 403    for our own key: EngineError, since the client can do nothing about it; for the client's: passed on
+        other 4xx   UpstreamRefusalError: the client's fault, in the server's own words
+        502, 504    EngineDiedError: the proxy before it does not reach it
+        503         OverloadedError
+        else        EngineError that quotes it; also for redirects, which are not followed, since they would get the key
+
+The server gets the key that is configured for it, else the client's own if that is allowed, else none. It never gets a
+key of ours, and no key follows a redirect.
+
+A probe finds out the abilities of a model. It asks for two choices of one token, streamed and whole:
+
+    answers with indices 0 and 1, streamed and whole    n is honoured
+    any other answer, or a refusal                      n is not honoured: choices are requested one by one
+    a server error, no or an unreadable answer          not known: one by one as well, and probed again later
+
+A probe that is refused is tried with other fields, since a server may refuse a field and not the number:
+`max_completion_tokens` in place of `max_tokens`, and a stream without `stream_options`.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+
+from motet.engine import WorkerState
+from motet.engines.http import (
+    MAX_ANSWER_BYTES,
+    MAX_REPORT_BYTES,
+    NO_SUCH_ROUTE,
+    NOT_TAKEN,
+    WRONG_KEY,
+    Client,
+    Refusal,
+    Reply,
+    ServerCalls,
+)
+from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels, OpenAIError, any_error_in, read_json
+from motet.engines.upstream.bodies import in_its_words, read_chunk
+from motet.engines.upstream.text_source import UNKNOWN_LENGTH, TextRoute
+from motet.engines.wire import EngineReport, checked
+from motet.errors import (
+    EngineDiedError,
+    EngineError,
+    EngineSilentError,
+    MotetError,
+    OtherServerError,
+    OverloadedError,
+    UpstreamRefusalError,
+    WorkerFaultError,
+)
+from motet.ids import ModelName
+from motet.types import EngineInfo, EngineKind, ModelCard, Role
+
+T = TypeVar("T")
+
+MODELS = "/v1/models"
+CONNECT_TIMEOUT_S = 5.0
+REPORT_TIMEOUT_S = 2.0
+END_S = 0.05
+PROBE_S = 20.0
+"""The time for all probes of one model."""
+CHOICES = 2
+MAX_PROBE_BYTES = 2**20
+
+PROMPTS: dict[TextRoute, tuple[str, object]] = {
+    TextRoute.CHAT: ("messages", [{"role": "user", "content": "Hi"}]),
+    TextRoute.COMPLETIONS: ("prompt", "Hi"),
+}
+LIMITS: dict[TextRoute, tuple[str, ...]] = {
+    TextRoute.CHAT: ("max_tokens", "max_completion_tokens"),
+    TextRoute.COMPLETIONS: ("max_tokens",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamOptions:
+    api_key: str | None = None
+    """The key that is sent to it in place of the client's."""
+    pass_key: bool = False
+    """True if it gets the client's own `Authorization`. Only for gateways without keys of their own."""
+    timeout_s: float = 300.0
+    """Time up to the first byte of an answer (its first token on a stream, else the whole of it), and from one byte to
+    the next; comments that keep a connection alive count."""
+    max_singles: int = 16
+    """Most requests of one group at a time, if the server does not honour n."""
+
+
+class UpstreamReply:
+    """An answer that has begun. Closing it before its end ends the request there."""
+
+    def __init__(self, server: "UpstreamServer", reply: Reply) -> None:
+        self.is_stream = reply.is_stream
+        self._server = server
+        self._reply = reply
+
+    def close(self) -> None:
+        self._reply.close()
+
+    async def read(self) -> bytes:
+        """Returns the bytes that have come; none at the end."""
+        return await self._server.in_time(self._reply.read(), self._server.options.timeout_s)
+
+    async def whole(self, *, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
+        parts, num_bytes = [], 0
+        while data := await self.read():
+            parts.append(data)
+            num_bytes += len(data)
+            if num_bytes > max_bytes:
+                raise WorkerFaultError(f"{self._server.name} sent an answer of more than {max_bytes} bytes")
+        return b"".join(parts)
+
+    async def end(self) -> None:
+        """Reads the few bytes after the end of a stream, so that the connection can be used again."""
+        with contextlib.suppress(TimeoutError, EngineDiedError):
+            async with asyncio.timeout(END_S):
+                while await self._reply.read():
+                    pass
+
+
+class UpstreamServer:
+    """One server. The client belongs to whoever made it."""
+
+    def __init__(self, url: str, client: Client, *, options: UpstreamOptions | None = None, id: str = "") -> None:
+        """`url`: with or without `/v1`; `id`: names the server for clients in place of its URL."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.name = f"the upstream {id or self.url}"
+        self.options = options or UpstreamOptions()
+        self._passes_key = self.options.pass_key and not self.options.api_key
+        self._calls = ServerCalls(
+            self.url,
+            client,
+            name=self.name,
+            api_key=self.options.api_key,
+            refused=self._refused,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+        )
+
+    async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamReply:
+        """Returns when an answer that is no refusal has begun. `headers`: the client's, if any; its key is passed on
+        only if that is allowed."""
+        told = headers if self._passes_key else {**headers, "authorization": ""}
+        return UpstreamReply(self, await self.in_time(self._open(path, body, headers=told), self.options.timeout_s))
+
+    async def report(self) -> EngineReport:
+        """Asks the server for its list of models, and returns a report as keepers get it from every worker. It reports
+        nothing of its engine, so those fields have values that put no limit on routing.
+
+        Raises OtherServerError if it lists no models, EngineSilentError and EngineDiedError if it is not there, another
+        EngineError if its answer cannot be used."""
+        try:
+            asking = self._calls.ask("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
+            body = await self.in_time(asking, REPORT_TIMEOUT_S)
+        except UpstreamRefusalError as error:
+            raise OtherServerError(f"{self.name} refused {MODELS} with {error.status}: {error.message}") from error
+        listed = read_json(body, ListedModels, error=OtherServerError, what=f"the list of models of {self.name}").data
+        if not listed:
+            raise EngineError(f"{self.name} lists no models")
+        ids = {model.id for model in listed}
+        cards = sorted((_card(model, ids) for model in listed), key=lambda card: card.parent is not None)
+        report = EngineReport(
+            version="",
+            engine_id=f"texts at {self.url}",
+            state=WorkerState.READY,
+            info=EngineInfo(
+                model=cards[0].name,
+                max_model_len=cards[0].max_model_len,
+                block_size=1,
+                num_blocks=0,
+                max_num_seqs=0,
+                role=Role.BOTH,
+                kind=EngineKind.OPENAI,
+            ),
+            models=tuple(cards),
+        )
+        return checked(report, self.name, texts=True)
+
+    async def in_time(self, work: Coroutine[None, None, T], limit_s: float) -> T:
+        """Awaits `work`. Raises EngineSilentError if it takes longer than `limit_s`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError as error:
+            raise EngineSilentError(f"{self.name} gave no sign of life for {limit_s:g} s") from error
+
+    async def _open(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
+        try:
+            return await self._calls.open(path, body, headers=headers)
+        except EngineSilentError as error:  # no connection in time counts as no connection: another server may be asked
+            raise EngineDiedError(error.message) from error
+
+    def _refused(self, refusal: Refusal) -> MotetError:
+        text = "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted  # no page for browsers
+        status, error = refusal.status, any_error_in(refusal.body) or OpenAIError(text or refusal.phrase)
+        quoted = f"{self.name} answered {status}: {error.message or refusal.phrase}"
+        if status in WRONG_KEY and not self._passes_key:
+            return EngineError(f"{quoted}. It refused the key of this gateway, not the client's.")
+        if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT):
+            return EngineDiedError(quoted)
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return OverloadedError(quoted, retry_after_s=refusal.retry_after_s or 1)
+        if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return in_its_words(error, status, retry_after_s=refusal.retry_after_s)
+        if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+            return EngineError(f"{self.name} answered {status}: redirects are not followed; give its own URL")
+        return EngineError(quoted)
+
+
+def _card(model: ListedModel, listed: set[str]) -> ModelCard:
+    return ModelCard(
+        name=ModelName(model.id),
+        root=model.root or model.id,
+        parent=ModelName(model.parent) if model.parent in listed and model.parent is not None else None,
+        max_model_len=model.max_model_len or UNKNOWN_LENGTH,
+    )
+
+
+class RouteAbilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The abilities of a model on one route. The defaults are safe with any server."""
+
+    there: bool = True
+    """True if the server has the route."""
+    honours_n: bool = False
+    takes_usage: bool = False
+    """True if its streams take `stream_options`."""
+
+
+Abilities = Mapping[TextRoute, RouteAbilities]
+"""The abilities of one model on one server, by route."""
+
+
+async def probe(server: UpstreamServer, model: str, *, limit_s: float = PROBE_S) -> Abilities | None:
+    """Finds out what a model can, see above. Returns None if nothing could be found out."""
+    try:
+        async with asyncio.timeout(limit_s):
+            found = {route: await _Probe(server, model, route).ability() for route in TextRoute}
+    except (MotetError, TimeoutError):
+        return None
+    return found if any(ability.there for ability in found.values()) else None
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Finds out what one model can on one route."""
+
+    server: UpstreamServer
+    model: str
+    route: TextRoute
+
+    async def ability(self) -> RouteAbilities:
+        """Raises MotetError if nothing can be said."""
+        # One choice after two: to see if it is the number that was refused.
+        for n, limit, usage in itertools.product((CHOICES, 1), LIMITS[self.route], (True, False)):
+            asked = set(range(n))
+            try:
+                streamed = await self._ended(n, limit, usage=usage, stream=True)
+                comes = streamed == asked and await self._ended(n, limit, usage=usage, stream=False) == asked
+            except UpstreamRefusalError as error:
+                if error.status in NO_SUCH_ROUTE:
+                    return RouteAbilities(there=False)
+                if error.status not in NOT_TAKEN:
+                    raise
+            else:
+                return RouteAbilities(honours_n=comes and n > 1, takes_usage=usage)
+        return RouteAbilities()
+
+    async def _ended(self, n: int, limit: str, *, usage: bool, stream: bool) -> set[int]:
+        """Returns the numbers of the choices that ended. `limit`: the field for the most tokens; `usage`: True if
+        `stream_options` are sent."""
+        name, prompt = PROMPTS[self.route]
+        body = {"model": self.model, name: prompt, "n": n, limit: 1, "temperature": 1, "stream": stream}
+        if stream and usage:
+            body["stream_options"] = {"include_usage": True}
+        reply = await self.server.post(self.route, msgspec.json.encode(body), headers={})
+        try:
+            if reply.is_stream is not stream:
+                raise EngineError(f"{self.server.name} does not stream as it is asked to")
+            answer = await reply.whole(max_bytes=MAX_PROBE_BYTES)
+        finally:
+            reply.close()
+        events = [event for event in EventSplitter().feed(answer) if event != DONE] if stream else [answer]
+        return {choice.index for event in events for choice in read_chunk(event)[0].pieces if choice.finish is not None}

@@ -1,0 +1,318 @@
+"""Metrics of groups and choices, by model: observed when a group is admitted, at its steps, and at its end.
+
+`GroupRecord` notes what happens to one group; `GroupMetrics` observes it for a model.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import inf
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from motet.metrics.declare import Declared, MetricKind, counter, histogram
+from motet.types import FinishReason
+
+MODEL = "model_name"
+ENGINE = "engine"
+"""vLLM's label for its data-parallel ranks."""
+ONE_ENGINE = "0"
+"""Its value for a server without such ranks."""
+INFINITY = "+Inf"
+
+LONG_S = (1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+MINUTES_S = (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, *LONG_S, 160.0, 640.0, 2560.0)
+WHOLE_S = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, *MINUTES_S)
+STEP_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, *LONG_S)
+"""vLLM's bounds, and smaller ones: a trainer's groups may wait and write for many minutes."""
+TOKENS = (1.0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
+CHOICES = (1.0, 2, 4, 8, 16, 32, 64, 128, 256)
+
+FIRST_TOKEN = histogram(
+    "time_to_first_token_seconds",
+    "seconds",
+    "Time to the first token of a group's first choice.",
+    in_vllm=True,
+    bounds=FIRST_S,
+)
+LAST_FIRST_TOKEN = histogram(
+    "time_to_first_token_last_choice_seconds",
+    "seconds",
+    "Time to the first token of a group's last choice.",
+    bounds=FIRST_S,
+)
+FINISH_SPREAD = histogram(
+    "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=WHOLE_S
+)
+LATENCY = histogram(
+    "e2e_request_latency_seconds",
+    "seconds",
+    "Time from a group's admission to its end.",
+    in_vllm=True,
+    bounds=WHOLE_S,
+)
+BETWEEN_STEPS = histogram(
+    "inter_token_latency_seconds",
+    "seconds",
+    "Time from one step of a group to its next.",
+    in_vllm=True,
+    bounds=STEP_S,
+)
+PER_TOKEN = histogram(
+    "request_time_per_output_token_seconds",
+    "seconds",
+    "Mean time a token after the first; once a finished choice.",
+    in_vllm=True,
+    bounds=STEP_S,
+)
+PROMPT_TOKENS = histogram("request_prompt_tokens", "tokens", "Tokens of a group's prompt.", in_vllm=True, bounds=TOKENS)
+GENERATION_TOKENS = histogram(
+    "request_generation_tokens",
+    "tokens",
+    "Tokens of a finished choice.",
+    in_vllm=True,
+    bounds=TOKENS,
+)
+N = histogram("request_params_n", "choices", "Choices of a group.", in_vllm=True, bounds=CHOICES)
+MAX_TOKENS = histogram(
+    "request_params_max_tokens",
+    "tokens",
+    "Tokens that a choice may have.",
+    in_vllm=True,
+    bounds=TOKENS,
+)
+SUCCESS = counter("request_success", "choices", "Choices that finished.", in_vllm=True, labels=("finished_reason",))
+GROUPS = counter(
+    "groups", "groups", "Groups that ended; 200, 499 (the client left) or the status of the error.", labels=("status",)
+)
+
+OBSERVED = (
+    FIRST_TOKEN,
+    LAST_FIRST_TOKEN,
+    FINISH_SPREAD,
+    LATENCY,
+    PER_TOKEN,
+    PROMPT_TOKENS,
+    GENERATION_TOKENS,
+    N,
+    MAX_TOKENS,
+    BETWEEN_STEPS,
+)
+COUNTED = (SUCCESS, GROUPS)
+USUAL_STATUS = ("200", "499", "500", "503")
+"""Counted from 0 on for every model; others from the first group that ends so."""
+
+
+class ShownChoice(Protocol):
+    """The part of one choice that a step has shown."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def finish(self) -> FinishReason | None: ...
+
+
+class GroupRecord:
+    """Times of one group, in seconds of one clock. A choice is known from its first text on."""
+
+    def __init__(
+        self, num_choices: int, *, clock: Callable[[], float], steps: "Values", on_first: Callable[[], None]
+    ) -> None:
+        """`steps`: told the time between two steps; `on_first`: called at the first step."""
+        self.num_choices = num_choices
+        self.started_s = clock()
+        self.begun_s: dict[int, float] = {}
+        """When choices began that began later than the group."""
+        self.first_seen_s: dict[int, float] = {}
+        self.finished_s: dict[int, float] = {}
+        self.finish_reasons: dict[int, FinishReason] = {}
+        self._clock = clock
+        self._steps = steps
+        self._on_first = on_first
+        self._last_step_s: float | None = None
+        self._all_begun = False
+        """True once every choice has a token."""
+
+    def begin(self, indices: Sequence[int]) -> None:
+        """Notes choices that begin now."""
+        self.begun_s |= dict.fromkeys(indices, self._clock())
+
+    def step(self, choices: Sequence[ShownChoice], ended: bool) -> None:
+        """Notes one step. `ended`: True if a choice may have ended in it."""
+        clock, last_s = self._clock, self._last_step_s  # `self._clock()` looks for a method first, at each step
+        self._last_step_s = now_s = clock()
+        if last_s is None:
+            self._on_first()
+        else:
+            times = self._steps
+            times.sum += (since_s := now_s - last_s)
+            if not times.above < since_s <= times.up_to:
+                times.find(since_s)
+            times.counts[times.bucket] += 1
+        if not self._all_begun:
+            for choice in choices:
+                self.first_seen_s.setdefault(choice.index, now_s)
+            self._all_begun = len(self.first_seen_s) == self.num_choices
+        if ended:
+            for choice in choices:
+                if choice.finish is not None:
+                    self.finished_s[choice.index] = now_s
+                    self.finish_reasons[choice.index] = choice.finish
+
+    @property
+    def age_s(self) -> float:
+        """Time from the start to now."""
+        return self._clock() - self.started_s
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Time from the start to the first token of the first choice."""
+        return min(self.first_seen_s.values()) - self.started_s if self.first_seen_s else None
+
+    @property
+    def last_choice_first_token_s(self) -> float | None:
+        """Time from the start to the first token of the last choice, once every choice has one."""
+        return max(self.first_seen_s.values()) - self.started_s if len(self.first_seen_s) == self.num_choices else None
+
+    @property
+    def finish_spread_s(self) -> float | None:
+        """Time from the end of the first choice to the end of the last, once every choice has ended."""
+        if len(self.finished_s) < self.num_choices:
+            return None
+        return max(self.finished_s.values()) - min(self.finished_s.values())
+
+    def decode_s(self, index: int) -> float:
+        """Time from the first token of a choice that has ended to its end."""
+        return self.finished_s[index] - self.first_seen_s[index]
+
+
+class Values:
+    """The values of one metric for one model, as a histogram. Adding one is cheap, as every step of every group does
+    so: prometheus_client's own goes through all buckets. Written and read on one event loop."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """One count for each bucket, and one more for values above all bounds."""
+        self.sum = 0.0
+        self.bucket, self.above, self.up_to = 0, -inf, bounds[0]
+        """The bucket of the last value, and its bounds: mostly the next one's too."""
+
+    def add(self, value: float) -> None:
+        self.sum += value
+        if not self.above < value <= self.up_to:
+            self.find(value)
+        self.counts[self.bucket] += 1
+
+    def find(self, value: float) -> None:
+        """Finds the bucket of a value."""
+        self.bucket = place = bisect_left(self.bounds, value)
+        bounds = (-inf, *self.bounds, inf)
+        self.above, self.up_to = bounds[place], bounds[place + 1]
+
+
+class GroupFamilies(Collector):
+    """The metrics of all models. The registry collects them from here."""
+
+    def __init__(self, registry: CollectorRegistry, *, aliases: bool) -> None:
+        """`aliases`: collect those that vLLM has too also under its names."""
+        self._aliases = aliases
+        self.counted: dict[Declared, Counter[tuple[str, ...]]] = {one: Counter() for one in COUNTED}
+        """Counts by the values of the labels, the model first."""
+        self._observed: dict[Declared, dict[str, Values]] = {one: {} for one in OBSERVED}
+        registry.register(self)
+
+    def values_of(self, model: str) -> dict[Declared, Values]:
+        return {one: by_model.setdefault(model, Values(one.bounds)) for one, by_model in self._observed.items()}
+
+    def collect(self) -> Iterator[Metric]:
+        for one, by_model in self._observed.items():
+            for name, own in self._names(one):
+                metric = histogram_family(name, (MODEL, *own))
+                for model, values in by_model.items():
+                    metric.add_metric((model, *own.values()), buckets_of(one.bounds, values.counts), values.sum)
+                yield metric
+        for one, counts in self.counted.items():
+            for name, own in self._names(one):
+                by_labels = {(model, *own.values(), *rest): count for (model, *rest), count in counts.items()}
+                yield counted(name, by_labels, labels=(MODEL, *own))
+
+    def _names(self, declared: Declared) -> Iterator[tuple[Declared, Mapping[str, str]]]:
+        """Yields a metric under each name that it has here, with the labels that all its samples have there."""
+        yield declared, {}
+        if self._aliases:
+            yield from ((alias, {ENGINE: ONE_ENGINE}) for alias in declared.aliases)
+
+
+class GroupMetrics:
+    """The metrics of one model's groups."""
+
+    def __init__(self, families: GroupFamilies, model: str) -> None:
+        self._model = model
+        self._observed = families.values_of(model)
+        self._counted = families.counted
+        self._counted[SUCCESS].update({(model, reason.value): 0 for reason in FinishReason})
+        self._counted[GROUPS].update({(model, status): 0 for status in USUAL_STATUS})
+
+    def group_opened(
+        self,
+        num_choices: int,
+        *,
+        clock: Callable[[], float],
+        prompt_tokens: int | None,
+        max_tokens: int | None,
+        on_first: Callable[[], None],
+    ) -> GroupRecord:
+        """Returns the group's record. The numbers of tokens are None if only another server knows them."""
+        for declared, value in ((N, num_choices), (PROMPT_TOKENS, prompt_tokens), (MAX_TOKENS, max_tokens)):
+            if value is not None:
+                self._observed[declared].add(value)
+        return GroupRecord(num_choices, clock=clock, steps=self._observed[BETWEEN_STEPS], on_first=on_first)
+
+    def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int]) -> None:
+        """`tokens`: the number that each choice has written; unknown for a choice that is not in it."""
+        self._counted[GROUPS][self._model, str(status)] += 1
+        for declared, value in (
+            (LATENCY, record.age_s),
+            (FIRST_TOKEN, record.first_token_s),
+            (LAST_FIRST_TOKEN, record.last_choice_first_token_s),
+            (FINISH_SPREAD, record.finish_spread_s),
+        ):
+            if value is not None:
+                self._observed[declared].add(value)
+        for reason in record.finish_reasons.values():
+            self._counted[SUCCESS][self._model, reason.value] += 1
+        for index in record.finish_reasons.keys() & tokens.keys():
+            self._observed[GENERATION_TOKENS].add(tokens[index])
+            if tokens[index] > 1:
+                self._observed[PER_TOKEN].add(record.decode_s(index) / (tokens[index] - 1))
+
+
+def family(declared: Declared, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
+    """Returns a metric without values. `labels`: the names of those beside its own."""
+    kind = CounterMetricFamily if declared.kind is MetricKind.COUNTER else GaugeMetricFamily
+    return kind(declared.family_name, declared.meaning, labels=(*labels, *declared.labels))
+
+
+def histogram_family(declared: Declared, labels: tuple[str, ...]) -> HistogramMetricFamily:
+    return HistogramMetricFamily(declared.family_name, declared.meaning, labels=labels)
+
+
+def counted(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labels: tuple[str, ...]) -> Metric:
+    metric = family(declared, labels)
+    for values, number in counts.items():
+        metric.add_metric(values, number)
+    return metric
+
+
+def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Returns each bound with the number of values up to it. `counts`: one more than `bounds`, or empty."""
+    counts = counts or [0] * (len(bounds) + 1)
+    return list(zip([*map(floatToGoString, bounds), INFINITY], accumulate(counts), strict=True))
