@@ -76,7 +76,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="Welcome"):
     memory: RegisteredMemory
 
 
-class WrongStart(msgspec.Struct, frozen=True, tag="WrongStart"):
+class WrongStart(msgspec.Struct, frozen=True, tag="SomeoneElse"):
     """The requested start of the worker is gone; another one is here."""
 
     engine_id: str
