@@ -48,8 +48,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """Thoughts that may come before the text that the grammar describes."""
 
     @property
-    def as_asked(self) -> dict[str, object]:
-        """The field `structured_outputs` that asks for the grammar, here and in vLLM; it has no word for thoughts."""
+    def request_field(self) -> dict[str, object]:
+        """The grammar as the value of the request field `structured_outputs`, which cannot express thoughts."""
         match self.kind:
             case GrammarKind.CHOICE:
                 return {"choice": msgspec.Raw(self.source.encode())}
@@ -151,7 +151,7 @@ class SamplingField:
     high: float | None = None
     above_low: bool = False
     """True if `low` itself is not allowed."""
-    as_asked: bool = True
+    verbatim: bool = True
     """True if requests have a field of this name, type, default and range whose value goes to the engine unchanged; the
     schemas then take it from here. False if the request's field differs, or its value must be computed."""
 
@@ -179,26 +179,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     temperature: Annotated[float, SamplingField(0, 2)] = 1.0
     """0 means greedy."""
     top_p: Annotated[float, SamplingField(0, 1, above_low=True)] = 1.0
-    top_k: Annotated[int, SamplingField(0, 2**31, as_asked=False)] = 0
+    top_k: Annotated[int, SamplingField(0, 2**31, verbatim=False)] = 0
     """0 means off."""
     min_p: Annotated[float, SamplingField(0, 1)] = 0.0
     presence_penalty: Annotated[float, SamplingField(-2, 2)] = 0.0
     frequency_penalty: Annotated[float, SamplingField(-2, 2)] = 0.0
     repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True)] = 1.0
-    logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, as_asked=False)] = {}
+    logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, verbatim=False)] = {}
     """Token id -> the number that is added to its logit; the range is for these numbers."""
     allowed_token_ids: tuple[int, ...] = ()
     """The only tokens that can be drawn; empty: all. If all of them end a choice, they win over `min_tokens`."""
     min_tokens: int = 0
     ignore_eos: Annotated[bool, SamplingField()] = False
     stop_token_ids: tuple[int, ...] = ()
-    logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
+    logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
     """k: the log-probability of the drawn token and the k highest; None: no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens whose log-probabilities are told beside the drawn one's, in place of the highest; only with `logprobs`."""
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     """Those of prompts are always raw."""
-    prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, as_asked=False)] = None
+    prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
     grammar: Grammar | None = None
     """Only tokens that it allows can be drawn, and end-of-sequence only where it is complete."""
 
@@ -214,7 +214,7 @@ SAMPLING_FIELDS: Mapping[str, SamplingField] = {
     if isinstance(metadata, SamplingField)
 }
 
-AS_ASKED = tuple(name for name, field in SAMPLING_FIELDS.items() if field.as_asked)
+VERBATIM_FIELDS = tuple(name for name, field in SAMPLING_FIELDS.items() if field.verbatim)
 """The fields that requests have unchanged."""
 
 
@@ -224,7 +224,8 @@ class ChoiceStart(msgspec.Struct, frozen=True):
     index: int
     seed: int
     """Unsigned 64 bits: seed of the group + index, modulo 2^64."""
-    written: tuple[int, ...] = ()
+    output_tokens: tuple[int, ...] = msgspec.field(default=(), name="written")
+    """Tokens that were generated before."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

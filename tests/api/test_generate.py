@@ -296,7 +296,7 @@ async def test_choices_go_on_from_the_tokens_that_they_had(serve: Serving, strea
     assert ids == scored == {0: SAID[1:], 1: SAID, 5: SAID[2:]}
     assert part["usage"]["completion_tokens"] == 3 * len(SAID) - 3
     (request,) = served.engine.requests
-    starts = [(start.index, start.seed, start.written) for start in request.choices]
+    starts = [(start.index, start.seed, start.output_tokens) for start in request.choices]
     assert starts == [(0, 40, tuple(SAID[:1])), (1, 41, ()), (5, 2**64 - 1, tuple(SAID[:2]))]
     assert request.seeded
 

@@ -67,7 +67,7 @@ async def test_an_answer_outlives_one_worker_after_the_other(folder: Path) -> No
         last.engine.let_run()
         stream += "".join([part async for part in parts])
         assert texts(stream) == EXPECTED
-        assert [len(start.written) for start in last.engine.requests[-1].choices] == [2, 2]
+        assert [len(start.output_tokens) for start in last.engine.requests[-1].choices] == [2, 2]
         assert (await gateway.http.get("/status")).json()["totals"]["migrations"] == 2
 
 

@@ -105,7 +105,7 @@ class StruckEngine(NativeEngine):
     """The task that tells its groups to go elsewhere."""
 
     def generate(self, request: GenerateRequest) -> "StruckStream":  # type: ignore[override]  # a `GroupStream` too
-        course = Course(request, written={start.index: len(start.written) for start in request.choices})
+        course = Course(request, written={start.index: len(start.output_tokens) for start in request.choices})
         stream = StruckStream(super().generate(request), self, course)
         self.strikes.look(self, course)
         return stream

@@ -93,7 +93,7 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
 
     def _check_answer(self, name: str, group: GenerateRequest, start: ChoiceStart) -> None:
         wrote = self.engine.wrote.get((name, start.index), [])
-        whole = answer(group.prompt, start.seed, group.sampling.max_tokens)[len(start.written) :]
+        whole = answer(group.prompt, start.seed, group.sampling.max_tokens)[len(start.output_tokens) :]
         if (name, start.index) in self.cut:
             assert wrote == whole[: len(wrote)]
         else:
@@ -110,7 +110,7 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
         assert tail_tokens + sum(chunk.end - chunk.begin for chunk in plan.trunks) <= self.budget
         assert sum(len(group.sequences) for group in scheduler.running) <= self.max_num_seqs
         for group in scheduler.running:
-            if group not in before and not any(sequence.written for sequence in group.sequences):
+            if group not in before and not any(sequence.output_tokens for sequence in group.sequences):
                 assert all(s.state is SequenceState.RUNNING for s in group.sequences), "all of a group or none"
         by_age = sorted((s for group in scheduler.running for s in group.sequences), key=lambda s: s.age)
         running = [sequence.state is SequenceState.RUNNING for sequence in by_age]

@@ -169,8 +169,8 @@ class Play:
         whole = said.tokens[child]
         assert tokens == whole if index in self.finished else tokens == whole[: len(tokens)]
         start = next(start for start in self.request.choices if start.index == index)
-        assert tuple(said.call.ask.prompt) == self.request.prompt + start.written
-        if self.request.seeded and not self.request.sampling.greedy and not start.written:
+        assert tuple(said.call.ask.prompt) == self.request.prompt + start.output_tokens
+        if self.request.seeded and not self.request.sampling.greedy and not start.output_tokens:
             assert said.call.ask.seed is not None
             assert said.call.ask.seed + child == start.seed
         return call, child

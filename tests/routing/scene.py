@@ -57,7 +57,7 @@ def script(_: GenerateRequest, start: ChoiceStart) -> Sequence[int]:
     """Each token depends on index, seed and place. A choice that is resumed with other tokens than these fails."""
     count = length(start.index) - 1
     tokens = [1 + (start.seed * 97 + start.index * 31 + place * 13) % 500 for place in range(count)] + [0]
-    assert list(start.written) == tokens[: len(start.written)]
+    assert list(start.output_tokens) == tokens[: len(start.output_tokens)]
     return tokens
 
 

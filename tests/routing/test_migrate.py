@@ -64,9 +64,9 @@ async def test_a_resumed_group_has_the_written_tokens_and_a_name_of_its_own() ->
     first, second, third = scene.asked
     assert first == request
     assert [one.request_id for one in (second, third)] == ["g.1", "g.2"]
-    written = {start.index: list(start.written) for start in second.choices}
+    written = {start.index: list(start.output_tokens) for start in second.choices}
     assert written == {index: whole.tokens[index][: length(0)] for index in (1, 2)}  # choice 0 had finished
-    written = {start.index: list(start.written) for start in third.choices}
+    written = {start.index: list(start.output_tokens) for start in third.choices}
     assert written == {index: whole.tokens[index][: length(0) + 1] for index in (1, 2)}
     assert [start.seed for start in third.choices] == [start.seed for start in request.choices[1:]]
     assert (third.prompt, third.sampling, third.trace) == (request.prompt, request.sampling, request.trace)

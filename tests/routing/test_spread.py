@@ -64,7 +64,7 @@ async def test_a_part_has_the_indices_seeds_and_settings_of_the_whole_and_a_name
 async def test_choices_that_have_written_before_go_on_from_there() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     whole = await undisturbed(request)
-    starts = [msgspec.structs.replace(one, written=tuple(whole.tokens[one.index][:2])) for one in request.choices]
+    starts = [msgspec.structs.replace(one, output_tokens=tuple(whole.tokens[one.index][:2])) for one in request.choices]
     resumed = msgspec.structs.replace(request, choices=tuple(starts))
     heard = await Heard().read(scene.router.generate(resumed), resumed)
     assert heard.tokens == {index: tokens[2:] for index, tokens in whole.tokens.items()}

@@ -158,7 +158,7 @@ class Unfinished:
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self.model = request.model
-        self.choices = {start.index: OpenChoice(start.seed, list(start.written)) for start in request.choices}
+        self.choices = {start.index: OpenChoice(start.seed, list(start.output_tokens)) for start in request.choices}
         self.begun = False
         """True once the reader has been given something."""
         self.prompt_told = False

@@ -22,7 +22,7 @@ class ResponseCheck:
 
     def __init__(self, request: GenerateRequest, *, vocab_size: int) -> None:
         sampling = request.sampling
-        self._left = {start.index: sampling.max_tokens - len(start.written) for start in request.choices}
+        self._left = {start.index: sampling.max_tokens - len(start.output_tokens) for start in request.choices}
         """For each choice that has not ended, how many tokens it may still have."""
         self._vocab_size = vocab_size
         self._logprobs = sampling.logprobs is not None

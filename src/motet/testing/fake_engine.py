@@ -241,7 +241,7 @@ class FakeGroup:
     def __init__(self, engine: FakeEngine, request: GenerateRequest) -> None:
         self.step = 0
         self.unfinished = {c.index: c for c in request.choices}
-        self._written = {c.index: list(c.written) for c in request.choices}
+        self._written = {c.index: list(c.output_tokens) for c in request.choices}
         self._engine = engine
         self._request = request
         self._error: MotetError | None = None

@@ -83,11 +83,11 @@ class ChoiceStream:
         self.index = start.index
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        begin = _replay_from(start.written, tokenizer.special_ids, rules=rules)
+        begin = _replay_from(start.output_tokens, tokenizer.special_ids, rules=rules)
         self.num_tokens = begin
         """Tokens of the answer, up to the one that ended it."""
         self._rules = rules
-        past = (*prompt[-LOOK_BACK:], *start.written[max(0, begin - LOOK_BACK) : begin])
+        past = (*prompt[-LOOK_BACK:], *start.output_tokens[max(0, begin - LOOK_BACK) : begin])
         self._detokenizer = Detokenizer(
             tokenizer,
             skip_special_tokens=rules.skip_special_tokens,
@@ -104,7 +104,7 @@ class ChoiceStream:
         """Characters of the answer that events have shown."""
         self._num_known = 0
         """Tokens held back that events leave out."""
-        self.feed(ChoiceDelta(self.index, start.written[begin:]))  # its text was shown before
+        self.feed(ChoiceDelta(self.index, start.output_tokens[begin:]))  # its text was shown before
         self._num_known = self._held.num_tokens if rules.written_known else 0
 
     @property

@@ -80,11 +80,13 @@ class TextGroup:
         self._num_tokens = dict.fromkeys(self._unfinished, 0)
         self._reasoning_tokens = 0
         """The counts before the first delta, and after the end."""
-        if any(start.written for start in request.choices):
+        if any(start.output_tokens for start in request.choices):
             self._begin(request)
         self._ended_before = [index for index, choice in self._choices.items() if choice.ended]
         """Choices that were resumed after a stop string; the engine is told after its first step."""
-        self._num_known = {start.index: len(start.written) if rules.written_known else 0 for start in request.choices}
+        self._num_known = {
+            start.index: len(start.output_tokens) if rules.written_known else 0 for start in request.choices
+        }
         self._tells_all_ends = rules.written_known
         """True if the reader does not know of the ends of such choices either."""
         self._versions: list[tuple[str, dict[int, int]]] = []

@@ -65,8 +65,10 @@ def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
         ChoiceSequence(
             group,
             [start.index],
-            ChoiceSampling(request.sampling, seed=start.seed, prompt=prompt, eos_token_ids=(), written=start.written),
-            list(start.written),
+            ChoiceSampling(
+                request.sampling, seed=start.seed, prompt=prompt, eos_token_ids=(), written=start.output_tokens
+            ),
+            list(start.output_tokens),
         )
         for start in sorted(request.choices, key=lambda start: start.index)
     ]

@@ -103,7 +103,7 @@ AT_STOP_TOKEN = Finish(FinishReason.STOP, STOP_TOKEN)
 
 def finish(token_id: int, sampling: SamplingParams = SAMPLING, *, written: int = 3, total: int = 13) -> Finish | None:
     (sequence,) = group_of(request("g", range(total - written), sampling=sampling)).sequences
-    sequence.written[:] = [OTHER] * (written - 1) + [token_id]
+    sequence.output_tokens[:] = [OTHER] * (written - 1) + [token_id]
     return PaperEngine(blocks=1, eos=frozenset({EOS}), max_model_len=100).commit.finish_of(sequence)
 
 

@@ -33,7 +33,7 @@ class Oracle(Drafter):
         return bool(choices)
 
     def drafts(self, choice: ChoiceSequence, *, choices: int) -> list[Draft]:
-        written = len(choice.written)
+        written = len(choice.output_tokens)
         rest = answer(choice.group.prompt, choice.sampling.seed, written + self.most)[written:]
         wrong = self.dice.randrange(self.most + 1)
         tokens = [token + (place == wrong) for place, token in enumerate(rest)]
@@ -209,18 +209,18 @@ def drafted(drafter: Drafter, choice: ChoiceSequence, *, choices: int = 1) -> li
 def test_what_followed_the_last_tokens_is_drafted() -> None:
     drafter = Drafter(8, 1000)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 3, 4])
-    choice.written[:] = [5, 6]
+    choice.output_tokens[:] = [5, 6]
     assert drafter.begin([choice])
     assert drafted(drafter, choice, choices=1) == [7, 8, 9, 9, 3]
-    choice.written[:] = [77, 78]
+    choice.output_tokens[:] = [77, 78]
     assert drafted(drafter, choice, choices=1) == []
 
 
 def test_drafts_come_from_siblings_too() -> None:
     drafter = Drafter(3, 1000)
     _, (first, second) = drafting([1, 2], n=2)
-    first.written[:] = [10, 11, 12, 13, 14, 15]
-    second.written[:] = [10, 11]
+    first.output_tokens[:] = [10, 11, 12, 13, 14, 15]
+    second.output_tokens[:] = [10, 11]
     assert drafter.begin([first, second])
     assert drafted(drafter, second, choices=1) == [12, 13, 14]
     assert drafted(drafter, second, choices=5) == [12], "a row more costs more in a step of more choices"
@@ -229,11 +229,11 @@ def test_drafts_come_from_siblings_too() -> None:
 def test_a_draft_leaves_room_for_the_token_after_it() -> None:
     drafter = Drafter(8, 16)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=20)
-    choice.written[:] = [1, 2]
+    choice.output_tokens[:] = [1, 2]
     assert drafter.begin([choice])
     assert drafted(drafter, choice, choices=1) == [3, 4, 5]
     _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=4)
-    choice.written[:] = [1, 2]
+    choice.output_tokens[:] = [1, 2]
     assert drafter.begin([choice])
     assert drafted(drafter, choice, choices=1) == [3]
 
@@ -241,7 +241,7 @@ def test_a_draft_leaves_room_for_the_token_after_it() -> None:
 def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
     drafter = Drafter(8, 1000)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7])
-    choice.written[:] = [2, 3]
+    choice.output_tokens[:] = [2, 3]
     tries = [0, 0]
     for step in range(400):
         assert drafter.begin([choice])
@@ -297,7 +297,7 @@ def test_history_keeps_the_last_answers_of_each_prompt_in_bounded_memory() -> No
     choices = []
     for place, (prompt, tokens) in enumerate([((1, 2), 4), ((3, 4), 3), ((1, 2), 3), ((3, 4), 5)]):
         _, (choice,) = drafting(prompt)
-        choice.written[:] = [place] * tokens
+        choice.output_tokens[:] = [place] * tokens
         choices.append(choice)
     for choice in choices[:3]:
         history.keep(choice)
@@ -307,7 +307,7 @@ def test_history_keeps_the_last_answers_of_each_prompt_in_bounded_memory() -> No
     assert history.answers(choices[0].group) == [(2,) * 3]
     assert history.answers(choices[1].group) == [(3,) * 5]
     _, (long,) = drafting((5, 6))
-    long.written[:] = [9] * 11
+    long.output_tokens[:] = [9] * 11
     history.keep(long)
     assert history.answers(long.group) == []
 

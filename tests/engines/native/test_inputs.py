@@ -28,7 +28,7 @@ def decoding_group(prompt: range, trunk: list[int], *tails: tuple[list[int], lis
 
 def tails(group: Group) -> tuple[TailChunk, ...]:
     """Returns chunks of everything that is pending."""
-    return tuple(TailChunk(s, s.computed, len(s.written)) for s in group.sequences)
+    return tuple(TailChunk(s, s.computed, len(s.output_tokens)) for s in group.sequences)
 
 
 def trunk_fields(read: TrunkRead) -> tuple[object, ...]:

@@ -146,7 +146,7 @@ def test_a_group_that_wrote_more_than_all_blocks_hold_comes_back_in_parts() -> N
     most_written = 0
     while engine.groups:
         assert engine.step()
-        most_written = max(most_written, sum(-(-len(s.written) // 4) for s in group.sequences))
+        most_written = max(most_written, sum(-(-len(s.output_tokens) // 4) for s in group.sequences))
     assert most_written > 17
     engine.assert_wrote("a", PROMPT, n=1, tokens=54)
     engine.assert_wrote("b", tuple(range(50, 54)), n=6, tokens=60)

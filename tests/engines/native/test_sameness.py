@@ -174,7 +174,7 @@ def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, number
     for one_group in groups:
         for start in one_group.choices:
             rest = outcomes[one_group.request_id].tokens[start.index]
-            assert [*start.written, *rest] == undisturbed[start.seed]
+            assert [*start.output_tokens, *rest] == undisturbed[start.seed]
     drawn = [key for key in rows.rows if key[0] in undisturbed]
     assert len(drawn) == sum(NEW_TOKENS - count for _, count in RESUMED_AFTER)
     assert all(torch.equal(rows.rows[key], whole.rows[key]) for key in drawn)

@@ -89,7 +89,7 @@ def test_a_choice_that_thinks_first_is_resumed_in_and_after_its_thoughts(model: 
     for cut in range(1, max(map(len, whole.tokens.values())), 3):
         starts = [ChoiceStart(i, 5 + i, tuple(t[:cut])) for i, t in whole.tokens.items() if len(t) > cut]
         rest = run(core, [group("rest", prompt, starts=starts, **fields)])["rest"]  # type: ignore[arg-type]
-        assert {start.index: [*start.written, *rest.tokens[start.index]] for start in starts} == {
+        assert {start.index: [*start.output_tokens, *rest.tokens[start.index]] for start in starts} == {
             start.index: whole.tokens[start.index] for start in starts
         }
     ended = [text_of(tokens) for index, tokens in whole.tokens.items() if whole.finish[index] == STOP]

@@ -91,7 +91,7 @@ async def test_choices_of_a_killed_engine_go_on_in_another_one_as_if_undisturbed
                 if len(written[0]) == 12:
                     os.kill(dying.info.pid, signal.SIGKILL)
     left = [ChoiceStart(i, 21 + i, tuple(tokens)) for i, tokens in written.items() if tokens != expected[i]]
-    assert left and all(start.written for start in left)
+    assert left and all(start.output_tokens for start in left)
     rest = await tokens_of(native, person("rest", starts=left))
     assert {i: tokens + rest.get(i, []) for i, tokens in written.items()} == expected
     assert await idle(native)

@@ -23,7 +23,7 @@ from motet.engines.vllm.requests import (
 from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.types import (
-    AS_ASKED,
+    VERBATIM_FIELDS,
     ChoiceStart,
     GenerateRequest,
     Grammar,
@@ -231,8 +231,8 @@ def test_every_choice_is_planned_once_with_its_prompt_and_seed_and_one_request_h
         assert one.n == 1 or not (request.stops or request.sampling.greedy)
         for child, indices in enumerate(one.choices):
             for start in (of_index[index] for index in indices):
-                assert one.prompt == PROMPT + start.written
-                assert one.sampling.max_tokens == 50 - len(start.written)
+                assert one.prompt == PROMPT + start.output_tokens
+                assert one.sampling.max_tokens == 50 - len(start.output_tokens)
                 check_seed(one, child, start, request)
 
 
@@ -242,7 +242,7 @@ def check_seed(ask: VLLMRequest, child: int, start: ChoiceStart, request: Genera
         assert ask.seed is None
         return
     assert ask.seed is not None
-    alone = resumed_seed(start.seed, len(start.written)) if start.written else start.seed
+    alone = resumed_seed(start.seed, len(start.output_tokens)) if start.output_tokens else start.seed
     assert signed_seed(ask.seed) + child == signed_seed(alone)
 
 
@@ -264,7 +264,7 @@ DEFAULTS: dict[str, object] = {
     "stop_token_ids": [],
     "prompt_logprobs": None,
 }
-DEFAULTS |= {name: getattr(SamplingParams(max_tokens=9), name) for name in AS_ASKED if name not in DEFAULTS}
+DEFAULTS |= {name: getattr(SamplingParams(max_tokens=9), name) for name in VERBATIM_FIELDS if name not in DEFAULTS}
 ASK = VLLMRequest(request_id="r-1", model="m", prompt=(5, 6), n=3, seed=None, sampling=SamplingParams(max_tokens=9))
 UNUSUAL = SamplingParams(
     max_tokens=20,

@@ -39,7 +39,15 @@ from motet.text.prepare import PromptPreparer
 from motet.text.stop_strings import StopStrings
 from motet.text.tools.grammar import json_rule
 from motet.text.tools.tool_format import ToolFormat, ToolMode, ToolRules
-from motet.types import AS_ASKED, GenerateRequest, Grammar, GrammarKind, LogprobsMode, SamplingParams, choice_starts
+from motet.types import (
+    VERBATIM_FIELDS,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    LogprobsMode,
+    SamplingParams,
+    choice_starts,
+)
 
 log = logging.getLogger("motet.api")
 
@@ -276,7 +284,7 @@ def _sampling(
         logprobs_mode=(options.logprobs_mode if scored else None) or LogprobsMode.RAW,
         prompt_logprobs=options.prompt_logprobs,
         grammar=options.grammar,
-        **{name: getattr(fields, name) for name in AS_ASKED},
+        **{name: getattr(fields, name) for name in VERBATIM_FIELDS},
     )
 
 

@@ -34,7 +34,7 @@ from motet.api.http.failure import (
 )
 from motet.errors import RequestError
 from motet.grammar.limits import MAX_SOURCE_CHARS
-from motet.types import AS_ASKED, MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, Grammar, GrammarKind, SamplingParams
+from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, VERBATIM_FIELDS, Grammar, GrammarKind, SamplingParams
 
 IGNORED_FIELDS = frozenset(
     {
@@ -257,7 +257,7 @@ else:
         __base__=Schema,
         **{
             name: (get_type_hints(SamplingParams)[name], in_range(name, getattr(SamplingParams(max_tokens=1), name)))
-            for name in AS_ASKED
+            for name in VERBATIM_FIELDS
         },
     )
     """The fields of `SamplingParams` that requests have under the same name and with the same meaning."""

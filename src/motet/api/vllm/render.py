@@ -59,7 +59,7 @@ def _rendered(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, 
         raise unsupported_parameter("tools" if body.form is None else body.form.param, why)
     sampling: dict[str, object] = msgspec.to_builtins(group.sampling, str_keys=True)
     if grammar is not None:
-        sampling["structured_outputs"] = grammar.as_asked
+        sampling["structured_outputs"] = grammar.request_field
     if group.sampling.logprob_token_ids:
         del sampling["logprobs"]  # generate counts the named tokens itself
     sampling.pop("grammar", None)

@@ -403,9 +403,9 @@ def _check_choices(served: ServedModel, request: GenerateRequest) -> None:
             raise invalid_value("choices", f"index {choice.index}")
         if not 0 <= choice.seed < 2**64:
             raise invalid_value("choices", f"seed {choice.seed} is no unsigned number of 64 bits")
-        if len(choice.written) >= max_tokens:
+        if len(choice.output_tokens) >= max_tokens:
             raise invalid_value("choices", f"choice {choice.index} has written its {max_tokens} tokens already")
-        _check_tokens("choices", choice.written, served=served)
+        _check_tokens("choices", choice.output_tokens, served=served)
 
 
 def _check_tokens(param: str, tokens: Iterable[int], *, served: ServedModel) -> None:

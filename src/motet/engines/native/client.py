@@ -85,7 +85,7 @@ class NativeEngine:
         return cls(pipes, process, info=info, pulse=LivenessCheck(config.heartbeat_timeout_s, config.step_timeout_s))
 
     def generate(self, request: GenerateRequest) -> "PipeStream":
-        resumed = any(start.written for start in request.choices)  # perhaps after tokens of other weights
+        resumed = any(start.output_tokens for start in request.choices)  # perhaps after tokens of other weights
         version = self.info.weight_version if resumed or self.info.weight_version != FIRST_VERSION else ""
         stream = PipeStream(request, self._abort, version=version)
         if self._over is not None:

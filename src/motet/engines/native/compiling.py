@@ -117,7 +117,7 @@ def matchers_of(grammars: Grammars | None, request: GenerateRequest) -> dict[int
         compiled = grammars.get(grammar)
     except ModelLoadError as error:
         raise GrammarError(f"a grammar needs the model's tokenizer: {error.message}") from error
-    return {start.index: compiled.matcher(start.written) for start in request.choices}
+    return {start.index: compiled.matcher(start.output_tokens) for start in request.choices}
 
 
 def at_once(grammars: Grammars | None, request: GenerateRequest) -> bool:
@@ -125,4 +125,4 @@ def at_once(grammars: Grammars | None, request: GenerateRequest) -> bool:
     grammar = request.sampling.grammar
     if grammar is None or grammars is None:
         return True
-    return grammars.kept(grammar) is not None and not any(start.written for start in request.choices)
+    return grammars.kept(grammar) is not None and not any(start.output_tokens for start in request.choices)

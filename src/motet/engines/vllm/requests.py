@@ -120,7 +120,9 @@ class GroupRequests:
 def plan_asks(request: GenerateRequest) -> GroupRequests:
     """Returns the requests of a group. Raises EngineError for choices that have nothing left to write,
     WorkerLeavingError for choices with which only another kind of worker can go on, and RequestError."""
-    if request.sampling.grammar is not None and (begun := [start.index for start in request.choices if start.written]):
+    if request.sampling.grammar is not None and (
+        begun := [start.index for start in request.choices if start.output_tokens]
+    ):
         raise WorkerLeavingError(
             f"choice {begun[0]} follows a grammar, and its worker is gone: a vLLM server cannot "
             "go on with it in the middle of the answer"
@@ -167,7 +169,7 @@ def resumed_seed(seed: int, num_written: int) -> int:
 
 
 def _leader(request: GenerateRequest, params: KVParams) -> VLLMRequest:
-    fresh = [start for start in request.choices if not start.written]
+    fresh = [start for start in request.choices if not start.output_tokens]
     if not fresh:
         scout = msgspec.structs.replace(request, sampling=ONE_TOKEN)
         return replace(_ask(scout, "leader", starts=(ChoiceStart(0, 0),), kv_params=params), choices=((),))
@@ -178,12 +180,12 @@ def _together(request: GenerateRequest) -> list[list[ChoiceStart]]:
     if request.sampling.greedy:
         alike: dict[tuple[int, ...], list[ChoiceStart]] = {}
         for start in request.choices:
-            alike.setdefault(start.written, []).append(start)
+            alike.setdefault(start.output_tokens, []).append(start)
         return list(alike.values())
     together: list[list[ChoiceStart]] = []
     run: list[ChoiceStart] = []
     for start in request.choices:
-        if start.written or request.stops:
+        if start.output_tokens or request.stops:
             together.append([start])
         elif run and (not request.seeded or signed_seed(start.seed) == signed_seed(run[-1].seed) + 1):
             run.append(start)
@@ -198,15 +200,15 @@ def _ask(
 ) -> VLLMRequest:
     """Returns one request for all `starts`. If one of them has written, it is alone, or all are greedy and equal."""
     first, sampling, indices = starts[0], request.sampling, tuple(start.index for start in starts)
-    seed = resumed_seed(first.seed, len(first.written)) if first.written else first.seed
+    seed = resumed_seed(first.seed, len(first.output_tokens)) if first.output_tokens else first.seed
     choices = (indices,) if sampling.greedy else tuple((index,) for index in indices)
     return VLLMRequest(
         request_id=f"{request.request_id}:{name}",
         model=request.model,
-        prompt=request.prompt + first.written,
+        prompt=request.prompt + first.output_tokens,
         n=len(choices),
         seed=seed if request.seeded and not sampling.greedy else None,
-        sampling=_left(request, first) if first.written else sampling,
+        sampling=_left(request, first) if first.output_tokens else sampling,
         cache_salt=request.cache_salt,
         priority=request.priority,
         kv_params=kv_params,
@@ -219,7 +221,7 @@ def _ask(
 
 def _left(request: GenerateRequest, start: ChoiceStart) -> SamplingParams:
     """Returns the sampling parameters for the rest of a choice."""
-    sampling, num_written = request.sampling, len(start.written)
+    sampling, num_written = request.sampling, len(start.output_tokens)
     if num_written >= sampling.max_tokens:
         raise EngineError(
             f"choice {start.index} of group {request.request_id} has written {num_written} of {sampling.max_tokens} "
@@ -229,7 +231,7 @@ def _left(request: GenerateRequest, start: ChoiceStart) -> SamplingParams:
         sampling,
         max_tokens=sampling.max_tokens - num_written,
         min_tokens=max(0, sampling.min_tokens - num_written),
-        logit_bias=_carried_bias(sampling, start.written),
+        logit_bias=_carried_bias(sampling, start.output_tokens),
     )
 
 
@@ -304,7 +306,7 @@ def _drawing(ask: VLLMRequest) -> dict[str, object]:
         "prompt_logprobs": None if ask.stream else sampling.prompt_logprobs,
     }
     # Thoughts need no field: a server that was started with `--reasoning-parser` lets its model think first.
-    return same | changed | ({"structured_outputs": grammar.as_asked} if grammar else {})
+    return same | changed | ({"structured_outputs": grammar.request_field} if grammar else {})
 
 
 def _listed(sampling: SamplingParams) -> dict[str, object]:

@@ -109,9 +109,9 @@ def errors(folder: Path, kernels: str) -> tuple[float, float]:
     outcome = run(core, [group("g", prompt, starts=starts, max_tokens=WRITTEN + 12, logprobs=0)])["g"]
     distances = []
     for start in starts:
-        tokens = [*prompt, *start.written, *outcome.tokens[start.index]]
-        rows = torch.arange(len(prompt) + len(start.written) - 1, len(tokens) - 1)
-        expected = truth(folder, tokens)[rows, tokens[len(prompt) + len(start.written) :]]
+        tokens = [*prompt, *start.output_tokens, *outcome.tokens[start.index]]
+        rows = torch.arange(len(prompt) + len(start.output_tokens) - 1, len(tokens) - 1)
+        expected = truth(folder, tokens)[rows, tokens[len(prompt) + len(start.output_tokens) :]]
         distances.append((of_tokens(outcome.logprobs[start.index]) - expected).abs())
     return of_prompt, torch.cat(distances).mean().item()
 

@@ -109,7 +109,7 @@ class Commit:
         for tail in plan.tails:
             sequence = tail.sequence
             sequence.computed = tail.end
-            first_new = len(sequence.written) - sequence.new
+            first_new = len(sequence.output_tokens) - sequence.new
             if tail.begin < first_new:
                 counters.replayed_tokens += min(tail.end, first_new) - tail.begin
             group = sequence.group
@@ -160,7 +160,7 @@ class Commit:
         return deltas
 
     def _append(self, sequence: ChoiceSequence, token_id: int) -> Finish | None:
-        sequence.written.append(token_id)
+        sequence.output_tokens.append(token_id)
         sequence.sampling.append(token_id)
         self.counters.generated_tokens += len(sequence.indices)
         return self.finish_of(sequence)
@@ -184,7 +184,7 @@ class Commit:
         End-of-sequence and stop tokens cannot be drawn before `min_tokens`. A choice with a grammar and `ignore_eos`
         draws end-of-sequence only if the grammar allows nothing else. So neither needs a check here.
         """
-        sampling, written = sequence.group.request.sampling, sequence.written
+        sampling, written = sequence.group.request.sampling, sequence.output_tokens
         if sequence.sampling.complete:
             return Finish(FinishReason.STOP)
         if written[-1] in self.eos_token_ids and (not sampling.ignore_eos or sampling.grammar is not None):
@@ -230,7 +230,7 @@ class AnswerCache:
     def keep(self, sequence: ChoiceSequence) -> None:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
         group, size = sequence.group, self.block_size
-        known = (*group.prompt, *sequence.written[: sequence.computed])
+        known = (*group.prompt, *sequence.output_tokens[: sequence.computed])
         names = block_names(known, size, salt=group.request.cache_salt, weights=self.weights)
         first = max(len(group.prompt) // size, len(self.pool.find(names)))
         if first >= len(names) or len(names) - first > self.pool.num_free:

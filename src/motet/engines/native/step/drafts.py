@@ -105,12 +105,12 @@ class History:
 
     def keep(self, choice: ChoiceSequence) -> None:
         """Keeps the answer of a choice that has ended; the oldest ones make room."""
-        if not choice.written:
+        if not choice.output_tokens:
             return
         name = _name(choice.group)
-        self._answers[name].append(tuple(choice.written))
+        self._answers[name].append(tuple(choice.output_tokens))
         self._order.append(name)
-        self._room -= len(choice.written)
+        self._room -= len(choice.output_tokens)
         while self._room < 0:
             oldest = self._order.popleft()
             self._room += len(self._answers[oldest].popleft())
@@ -149,7 +149,7 @@ class Drafter:
         """Returns tokens that may follow what a choice has written, in a step of so many choices."""
         group, room = choice.group, self._room(choice)
         found, least = self._of(group), ROW_COST * choices
-        known = [*group.prompt[-SPANS[0] :], *choice.written[-SPANS[0] :]]
+        known = [*group.prompt[-SPANS[0] :], *choice.output_tokens[-SPANS[0] :]]
         drafts: list[Draft] = []
         state, chance = choice.sampling, 1.0
         sure = state.only_ones()
@@ -186,12 +186,12 @@ class Drafter:
         """Returns what the drafts of a group come from, which lives as long as the group."""
         if group.drafts is None:
             earlier = self.history.answers(group) if self.history is not None else []
-            written = [choice.written for choice in group.sequences]
+            written = [choice.output_tokens for choice in group.sequences]
             group.drafts = GroupDrafts(NgramIndex([group.prompt[-MOST_INDEXED:], *earlier, *written]))
         return group.drafts
 
     def _room(self, choice: ChoiceSequence) -> int:
         """Returns the most drafts that a choice may have: the token after the last one must fit too."""
-        written = len(choice.written)
+        written = len(choice.output_tokens)
         limits = self.most, choice.group.request.sampling.max_tokens - written - 1
         return min(*limits, self.max_model_len - len(choice.group.prompt) - written - 1)

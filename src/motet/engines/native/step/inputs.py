@@ -120,7 +120,7 @@ class _Builder:
                 self._add_token(sequence, chunk.begin, trunk_tokens=trunk_tokens)
             else:
                 self._add_several(chunk, trunk_tokens)
-            if end == len(sequence.written):
+            if end == len(sequence.output_tokens):
                 row = len(self.token_ids) - 1 - len(chunk.drafts)
                 for place, draft in enumerate((None, *chunk.drafts)):
                     self.draws.append(Draw(sequence, len(self.logit_rows), trunk_tokens + end + place, draft))
@@ -152,7 +152,7 @@ class _Builder:
         """Adds the last token of a choice; a step rarely runs more of it."""
         size, table = self.block_size, sequence.blocks
         self.tails.add(len(self.token_ids), offset, count=1, num_keys=padded_keys(offset + 1), table=table)
-        self.token_ids.append(sequence.written[offset])
+        self.token_ids.append(sequence.output_tokens[offset])
         self.positions.append(trunk_tokens + offset)
         self.slots.append(table[offset // size] * size + offset % size)
 
@@ -161,7 +161,7 @@ class _Builder:
         sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
         for first, last, keys in pieces(chunk.begin, chunk.begin + chunk.num_rows):
             self.tails.add(row + first, first, count=last - first, num_keys=keys, table=sequence.blocks)
-        token_ids = (*sequence.written[chunk.begin : chunk.end], *(draft.token_id for draft in chunk.drafts))
+        token_ids = (*sequence.output_tokens[chunk.begin : chunk.end], *(draft.token_id for draft in chunk.drafts))
         self._add_rows(token_ids, chunk.begin, base=trunk_tokens, table=sequence.blocks)
 
     def _add_rows(self, token_ids: Sequence[int], offset: int, *, base: int, table: Table) -> None:

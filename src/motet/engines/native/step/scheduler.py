@@ -111,15 +111,15 @@ class Scheduler:
         """Adds draft tokens, if all choices of the step are being written. They take no blocks that running choices
         could need."""
         drafter, tails = self.drafter, open_plan.tails
-        writing = [chunk.sequence for chunk in tails if chunk.end == len(chunk.sequence.written)]
+        writing = [chunk.sequence for chunk in tails if chunk.end == len(chunk.sequence.output_tokens)]
         if len(writing) < len(tails) or not drafter.begin(writing):
             return
         for place, sequence in enumerate(writing):
             if drafts := drafter.drafts(sequence, choices=len(writing)):
-                missing = self._blocks(len(sequence.written) + len(drafts)) - len(sequence.blocks)
+                missing = self._blocks(len(sequence.output_tokens) + len(drafts)) - len(sequence.blocks)
                 if missing > 0 and self.pool.num_free >= missing + self._num_sequences:
                     sequence.blocks += self.pool.take(missing)
-                room = len(sequence.blocks) * self.limits.block_size - len(sequence.written)
+                room = len(sequence.blocks) * self.limits.block_size - len(sequence.output_tokens)
                 open_plan.add_drafts(place, drafts[:room])
 
     def _admit_waiting(self, open_plan: OpenPlan) -> None:
@@ -241,10 +241,10 @@ class Scheduler:
             for sequence in group.sequences:
                 if sequence.state is not SequenceState.RUNNING:
                     break  # its younger siblings do not run either
-                if len(sequence.written) - sequence.computed > sequence.new:
+                if len(sequence.output_tokens) - sequence.computed > sequence.new:
                     replays.append(sequence)
                 elif open_plan.budget and (
-                    len(sequence.written) <= len(sequence.blocks) * size or self._grow(sequence)
+                    len(sequence.output_tokens) <= len(sequence.blocks) * size or self._grow(sequence)
                 ):
                     open_plan.add_new(sequence)
         for sequence in replays:  # each has blocks for all its tokens, unless they were taken meanwhile
@@ -258,7 +258,7 @@ class Scheduler:
         Groups older than the growing one never lose blocks: every younger group has a trunk to lose, and the growing
         sequence its own tail. So the oldest always goes on; the start checks that its trunk and one tail fit.
         """
-        missing = self._blocks(len(sequence.written)) - len(sequence.blocks)
+        missing = self._blocks(len(sequence.output_tokens)) - len(sequence.blocks)
         while not self.kept.make_room(missing):
             youngest = self.running.youngest()
             if youngest is None:
@@ -423,7 +423,7 @@ class Scheduler:
 
     def _tail_blocks(self, sequence: ChoiceSequence) -> int:
         """Returns the number of blocks for a sequence to start: room for its output tokens, at least one."""
-        return max(1, self._blocks(len(sequence.written)))
+        return max(1, self._blocks(len(sequence.output_tokens)))
 
 
 T = TypeVar("T", Group, ChoiceSequence)
@@ -470,7 +470,7 @@ def youngest_holder(group: Group) -> ChoiceSequence | None:
 def check_fits(group: Group, info: EngineInfo, *, blocks_at_admission: int) -> None:
     """Raises RequestError, which names the field, if the engine's limits can never admit the group."""
     request = group.request
-    longest = len(request.prompt) + max((len(start.written) for start in request.choices), default=0)
+    longest = len(request.prompt) + max((len(start.output_tokens) for start in request.choices), default=0)
     shortest = 2 if group.readers else 1
     if len(request.prompt) < shortest or longest >= info.max_model_len:
         raise ContextLengthError(
@@ -478,7 +478,7 @@ def check_fits(group: Group, info: EngineInfo, *, blocks_at_admission: int) -> N
             f"{info.max_model_len - 1} in all are possible",
             param="prompt",
         )
-    if any(len(start.written) >= request.sampling.max_tokens for start in request.choices):
+    if any(len(start.output_tokens) >= request.sampling.max_tokens for start in request.choices):
         raise RequestError("a choice has written its max_tokens already: there is nothing to resume", param="choices")
     if request.keep_s and group.trunk_key is None and not group.readers:
         why = "with 'prompt_logprobs', or where there is no prefix cache"

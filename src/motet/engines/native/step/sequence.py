@@ -50,7 +50,7 @@ class ChoiceSequence:
     indices: list[int]
     """Numbers of the choices it answers; one that is stopped is taken out."""
     sampling: ChoiceSampling
-    written: list[int]
+    output_tokens: list[int]
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
     """Table of the tail: offset t lies in blocks[t // block_size]."""
@@ -69,8 +69,8 @@ class ChoiceSequence:
 
     @property
     def pending(self) -> int:
-        """Number of written tokens to run before the next one can be drawn."""
-        return len(self.written) - self.computed
+        """Number of output tokens to compute before the next one can be sampled."""
+        return len(self.output_tokens) - self.computed
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Group:
     names: list[BlockName]
     """Names of the prompt's full blocks; empty if nothing should be cached."""
     readers: int = 0
-    """Number of decode workers for which its prompt is prefilled; 0 if its choices are written here."""
+    """Number of decode workers for which its prompt is prefilled; 0 if its choices are generated here."""
     sequences: list[ChoiceSequence] = field(default_factory=list)
     """Unfinished ones only, in order of rank."""
     answered_by: dict[int, ChoiceSequence] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Group:
     @property
     def fresh(self) -> list[ChoiceSequence]:
         """Sequences that take their first token from the trunk's last row."""
-        return [sequence for sequence in self.sequences if not sequence.written]
+        return [sequence for sequence in self.sequences if not sequence.output_tokens]
 
     def content(self, begin: int, end: int, *, block_size: int) -> Stored:
         """Returns full blocks [begin, end) of the prompt in the form that the prefix cache takes."""
@@ -194,12 +194,12 @@ class GroupMaker:
                 seed=starts[0].seed,
                 prompt=prompt,
                 eos_token_ids=self._eos_token_ids,
-                written=starts[0].written,
+                written=starts[0].output_tokens,
                 matcher=matchers.get(starts[0].index),
                 bias=bias,
             )
             sequences.append(
-                ChoiceSequence(group, [start.index for start in starts], sampling, list(starts[0].written))
+                ChoiceSequence(group, [start.index for start in starts], sampling, list(starts[0].output_tokens))
             )
         group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)
         group.answered_by = {index: sequence for sequence in sequences for index in sequence.indices}
@@ -233,5 +233,5 @@ def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:
         return [[start] for start in request.choices]
     by_written: dict[tuple[int, ...], list[ChoiceStart]] = {}
     for start in request.choices:
-        by_written.setdefault(start.written, []).append(start)
+        by_written.setdefault(start.output_tokens, []).append(start)
     return list(by_written.values())
