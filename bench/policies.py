@@ -30,7 +30,7 @@ from bench.client.load import Load, Setup, options, progress
 from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
 from bench.fork import connected, counters, server
 from bench.results.report import Bound, Floor, machine, table, tell
-from examples.self_consistency.questions import questions
+from examples.self_consistency.questions import make_questions
 from motet.deploy.child import CounterSnapshot
 from motet.policies.criteria import Answers, Posterior
 from motet.policies.extract import Extract, ExtractKind
@@ -261,7 +261,7 @@ async def measure(url: str, setup: Setup) -> tuple[list[Overhead], float, list[V
     async with connected(url) as client:
         rows = await overheads(client, setup)
         beyond = await tokens_beyond(client, setup)
-        votes = Votes(client, [question.prompt for question in questions(QUESTIONS, seed=1)])
+        votes = Votes(client, [question.prompt for question in make_questions(QUESTIONS, seed=1)])
         whole, majorities = await votes.all_of_them()
         return rows, beyond, [whole, await votes.with_policy(majorities), await votes.by_client(majorities)]
 

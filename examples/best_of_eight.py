@@ -1,6 +1,6 @@
-"""Self-consistency: asks for eight answers to one question, and counts how many agree.
+"""Self-consistency: requests eight answers to one question, and counts how many agree.
 
-Needs `pip install openai` and a running server: make serve. Then: python examples/best_of_eight.py
+Needs `pip install openai` and a running server (make serve). Usage: python examples/best_of_eight.py
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def last_number(text: str) -> str:
-    """Returns the last number in a choice's text."""
+    """Returns the last number in the text of a choice."""
     found = re.findall(r"-?\d+(?:\.\d+)?", text)
     return found[-1] if found else "no number"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Calls the API with curl. Needs a running server: make serve. Then: examples/curl.sh [http://127.0.0.1:8000]
+# Calls the API with curl. Needs a running server (make serve). Usage: examples/curl.sh [http://127.0.0.1:8000]
 set -euo pipefail
 url=${1:-http://127.0.0.1:8000}
 
@@ -12,7 +12,7 @@ curl --silent --show-error --fail-with-body "$url/v1/chat/completions" --header 
 }'
 echo
 
-echo "# the same as a stream: chunks of the choices alternate, each with its index"
+echo "# the same request, streamed: the chunks of the choices are interleaved, each with its index"
 curl --silent --show-error --fail-with-body --no-buffer "$url/v1/chat/completions" --header 'Content-Type: application/json' --data '{
   "messages": [{"role": "user", "content": "Give a name for a boat."}],
   "n": 4,

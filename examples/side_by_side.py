@@ -1,6 +1,7 @@
 """Streams eight choices of one prompt with the official client, and shows them side by side.
 
-Needs `pip install openai` and a running server: make serve. Then: python examples/side_by_side.py "A name for a boat?"
+Needs `pip install openai` and a running server (make serve).
+Usage: python examples/side_by_side.py "A name for a boat?"
 """
 
 import argparse

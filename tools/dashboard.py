@@ -1,10 +1,10 @@
-"""Writes the Grafana dashboard, deploy/grafana/motet.json, from the rows of panels below.
+"""Generates the Grafana dashboard, deploy/grafana/motet.json, from the rows of panels below.
 
 Run: python tools/dashboard.py          writes the file
-     python tools/dashboard.py --check  fails if the file differs from what would be written
+     python tools/dashboard.py --check  fails if the file is out of date
 
-A metric has one of three selectors. Metrics of groups have the model's name, metrics of engines the worker's, and
-metrics of routing only the server's: of several models it has no name.
+Each metric has one of three selectors. Metrics of groups have the name of the model, and metrics of engines the name of
+the worker. Metrics of routing have only the name of the server, because a server can have several models.
 """
 
 import json
@@ -22,10 +22,10 @@ MODEL = f'model_name=~"$model", {SERVER}'
 WORKER = f'worker=~"$worker", {SERVER}'
 RATE = "[$__rate_interval]"
 EACH = "instance, worker"
-"""Labels that tell workers apart: two servers may have workers of the same name."""
+"""Labels that identify a worker. Workers of two servers can have the same name."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 PANELS_A_ROW, WIDTH, HEIGHT = 3, 8, 8
-"""Grafana's grid has 24 columns."""
+"""Layout of the panels; Grafana's grid has 24 columns."""
 SECONDS, SHARE, BYTES_A_SECOND, A_SECOND, NUMBER = "s", "percentunit", "Bps", "suffix:/s", "short"
 COLOURS = {
     WorkerState.STARTING: "blue",
@@ -36,7 +36,7 @@ COLOURS = {
 }
 
 Query = tuple[str, str]
-"""An expression, and the name of each of its series."""
+"""A PromQL expression and the legend of its series."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def rate(metric: str, selector: str, *, by: str) -> str:
 
 
 def named(by: str, said: str = "") -> str:
-    """Returns the legend of a series: the values of its labels, and what is said of all."""
+    """Returns the legend of a series: the values of its labels, followed by `said`."""
     return " ".join([*(f"{{{{{label}}}}}" for label in by.split(", ")), said]).strip()
 
 
@@ -79,15 +79,15 @@ def quantiles(metric: str, selector: str, *, by: str) -> tuple[Query, ...]:
 
 
 def gauges(metrics: dict[str, str], selector: str, *, by: str) -> tuple[Query, ...]:
-    """Returns values as they are. `metrics`: names, with what is said of each.
+    """Returns current values. `metrics` maps names to a suffix of their legends.
 
-    Counters of rare events are among them: one that begins with its first event has no rate that shows it.
+    Counters of rare events are shown like gauges: a series that starts with its first event has no visible rate.
     """
     return tuple((f"sum by ({by}) (motet:{name}{{{selector}}})", named(by, said)) for name, said in metrics.items())
 
 
 def states() -> Query:
-    """Returns the number of each worker's state, from 1 on, in the order of `WorkerState`."""
+    """Returns the position of each worker's state in `WorkerState`, starting at 1."""
     one = f'max by ({EACH}) (motet:worker_state{{{WORKER}, state="%s"}})'
     return " + ".join(f"{number} * {one % state}" for number, state in enumerate(WorkerState, 1)), named(EACH)
 
@@ -106,34 +106,34 @@ ROWS = (
                 "Choices that finished",
                 A_SECOND,
                 (per_second("request_success_total", MODEL, by="finished_reason"),),
-                "By the reason why each ended.",
+                "By finish reason.",
             ),
             Panel(
                 "Responses",
                 A_SECOND,
                 (per_second("http_requests_total", SERVER, by="handler, status"),),
-                "All routes, operators' too.",
+                "All routes, including those for operators.",
             ),
             Panel(
                 "First token of the first choice",
                 SECONDS,
                 quantiles("time_to_first_token_seconds", MODEL, by="model_name"),
-                "From the group's admission.",
+                "Measured from the admission of the group.",
             ),
             Panel(
                 "First token of the last choice",
                 SECONDS,
                 quantiles("time_to_first_token_last_choice_seconds", MODEL, by="model_name"),
-                "Close to that of the first choice unless choices wait for room.",
+                "Close to the time of the first choice, unless choices wait for free KV blocks.",
             ),
             Panel(
                 "Time between tokens",
                 SECONDS,
                 quantiles("inter_token_latency_seconds", MODEL, by="model_name"),
-                "From one step of a group to its next.",
+                "Time between two steps of a group.",
             ),
             Panel(
-                "Whole groups",
+                "Duration of groups",
                 SECONDS,
                 quantiles("e2e_request_latency_seconds", MODEL, by="model_name"),
                 "From admission to the end of the last choice.",
@@ -142,16 +142,16 @@ ROWS = (
                 "Choices of a group (n)",
                 NUMBER,
                 quantiles("request_params_n", MODEL, by="model_name"),
-                "As clients asked for.",
+                "As requested by clients.",
             ),
             Panel(
                 "Tokens",
                 A_SECOND,
                 (
-                    per_second("generation_tokens_total", WORKER, by=EACH, said="written"),
+                    per_second("generation_tokens_total", WORKER, by=EACH, said="generated"),
                     per_second("prefill_tokens_total", WORKER, by=EACH, said="prefilled"),
                 ),
-                "Tokens written, and prompt tokens computed: those found in the prefix cache are not among them.",
+                "Generated tokens, and computed prompt tokens, without prompt tokens found in the prefix cache.",
             ),
         ),
     ),
@@ -159,20 +159,23 @@ ROWS = (
         "Queue and load",
         (
             Panel(
-                "Groups that wait",
+                "Waiting groups",
                 NUMBER,
                 gauges(
-                    {"groups_queued": "for room on a worker", "groups_without_first_token": "for their first token"},
+                    {
+                        "groups_queued": "for a worker with free capacity",
+                        "groups_without_first_token": "for their first token",
+                    },
                     SERVER,
                     by="instance",
                 ),
-                "The second number is what --max-waiting-groups limits.",
+                "--max-waiting-groups limits the second number.",
             ),
             Panel(
                 "Time in the queue",
                 SECONDS,
                 quantiles("queue_seconds", SERVER, by="instance"),
-                "Until a worker had room.",
+                "Until a worker had free capacity.",
             ),
             Panel(
                 "Choices running and waiting",
@@ -198,42 +201,42 @@ ROWS = (
                     WORKER,
                     by="instance",
                 ),
-                "Of all workers. Kept for more choices of a prompt; cached blocks are free, and a prefix may hit them.",
+                "Sum over all workers. Kept: held for more choices of a prompt. Cached: free, but usable by a prefix.",
             ),
             Panel(
                 "KV blocks in use",
                 SHARE,
                 gauges({"kv_cache_usage_perc": ""}, WORKER, by=EACH),
-                "By groups and leases.",
+                "Blocks held by groups and leases.",
             ),
             Panel(
                 "Prefix cache hits",
                 SHARE,
                 (share("prefix_cache_hits_total", "prefix_cache_queries_total", WORKER, by=EACH),),
-                "Share of the prompt tokens whose KV was there already.",
+                "Share of the prompt tokens whose KV was already cached.",
             ),
             Panel(
                 "Preemptions",
                 A_SECOND,
                 (per_second("num_preemptions_total", WORKER, by=EACH),),
-                "Choices put back because there were too few blocks; their tokens are computed again.",
+                "Choices preempted because there were too few blocks; their tokens are computed again.",
             ),
             Panel(
-                "Blocks that forks shared",
+                "Blocks shared by forks",
                 A_SECOND,
                 (per_second("blocks_shared_total", WORKER, by=EACH),),
-                "Blocks that choices of one prompt did not need of their own.",
+                "Blocks saved because the choices of a prompt share them.",
             ),
             Panel(
                 "Trunk positions read",
                 SHARE,
                 (share("trunk_tokens_read_total", "trunk_tokens_unshared_total", WORKER, by=EACH),),
-                "Of those that attention would read if each choice read its prompt alone.",
+                "Share of the positions that attention would read if each choice read its prompt separately.",
             ),
         ),
     ),
     Row(
-        "Prefill and decode apart",
+        "Disaggregated prefill and decode",
         (
             Panel(
                 "Prefills and transfers",
@@ -242,28 +245,28 @@ ROWS = (
                     per_second("prefills_total", WORKER, by="instance", said="prefills"),
                     per_second("kv_transfers_total", WORKER, by="instance", said="transfers"),
                 ),
-                "Both at most once a group, whatever n is.",
+                "Each at most once per group, whatever n is.",
             ),
             Panel(
-                "KV moved",
+                "KV transferred",
                 BYTES_A_SECOND,
                 (per_second("kv_transfer_bytes_total", WORKER, by=EACH),),
-                "Bytes that decode workers have read from prefill workers.",
+                "Bytes that decode workers read from prefill workers.",
             ),
             Panel(
-                "Time of a transfer",
+                "Duration of transfers",
                 SECONDS,
                 quantiles("kv_transfer_seconds", WORKER, by=EACH),
-                "From its order to its verified end.",
+                "From the start of a transfer until it is verified.",
             ),
             Panel(
-                "Transfers that failed",
+                "Failed transfers",
                 NUMBER,
                 gauges({"kv_transfer_failures_total": ""}, WORKER, by="kind"),
-                "Since the server started; empty if none has. The prompt was then computed on the decode worker.",
+                "Since the server started; empty if there were none. The decode worker then computed the prompt.",
             ),
             Panel(
-                "Prompts computed without asking prefill",
+                "Prompts computed without a prefill worker",
                 A_SECOND,
                 (per_second("bypasses_total", SERVER, by="reason"),),
                 "By reason.",
@@ -273,9 +276,9 @@ ROWS = (
                 NUMBER,
                 (
                     *gauges({"kv_leases": "open"}, WORKER, by=EACH),
-                    per_second("kv_leases_expired_total", WORKER, by="instance", said="expired a second"),
+                    per_second("kv_leases_expired_total", WORKER, by="instance", said="expired per second"),
                 ),
-                "Prefilled prompts kept for their readers. One expires if its reader gives no sign of life.",
+                "Prefilled prompts held for their readers. A lease expires if its reader gives no sign of life.",
             ),
         ),
     ),
@@ -286,32 +289,32 @@ ROWS = (
                 "State",
                 NUMBER,
                 (states(),),
-                "Only a worker that is ready gets new groups.",
+                "Only workers in the state ready get new groups.",
                 kind="state-timeline",
             ),
             Panel(
-                "Choices open",
+                "Open choices",
                 NUMBER,
                 gauges({"worker_choices": ""}, WORKER, by=EACH),
-                "As routing counts them.",
+                "As counted by the router.",
             ),
             Panel(
-                "Why a worker was chosen",
+                "Routing decisions",
                 A_SECOND,
                 (per_second("routing_decisions_total", SERVER, by="reason"),),
-                "What decided.",
+                "By the reason for which the worker was chosen.",
             ),
             Panel(
                 "Migrations",
                 NUMBER,
                 gauges({"migrations_total": ""}, SERVER, by="cause, outcome"),
-                "Groups that moved away from a worker since the server started; empty if none has.",
+                "Groups that moved away from a worker since the server started; empty if there were none.",
             ),
             Panel(
                 "Choices that moved",
                 NUMBER,
                 gauges({"choices_resumed_total": ""}, SERVER, by="instance"),
-                "Unfinished choices that went on elsewhere, since the server started.",
+                "Unfinished choices that continued on another worker, since the server started.",
             ),
             Panel(
                 "Engine restarts",
@@ -341,13 +344,13 @@ ROWS = (
                         by=EACH,
                     ),
                 ),
-                "Share of the guessed tokens that were right.",
+                "Share of the draft tokens that were accepted.",
             ),
             Panel(
                 "Forced tokens",
                 A_SECOND,
                 (per_second("forced_tokens_total", WORKER, by=EACH),),
-                "Tokens that a grammar left no choice of, and which took no step.",
+                "Tokens that were the only ones a grammar allowed, and took no step.",
             ),
         ),
     ),
@@ -394,7 +397,7 @@ def variables() -> Iterator[dict[str, object]]:
 
 
 def placed(rows: tuple[Row, ...]) -> Iterator[dict[str, object]]:
-    """Yields the panels from top to bottom, each row under its title."""
+    """Yields the panels from top to bottom, with a title above each row."""
     top, number = 0, 0
     for row in rows:
         yield {"id": (number := number + 1), "type": "row", "title": row.title, "collapsed": False, "panels": [],
@@ -430,7 +433,7 @@ def drawn(panel: Panel) -> dict[str, object]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yields the title and an expression of each panel."""
+    """Yields the title of each panel with each of its expressions."""
     for panel in chain.from_iterable(row.panels for row in ROWS):
         yield from ((panel.title, expression) for expression, _ in panel.queries)
 

@@ -52,7 +52,7 @@ SERVED = ("smollm2", "--prefill", "1", "--decode", "2", "--admin-key", "secret",
 PICTURES = {
     "board-requests": ("Requests",),
     "board-cache": ("Queue and load", "KV cache"),
-    "board-workers": ("Prefill and decode apart", "Workers"),
+    "board-workers": ("Disaggregated prefill and decode", "Workers"),
 }
 CLIENTS = 3
 BEFORE_S, AFTER_S = 150, 200

@@ -1,6 +1,6 @@
-"""What policies save and what they cost: figures with their intervals, a table, and a picture.
+"""Reports what each policy saves and how accurate it is: figures with confidence intervals, a table, and a plot.
 
-The picture needs matplotlib. Again from saved answers: python -m examples.self_consistency.report runs.json savings.svg
+The plot needs matplotlib. To report on saved answers: python -m examples.self_consistency.report runs.json savings.svg
 """
 
 import json
@@ -12,32 +12,32 @@ from pathlib import Path
 from statistics import fmean
 
 Z = 1.959964
-"""Standard deviations on each side of the mean that hold 95 % of a normal distribution."""
+"""Number of standard deviations on each side of the mean that contain 95 % of a normal distribution."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The vote on one question."""
+    """Result of the vote on one question."""
 
     kind: str
     right: bool
-    begun: int
-    """Samples that began."""
+    started: int
+    """Number of samples that started."""
     finished: int
-    """Samples that voted, as far as they have a value."""
+    """Number of samples that finished. They vote if they have a value."""
     tokens: int
-    """Of all samples, also those that were ended early."""
+    """Number of output tokens of all samples, including those that were ended early."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """All questions under one policy."""
+    """Results of all questions under one policy."""
 
     policy: str
     at_a_time: int
     seconds: float
     answers: Sequence[Answer]
-    """One for each question; in the same order in all runs."""
+    """One answer per question, in the same order in all runs."""
 
     @property
     def right(self) -> int:
@@ -49,7 +49,7 @@ class Run:
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:
-    """Returns Wilson's 95 % interval of a share: it stays within 0 and 1, and fits small numbers."""
+    """Returns Wilson's 95 % interval of a proportion. It stays between 0 and 1 and suits small samples."""
     share, square = right / total, Z * Z
     middle = share + square / (2 * total)
     reach = Z * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
@@ -57,12 +57,12 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def difference(run: Run, full: Run) -> tuple[float, float, float]:
-    """Returns how much oftener `run` is right than `full`, and the 95 % interval of that, for equal questions.
+    """Returns the difference in accuracy between `run` and `full`, and its 95 % interval, for the same questions.
 
-    It is Bonett's and Price's (2012): as if there were one question more that only `run` got right, and one that only
-    `full` did. So it has a width even if both were right about the same questions.
+    The interval is that of Bonett and Price (2012). It adds one question that only `run` got right and one that only
+    `full` got right, so it has a width even if both were right about the same questions.
     """
-    pairs = [(ours.right, theirs.right) for ours, theirs in zip(run.answers, full.answers, strict=True)]
+    pairs = [(one.right, other.right) for one, other in zip(run.answers, full.answers, strict=True)]
     won, lost, total = pairs.count((True, False)), pairs.count((False, True)), len(pairs) + 2
     middle = (won - lost) / total
     reach = Z * math.sqrt(((won + lost + 2) / total - middle * middle) / total)
@@ -70,8 +70,8 @@ def difference(run: Run, full: Run) -> tuple[float, float, float]:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Returns a row of Markdown for each run; the first of those with as many questions at a time is the full vote."""
-    heads = ["policy", "at a time", "right", "difference to all", "samples", "tokens a question", "saved"]
+    """Returns a Markdown table with one row per run. The first run of each concurrency is the full vote."""
+    heads = ["policy", "at a time", "right", "difference to all", "samples", "tokens per question", "saved"]
     rows = ["| " + " | ".join([*heads, "seconds", "saved"]) + " |", "|---" * 9 + "|"]
     for run in runs:
         full = next(one for one in runs if one.at_a_time == run.at_a_time)
@@ -88,7 +88,7 @@ def cells(run: Run, full: Run) -> list[str]:
         str(run.at_a_time),
         f"{run.right / total:.1%} ({low:.1%} to {high:.1%})",
         "" if run is full else f"{100 * mean:+.1f} ({100 * less:+.1f} to {100 * more:+.1f}) points",
-        f"{fmean(answer.begun for answer in run.answers):.1f}",
+        f"{fmean(answer.started for answer in run.answers):.1f}",
         f"{run.tokens / total:.0f}",
         "" if run is full else f"{1 - run.tokens / full.tokens:.0%}",
         f"{run.seconds:.1f}",
@@ -96,9 +96,9 @@ def cells(run: Run, full: Run) -> list[str]:
     ]
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """Draws accuracy over tokens with intervals, and beside it what is left of tokens and seconds."""
-    from matplotlib.figure import Figure  # the figures above need none
+def plot(runs: Sequence[Run], path: Path) -> None:
+    """Plots accuracy over tokens with intervals, and next to it the remaining shares of tokens and seconds."""
+    from matplotlib.figure import Figure  # imported here, since only the plot needs it
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     votes, costs = figure.subplots(1, 2)
@@ -108,7 +108,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         total = len(run.answers)
         share, (low, high) = run.right / total, wilson(run.right, total)
         votes.errorbar(run.tokens / total, share, [[share - low], [high - share]], fmt="o", capsize=3, label=run.policy)
-    votes.set(xlabel="tokens a question", ylabel="right votes, 95 % interval", ylim=(0, 1))
+    votes.set(xlabel="tokens per question", ylabel="right votes, 95 % interval", ylim=(0, 1))
     votes.set_xlim(left=0)
     votes.grid(alpha=0.3)
     votes.legend(fontsize="small", loc="lower right")
@@ -137,5 +137,5 @@ def load(path: Path) -> list[Run]:
 
 if __name__ == "__main__":
     runs = load(Path(sys.argv[1]))
-    draw(runs, Path(sys.argv[2]))
+    plot(runs, Path(sys.argv[2]))
     print(table(runs))

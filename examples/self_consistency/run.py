@@ -1,6 +1,6 @@
-"""Asks the same questions under several policies, and tells what each of them saves.
+"""Runs the same questions under several policies, and reports what each policy saves.
 
-Needs `pip install openai` and a running server: make serve. Then: python -m examples.self_consistency.run
+Needs `pip install openai` and a running server (make serve). Usage: python -m examples.self_consistency.run
 """
 
 import argparse
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from examples.self_consistency.questions import Question, questions
+from examples.self_consistency.questions import Question, make_questions
 from examples.self_consistency.report import Answer, Run, save, table
 
 N = 40
-"""Most samples of a question."""
+"""Maximum number of samples per question."""
 WAVE = 24
-"""Questions after which it is the next policy's turn, so that a slow minute of the machine meets all of them."""
+"""Number of questions after which the next policy takes its turn, so that a slow minute of the machine affects all."""
 
 Group = Mapping[str, object]
 POLICIES: Mapping[str, Group] = {
@@ -33,23 +33,23 @@ POLICIES: Mapping[str, Group] = {
     },
 }
 VOTE: Group = {"extract": "last_number", "vote": True, "deterministic": True}
-"""For all policies. What is decided depends on numbers of tokens alone, so votes are the same whatever else runs."""
+"""Fields that all policies share. Decisions depend only on numbers of tokens, so other load does not change votes."""
 
 
-class Asker:
-    """Asks a server that runs."""
+class VoteClient:
+    """Sends questions to a running server."""
 
     def __init__(self, url: str, *, temperature: float) -> None:
         self._client = OpenAI(base_url=url, api_key="none")
         self._model = self._client.models.list().data[0].id
         self._temperature = temperature
 
-    def warm_up(self, asked: Sequence[Question]) -> None:
-        """Lets the server compute all prompts once, so that the policy that comes first is not slower for it."""
-        for question in asked:
+    def warm_up(self, questions: Sequence[Question]) -> None:
+        """Lets the server compute all prompts once, so that the first policy is not slower than the others."""
+        for question in questions:
             self._client.completions.create(model=self._model, prompt=question.prompt, max_tokens=1)
 
-    def ask(self, question: Question, *, group: Group, seed: int) -> Answer:
+    def sample(self, question: Question, *, group: Group, seed: int) -> Answer:
         answer = self._client.completions.create(
             model=self._model,
             prompt=question.prompt,
@@ -57,7 +57,7 @@ class Asker:
             max_tokens=64,
             temperature=self._temperature,
             stop="\n",
-            seed=seed,  # sample i is the one of seed + i, under every policy
+            seed=seed,  # sample i has seed + i under every policy
             extra_body={"group": {**VOTE, **group}},
         )
         assert answer.usage is not None and answer.model_extra is not None
@@ -65,23 +65,24 @@ class Asker:
         return Answer(
             kind=question.kind,
             right=report["vote"]["majority"] == str(question.answer),
-            begun=report["begun"],
+            started=report["begun"],
             finished=report["finished"],
             tokens=answer.usage.completion_tokens,
         )
 
 
-def measure(asker: Asker, asked: Sequence[Question], *, at_a_time: int) -> list[Run]:
-    """Asks all questions under each policy, some of them at a time. Returns a run for each policy."""
+def measure(client: VoteClient, questions: Sequence[Question], *, at_a_time: int) -> list[Run]:
+    """Runs all questions under each policy, `at_a_time` of them concurrently. Returns one run per policy."""
     seconds = dict.fromkeys(POLICIES, 0.0)
     answers: dict[str, list[Answer]] = {name: [] for name in POLICIES}
     with ThreadPoolExecutor(at_a_time) as threads:
-        for start in range(0, len(asked), WAVE):
-            places = range(start, min(start + WAVE, len(asked)))
+        for start in range(0, len(questions), WAVE):
+            places = range(start, min(start + WAVE, len(questions)))
             for name, group in POLICIES.items():
                 begin = time.perf_counter()
-                ask = partial(asker.ask, group=group)
-                answers[name] += threads.map(lambda place, ask=ask: ask(asked[place], seed=place * N), places)
+                sample = partial(client.sample, group=group)
+                results = threads.map(lambda place, sample=sample: sample(questions[place], seed=place * N), places)
+                answers[name] += results
                 seconds[name] += time.perf_counter() - begin
     return [Run(name, at_a_time, seconds[name], answers[name]) for name in POLICIES]
 
@@ -90,16 +91,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base URL of the API")
     parser.add_argument("--questions", type=int, default=96, help="number of questions")
-    parser.add_argument("--seed", type=int, default=11, help="of the questions")
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--at-a-time", type=int, nargs="+", default=[1, 4], help="questions that run at a time")
-    parser.add_argument("--out", type=Path, default=Path("runs.json"), help="where the answers are written")
+    parser.add_argument("--seed", type=int, default=11, help="seed of the questions")
+    parser.add_argument("--temperature", type=float, default=0.6, help="sampling temperature")
+    parser.add_argument("--at-a-time", type=int, nargs="+", default=[1, 4], help="numbers of concurrent questions")
+    parser.add_argument("--out", type=Path, default=Path("runs.json"), help="output file of the answers")
     arguments = parser.parse_args()
 
-    asker = Asker(arguments.url, temperature=arguments.temperature)
-    asked = questions(arguments.questions, seed=arguments.seed)
-    asker.warm_up(asked)
-    runs = [run for at_a_time in arguments.at_a_time for run in measure(asker, asked, at_a_time=at_a_time)]
+    client = VoteClient(arguments.url, temperature=arguments.temperature)
+    questions = make_questions(arguments.questions, seed=arguments.seed)
+    client.warm_up(questions)
+    runs = [run for at_a_time in arguments.at_a_time for run in measure(client, questions, at_a_time=at_a_time)]
     save(runs, arguments.out)
     print(table(runs))
 

@@ -1,4 +1,4 @@
-"""Draws the rewards of all runs, one line a seed, and their mean over the last steps; prints the figures as a table.
+"""Plots the running mean of the rewards, with one line per seed, and prints the figures as a table.
 
 python plot.py rewards.png seed1.jsonl seed2.jsonl seed3.jsonl
 """
@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 WINDOW = 5
-"""Steps of a running mean."""
+"""Number of steps in a running mean."""
 
 
 def smooth(values: list[float]) -> list[float]:
@@ -24,7 +24,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def draw(runs: list[list[dict[str, Any]]], path: Path) -> None:
+def plot(runs: list[list[dict[str, Any]]], path: Path) -> None:
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for run in runs:
@@ -38,22 +38,22 @@ def draw(runs: list[list[dict[str, Any]]], path: Path) -> None:
 
 
 def table(runs: list[list[dict[str, Any]]]) -> str:
-    """Returns a row for each run: the first and the last ten steps, and where the time went."""
-    rows = ["| seed | reward, first 10 steps | last 10 steps | tokens an answer | rollouts s | push s | step s |"]
+    """Returns a table with one row per run: the first and the last ten steps, and how long each part took."""
+    rows = ["| seed | reward, first 10 steps | last 10 steps | tokens per answer | rollouts s | push s | step s |"]
     rows.append("|---|---|---|---|---|---|---|")
     for run in runs:
         first, last = run[:10], run[-10:]
-        told = [f"{mean([line['reward'] for line in part]):.2f}" for part in (first, last)]
+        rewards = [f"{mean([line['reward'] for line in part]):.2f}" for part in (first, last)]
         tokens = " to ".join(f"{mean([line['tokens'] for line in part]):.0f}" for part in (first, last))
         seconds = [f"{mean([line[name] for line in run]):.2f}" for name in ("rollout_s", "push_s", "step_s")]
-        rows.append("| " + " | ".join([str(run[0]["seed"]), *told, tokens, *seconds]) + " |")
+        rows.append("| " + " | ".join([str(run[0]["seed"]), *rewards, tokens, *seconds]) + " |")
     return "\n".join(rows)
 
 
 def main() -> None:
     picture, *files = map(Path, sys.argv[1:])
     runs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    draw(runs, picture)
+    plot(runs, picture)
     print(table(runs))
 
 

@@ -1,4 +1,7 @@
-"""Rollouts from a running Motet, as TRL's `rollout_func` returns them. They need no TRL: any trainer can use them."""
+"""Rollouts from a running Motet server, as TRL's `rollout_func` returns them.
+
+This module does not import TRL, so other trainers can use it too.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,24 +17,24 @@ Chat = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Sampler:
-    """Where answers come from, and how they are drawn."""
+    """The server that generates answers, and the sampling parameters."""
 
     server: str
-    """The URL of a server, such as http://127.0.0.1:8000."""
+    """URL of the server, for example http://127.0.0.1:8000."""
     n: int
-    """Number of answers to a prompt."""
+    """Number of answers per prompt."""
     max_tokens: int
     temperature: float = 1.0
 
     def rollouts(self, prompts: Sequence[Chat], *, seed: int) -> dict[str, list[list[int]] | list[list[float]]]:
-        """Returns n answers for each prompt, those of the first prompt first.
+        """Returns n answers for each prompt, in the order of the prompts.
 
-        The keys are TRL's: `prompt_ids`, `completion_ids`, and `logprobs`, the log-probability of each drawn token
-        under the weights that drew it. Equal seeds draw equal answers: prompt i has the seeds from seed + i x n on.
+        The keys are TRL's: `prompt_ids`, `completion_ids`, and `logprobs`, the log-probability of each sampled token
+        under the weights that sampled it. Equal seeds give equal answers. Prompt i uses the seeds from seed + i x n on.
         """
         with httpx.Client(base_url=self.server, timeout=TIMEOUT_S) as http, ThreadPoolExecutor(len(prompts)) as threads:
             seeds = range(seed, seed + len(prompts) * self.n, self.n)
-            answers = list(threads.map(lambda one: self._ask(http, *one), zip(prompts, seeds, strict=True)))
+            answers = list(threads.map(lambda pair: self._request(http, *pair), zip(prompts, seeds, strict=True)))
         choices = [choice for answer in answers for choice in answer["choices"]]
         return {
             "prompt_ids": [answer["prompt_token_ids"] for answer in answers for _ in range(self.n)],
@@ -39,8 +42,8 @@ class Sampler:
             "logprobs": [[token["logprob"] for token in choice["logprobs"]["content"]] for choice in choices],
         }
 
-    def _ask(self, http: httpx.Client, prompt: Chat, seed: int) -> dict[str, Any]:
-        """Asks for the n answers of one prompt in one request: the prompt is computed once, and its KV stored once."""
+    def _request(self, http: httpx.Client, prompt: Chat, seed: int) -> dict[str, Any]:
+        """Requests the n answers of one prompt in one request. The prompt is computed once, and its KV stored once."""
         body = {
             "messages": prompt,
             "n": self.n,

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes an environment with Motet, torch and TRL beside this file, starts a server, and trains with three seeds.
+# Creates an environment with Motet, torch and TRL in this folder, starts a server, and trains with three seeds.
 #
 #     examples/trl_grpo/run.sh [STEPS]        32 steps by default: a quarter of an hour on two cores, and 2 GB of packages
 #
-# Results are in examples/trl_grpo/out: a line of JSON for each step, and rewards.png.
+# Results are in examples/trl_grpo/out: one line of JSON per step, and rewards.png.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=examples/trl_grpo
@@ -18,7 +18,7 @@ if [ ! -e $bin/motet ]; then
   $bin/python -m pip install --quiet . trl==1.16.0 matplotlib==3.11.2
 fi
 
-# The threads of the server and of the trainer share the cores, so none may spin for long while it waits.
+# The server and the trainer share the cores, so their threads must not spin for long while they wait.
 export GOMP_SPINCOUNT=1000 TRL_EXPERIMENTAL_SILENCE=1
 model=$($bin/motet models pull smollm2 | tail -n 1)
 mkdir -p $out

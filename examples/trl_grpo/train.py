@@ -1,9 +1,9 @@
-"""Trains a model with TRL's GRPOTrainer; its answers come from a running Motet, which gets the weights of each step.
+"""Trains a model with TRL's GRPOTrainer. A running Motet server generates the answers with the weights of each step.
 
     motet serve smollm2 --rl --dtype float32 --port 8000
     python -m examples.trl_grpo.train --model ~/.cache/motet/smollm2-v1 --server http://127.0.0.1:8000 --out seed1.jsonl
 
-`run.sh` does both for three seeds. Writes one line of JSON for each step.
+`run.sh` does both, for three seeds. The output file gets one line of JSON per step.
 """
 
 import argparse
@@ -29,19 +29,19 @@ from examples.trl_grpo.rollouts import Chat, Sampler
 from motet import weights
 
 N = 8
-"""Answers to a prompt: a group, whose mean is the baseline of each of its answers."""
+"""Number of answers per prompt. The mean reward of such a group is the baseline of each of its answers."""
 PROMPTS = 2
-"""Prompts of a step."""
+"""Number of prompts per step."""
 MAX_TOKENS = 24
 
 
 class PushAfterEachStep(TrainerCallback):
-    """Gives the server the weights of the start, and then those of each step as soon as they are there."""
+    """Pushes the initial weights to the server, and then the weights of each step as soon as the step ends."""
 
     def __init__(self, server: str) -> None:
         self.server = server
         self.seconds = 0.0
-        """Time that the last push took."""
+        """Duration of the last push."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -58,7 +58,7 @@ class PushAfterEachStep(TrainerCallback):
 
 
 class Log(TrainerCallback):
-    """Writes the figures of each step, and how long its parts took."""
+    """Writes the figures of each step, and the duration of its parts."""
 
     def __init__(self, path: Path, pushes: PushAfterEachStep) -> None:
         self.path = path
@@ -90,9 +90,9 @@ class Log(TrainerCallback):
 
 
 def rewards(completions: list[list[dict[str, str]]], thing: list[str], ended: list[bool], **_: Any) -> list[float]:
-    """The reward function of TRL: `thing` is a column of the data set, and `ended` comes from the rollouts."""
+    """Computes the rewards for TRL. `thing` is a column of the data set, and `ended` comes from the rollouts."""
     answers = zip(completions, thing, ended, strict=True)
-    return [reward(turn[0]["content"], thing=asked, ended=done) for turn, asked, done in answers]
+    return [reward(turn[0]["content"], thing=name, ended=done) for turn, name, done in answers]
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -101,7 +101,7 @@ def train(arguments: argparse.Namespace) -> None:
     log = Log(arguments.out, pushes)
 
     def rollout(prompts: list[Chat], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """TRL names each prompt n times, one after the other; the server is asked once for its n answers."""
+        """Requests the answers. TRL repeats each prompt n times in a row; one request returns all its n answers."""
         begin = time.perf_counter()
         seed = arguments.seed * 1_000_000 + trainer.state.global_step * len(prompts)
         answers = sampler.rollouts(prompts[::N], seed=seed)
@@ -142,10 +142,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of the model that the server serves")
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="URL of a server that runs with --rl")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the prompts' order and of all answers")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order of prompts and of all answers")
     parser.add_argument("--steps", type=int, default=32, help="number of steps")
     parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate")
-    parser.add_argument("--out", type=Path, default=Path("rewards.jsonl"), help="file for a line of JSON a step")
+    parser.add_argument(
+        "--out", type=Path, default=Path("rewards.jsonl"), help="output file, with one line of JSON per step"
+    )
     train(parser.parse_args())
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Asks for eight choices of one prompt, which is prefilled once and moved once. examples/vllm_pd/ask.sh [GATEWAY]
+# Requests eight choices of one prompt; it is prefilled and transferred once. Usage: examples/vllm_pd/ask.sh [GATEWAY]
 set -euo pipefail
 url=${1:-http://127.0.0.1:8100}
 story=$(printf 'In year %d the harbour had many ships and few boats. ' {1900..1930})

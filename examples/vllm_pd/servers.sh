@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs two vLLM servers, one that prefills and one that decodes, and Motet's gateway in front of them, until Ctrl-C.
+# Runs two vLLM servers, one for prefill and one for decode, with Motet's gateway in front of them, until Ctrl-C.
 #
-#     examples/vllm_pd/servers.sh MODEL [vllm]        MODEL: a folder or hub name; vllm: the program, if not on the PATH
+#     examples/vllm_pd/servers.sh MODEL [vllm]        MODEL: a folder or hub name; vllm: the executable, if not on the PATH
 #
-# It is for two cores and no GPU. For GPUs, use CUDA_VISIBLE_DEVICES in place of taskset, and remove VLLM_CPU_* and
-# kv_buffer_device.
+# The script is for two CPU cores without a GPU. For GPUs, use CUDA_VISIBLE_DEVICES instead of taskset, and remove
+# VLLM_CPU_* and kv_buffer_device.
 set -euo pipefail
 model=$1
 vllm=${2:-vllm}
@@ -13,7 +13,7 @@ prefill=8101
 decode=8102
 gateway=8100
 
-serve() { # core, port, side channel. exec replaces the shell, so that the trap kills the server itself
+serve() { # arguments: core, port, side channel. exec replaces the shell, so that the trap kills the server itself
   exec env VLLM_CPU_OMP_THREADS_BIND="$1" VLLM_CPU_KVCACHE_SPACE=1 VLLM_NIXL_SIDE_CHANNEL_PORT="$3" \
     taskset --cpu-list "$1" "$vllm" serve "$model" --port "$2" --served-model-name example --enforce-eager \
     --max-model-len 4096 \

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.self_consistency.questions import KINDS, MOST, SHOTS, questions
+from examples.self_consistency.questions import KINDS, MAX_QUESTIONS, SHOTS, make_questions
 from examples.self_consistency.report import Answer, Run, difference, load, table, wilson
 from examples.self_consistency.run import POLICIES
 from motet.types import ChoiceStart, GenerateRequest
@@ -16,7 +16,7 @@ from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer, save_tiny_to
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = build_tiny_tokenizer()
-ASKED = questions(len(KINDS), seed=3)
+ASKED = make_questions(len(KINDS), seed=3)
 NEVER_AGREES = "greater"
 
 
@@ -35,15 +35,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
 
 
 def test_equal_seeds_make_equal_questions_of_each_kind_in_turn_and_none_twice() -> None:
-    made = questions(MOST, seed=11)
-    assert made == questions(MOST, seed=11)
-    assert made[:96] == questions(96, seed=11) != questions(96, seed=12)
-    assert [question.kind for question in made] == [kind.__name__ for kind in KINDS] * (MOST // len(KINDS))
-    assert len({question.text for question in made}) == MOST
+    made = make_questions(MAX_QUESTIONS, seed=11)
+    assert made == make_questions(MAX_QUESTIONS, seed=11)
+    assert made[:96] == make_questions(96, seed=11) != make_questions(96, seed=12)
+    assert [question.kind for question in made] == [kind.__name__ for kind in KINDS] * (MAX_QUESTIONS // len(KINDS))
+    assert len({question.text for question in made}) == MAX_QUESTIONS
     assert not any(question.text in SHOTS for question in made)
     assert (made[0].text, made[0].answer) == ("What is 9 + 9?", 18)
     with pytest.raises(ValueError, match="at most 360"):
-        questions(MOST + 1, seed=11)
+        make_questions(MAX_QUESTIONS + 1, seed=11)
 
 
 @pytest.mark.slow
@@ -53,13 +53,13 @@ def test_one_command_asks_under_each_policy_and_one_draws(server: FakeServer, tm
     flags = ["--url", f"{server.url}/v1", "--questions", str(len(ASKED)), "--seed", "3", "--at-a-time", "2"]
     shown = run("examples.self_consistency.run", *flags, "--out", str(out))
     runs = load(out)
-    begun = {run.policy: {answer.kind: answer.begun for answer in run.answers} for run in runs}
+    counts = {run.policy: {answer.kind: answer.started for answer in run.answers} for run in runs}
     others = [kind.__name__ for kind in KINDS if kind.__name__ != NEVER_AGREES]
     started = {name: group.get("start", 40) for name, group in POLICIES.items()}
-    assert begun == {name: dict.fromkeys(others, count) | {NEVER_AGREES: 40} for name, count in started.items()}
+    assert counts == {name: dict.fromkeys(others, count) | {NEVER_AGREES: 40} for name, count in started.items()}
     assert [run.right for run in runs] == [len(others)] * len(runs)
     tokens = len(fake_answer("1 + 1 = 2. The answer is    7."))
-    assert [run.answers[0].tokens for run in runs] == [run.answers[0].begun * tokens for run in runs]
+    assert [run.answers[0].tokens for run in runs] == [run.answers[0].started * tokens for run in runs]
     assert shown == table(runs) + "\n" == run("examples.self_consistency.report", str(out), str(picture))
     assert all(name in picture.read_text() for name in POLICIES)
 
@@ -72,7 +72,7 @@ def run(module: str, *arguments: str) -> str:
 
 
 def run_of(policy: str, right: str, *, tokens: int, seconds: float) -> Run:
-    answers = [Answer("total", letter == "+", begun=4, finished=4, tokens=tokens) for letter in right]
+    answers = [Answer("total", letter == "+", started=4, finished=4, tokens=tokens) for letter in right]
     return Run(policy, 1, seconds, answers)
 
 
