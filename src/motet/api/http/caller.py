@@ -148,23 +148,29 @@ class PostRoute(Route):
         return match, {**found, "route": self}
 
 
+async def read_body(request: Request, schema: type[Body]) -> Body:
+    """Returns the request's JSON body, checked against its schema. Raises RequestError for a body that does not match,
+    and for other content types than JSON: browsers let pages of any site post those."""
+    content_type = request.headers.get("content-type", "")
+    if not _JSON_TYPE.match(content_type):
+        message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
+        raise RequestError(message, code="invalid_content_type")
+    try:
+        body = await read_json(await body_of(request), schema)
+    except ValidationError as error:
+        raise schema_failure(error) from error
+    except (ValueError, RecursionError) as error:  # the body is not JSON
+        raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
+    if log.isEnabledFor(logging.DEBUG):
+        _log_ignored(json.loads(await body_of(request)), body, request=request)
+    return body
+
+
 def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Response]]) -> Handler:
-    """Returns what answers requests with such a JSON body. Pages of any site may post other content types."""
+    """Returns a handler that reads the body, frees its memory when the response is prepared, and calls `answer`."""
 
     async def handle(request: Request) -> Response:
-        content_type = request.headers.get("content-type", "")
-        if not _JSON_TYPE.match(content_type):
-            message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
-            raise RequestError(message, code="invalid_content_type")
-        try:
-            body = await read_json(await body_of(request), schema)
-        except ValidationError as error:
-            raise schema_failure(error) from error
-        except (ValueError, RecursionError) as error:  # the body is no JSON
-            raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
-        if log.isEnabledFor(logging.DEBUG):
-            _log_ignored(json.loads(await body_of(request)), body, request=request)
-        response = await answer(body, request)
+        response = await answer(await read_body(request, schema), request)
         drop_body(request)
         return response
 

@@ -18,10 +18,10 @@ from motet.api.generation.plan import (
     make_plan,
     with_answer_rules,
 )
-from motet.api.http.caller import PostRoute, caller_of, new_router, with_body
+from motet.api.http.caller import PostRoute, caller_of, drop_body, new_router, read_body
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.service import Service
-from motet.api.texts.text_requests import text_models_first
+from motet.api.texts.text_requests import answer_from_texts, pass_through
 from motet.engines.upstream.text_source import TextRoute
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs
@@ -33,21 +33,30 @@ from motet.types import Usage
 def chat_router(service: Service) -> APIRouter:
     router = new_router()
 
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        caller = caller_of(request, session=body.session_id)
-        async with request_context(service, body, caller=caller, num_choices=body.n) as context:
-            body = body.without_answer() if context.order else body
-            plan = await plan_chat(service, body, context=context)
+    async def chat_completions(request: Request) -> Response:
+        passed = await pass_through(service, request)
+        if passed is not None:  # the body's `model` is on a third-party text server, which reads the rest of the body
+            return answer_from_texts(service, passed, route=TextRoute.CHAT, request=request)
+        response = await answer_chat(service, await read_body(request, ChatRequest), request=request)
+        drop_body(request)
+        return response
 
-            def write(plan: Plan, stream: bool) -> GroupsWriter:
-                return (ChatChunks if stream else ChatBody)(plan, body)
-
-            return answer_plan(service, plan, writer=write(plan, body.stream), more=write)
-
-    handle = text_models_first(service, TextRoute.CHAT, ours=with_body(ChatRequest, chat_completions))
-    route = PostRoute("/v1/chat/completions", handle, body=ChatRequest, summary="n answers to one conversation")
-    router.routes.append(route)
+    summary = "n answers to one conversation"
+    router.routes.append(PostRoute("/v1/chat/completions", chat_completions, body=ChatRequest, summary=summary))
     return router
+
+
+async def answer_chat(service: Service, body: ChatRequest, *, request: Request) -> Response:
+    """Returns the answer of a model that takes tokens."""
+    caller = caller_of(request, session=body.session_id)
+    async with request_context(service, body, caller=caller, num_choices=body.n) as context:
+        body = body.without_answer() if context.order else body
+        plan = await plan_chat(service, body, context=context)
+
+        def write(plan: Plan, stream: bool) -> GroupsWriter:
+            return (ChatChunks if stream else ChatBody)(plan, body)
+
+        return answer_plan(service, plan, writer=write(plan, body.stream), more=write)
 
 
 async def plan_chat(

@@ -20,10 +20,10 @@ from motet.api.generation.plan import (
     held_to,
     make_plan,
 )
-from motet.api.http.caller import PostRoute, caller_of, new_router, with_body
+from motet.api.http.caller import PostRoute, caller_of, drop_body, new_router, read_body
 from motet.api.openai.completions_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
-from motet.api.texts.text_requests import text_models_first
+from motet.api.texts.text_requests import answer_from_texts, pass_through
 from motet.engines.upstream.text_source import TextRoute
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import CompletionLogprobs, PromptEcho, completion_logprobs, echo
@@ -34,24 +34,33 @@ from motet.types import PromptReport, TokenLogprob, Usage
 def completion_router(service: Service) -> APIRouter:
     router = new_router()
 
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        caller = caller_of(request, session=body.session_id)
-        async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
-            body = body.without_answer() if context.order else body
-            plan = await plan_completions(service, body, context=context)
+    async def completions(request: Request) -> Response:
+        passed = await pass_through(service, request)
+        if passed is not None:  # the body's `model` is on a third-party text server, which reads the rest of the body
+            return answer_from_texts(service, passed, route=TextRoute.COMPLETIONS, request=request)
+        response = await answer_completions(service, await read_body(request, CompletionRequest), request=request)
+        drop_body(request)
+        return response
 
-            def write(plan: Plan, stream: bool) -> GroupsWriter:
-                return (CompletionChunks if stream else CompletionBody)(plan, body)
-
-            echoed = sum(len(group.prompt) for group in plan.groups) if body.echo else 0
-            size = echoed + GROUP_CHARS // 4 * plan.num_choices
-            writer = await beside_the_loop(partial(write, plan, body.stream), size)
-            return answer_plan(service, plan, writer=writer, more=write if body.num_drawn == body.n else None)
-
-    handle = text_models_first(service, TextRoute.COMPLETIONS, ours=with_body(CompletionRequest, completions))
-    route = PostRoute("/v1/completions", handle, body=CompletionRequest, summary="n answers to each of several prompts")
-    router.routes.append(route)
+    summary = "n answers to each of several prompts"
+    router.routes.append(PostRoute("/v1/completions", completions, body=CompletionRequest, summary=summary))
     return router
+
+
+async def answer_completions(service: Service, body: CompletionRequest, *, request: Request) -> Response:
+    """Returns the answer of a model that takes tokens."""
+    caller = caller_of(request, session=body.session_id)
+    async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
+        body = body.without_answer() if context.order else body
+        plan = await plan_completions(service, body, context=context)
+
+        def write(plan: Plan, stream: bool) -> GroupsWriter:
+            return (CompletionChunks if stream else CompletionBody)(plan, body)
+
+        echoed = sum(len(group.prompt) for group in plan.groups) if body.echo else 0
+        size = echoed + GROUP_CHARS // 4 * plan.num_choices
+        writer = await beside_the_loop(partial(write, plan, body.stream), size)
+        return answer_plan(service, plan, writer=writer, more=write if body.num_drawn == body.n else None)
 
 
 async def plan_completions(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:

@@ -1,7 +1,7 @@
 """Requests for text models, which bypass our own schemas: the body's `model` is read first and decides which way to go.
 
-1. `text_models_first`   no text model is meant: the route goes on as on every server, with our schemas
-2. `check_fields`        what we have to understand is checked in our own words; the text upstream checks the rest
+1. `pass_through`        None if the model takes tokens: the route continues with its own schema
+2. `answer_from_texts`   fields that Motet has to understand are checked here; the text upstream checks the rest
 3. `UpstreamRequest`     all prompts are one group, admitted, counted and closed as groups of tokens are
 4. `UpstreamChunks`, `UpstreamBody`
                          what the upstream wrote stays as it is; the rest of an answer is ours:
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 from fastapi import Request, Response
@@ -30,7 +30,7 @@ from motet.api.generation.plan import AnswerHead
 from motet.api.generation.schema import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
 from motet.api.http.admission import AdmissionSlot
 from motet.api.http.body import SHORT_BYTES, check_counts, in_turn
-from motet.api.http.caller import Caller, Handler, body_of, caller_of
+from motet.api.http.caller import Caller, body_of, caller_of
 from motet.api.http.failure import invalid_value, schema_failure, unsupported_parameter
 from motet.api.http.request_spans import group_span
 from motet.api.served import TextModel
@@ -46,24 +46,30 @@ ID_PREFIXES = {TextRoute.CHAT: "chatcmpl", TextRoute.COMPLETIONS: "cmpl"}
 PROMPT_PARAMS = {TextRoute.CHAT: "messages", TextRoute.COMPLETIONS: "prompt"}
 
 
-def text_models_first(service: Service, path: TextRoute, *, ours: Handler) -> Handler:
-    """Returns what answers requests of this path: `ours` those for models that are asked in tokens."""
+class PassThrough(NamedTuple):
+    """A request for a model that a third-party server serves as texts."""
 
-    async def handle(request: Request) -> Response:
-        models = service.models()
-        if not any(isinstance(model, TextModel) for model in models.values()):
-            return await ours(request)
-        body = await body_of(request)
-        fields, name = _read(body) if len(body) <= SHORT_BYTES else await in_turn(partial(_read, body))
-        model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
-        if fields is None or not isinstance(model, TextModel):
-            return await ours(request)
-        return _answer(service, model, path=path, fields=fields, request=request)
-
-    return handle
+    model: TextModel
+    fields: Fields
+    """The JSON of each field of the body."""
 
 
-def _answer(service: Service, model: TextModel, *, path: TextRoute, fields: Fields, request: Request) -> Response:
+async def pass_through(service: Service, request: Request) -> PassThrough | None:
+    """Reads the body's `model`. Returns None if the model takes tokens, or if the body cannot be read: the route's
+    schema then refuses it. Raises RequestError for a body of too many parts."""
+    models = service.models()
+    if not any(isinstance(model, TextModel) for model in models.values()):
+        return None
+    body = await body_of(request)
+    fields, name = _read(body) if len(body) <= SHORT_BYTES else await in_turn(partial(_read, body))
+    model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
+    return PassThrough(model, fields) if fields is not None and isinstance(model, TextModel) else None
+
+
+def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute, request: Request) -> Response:
+    """Returns the answer of a model's text upstream. Raises RequestError for fields that Motet has to understand and
+    that are wrong; the upstream checks the rest."""
+    (model, fields), path = passed, route
     checked, config = check_fields(fields), service.config
     policy = _policy(checked)
     caller = caller_of(request, session=checked.session_id)
