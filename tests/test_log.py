@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from motet.log import SELDOM, LogFormat, setup_logging
+from motet.log import ONCE_A_MINUTE, LogFormat, setup_logging
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +102,6 @@ def test_a_line_that_would_come_over_and_over_is_written_once() -> None:
     stream = io.StringIO()
     setup_logging(stream=stream)
     for _ in range(3):
-        logging.getLogger("motet.api").error("no file is left", extra=SELDOM)
+        logging.getLogger("motet.api").error("no file is left", extra=ONCE_A_MINUTE)
         logging.getLogger("motet.api").error("another line")
     assert (stream.getvalue().count("no file is left"), stream.getvalue().count("another line")) == (1, 3)

@@ -1,10 +1,10 @@
-"""Names for the content of prompt blocks: each full block is named by a hash of itself and of all blocks before it.
+"""Names of prompt blocks by content: the name of a full block is a hash of its tokens and of all blocks before it.
 
     name(k) = blake2b(name(k - 1) + tokens of block k), name(-1) = the salt, keyed with the adapter and the weights
 
 Two blocks with the same name have the same tokens at the same positions after the same prefix under the same weights,
-so their KV is the same. With 128 bits a collision by chance will not happen, and nobody can compute one. The weights
-are named once an engine has got new ones: until then its blocks are those of the weights it was started with.
+so their KV is the same. With 128 bits a collision does not happen by chance and cannot be computed. The key contains
+the weights only after an engine's weights were updated; the initial weights have an empty name.
 """
 
 from array import array
@@ -25,7 +25,8 @@ def block_names(
 def trunk_names(
     tokens: Sequence[int], block_size: int, *, salt: str, adapter: str = "", weights: str = ""
 ) -> list[BlockName]:
-    """Returns the names of all blocks of a prompt. One that is not full has a name too, which is nobody else's."""
+    """Returns the names of all blocks of a prompt, including the last block if it is not full: its name differs from
+    the name of every full block."""
     root = root_name(salt, adapter, weights=weights)
     names = list(names_after(root, tokens, block_size=block_size))
     if rest := tokens[len(names) * block_size :]:
@@ -34,7 +35,7 @@ def trunk_names(
 
 
 def root_name(salt: str, adapter: str = "", *, weights: str = "") -> BlockName:
-    """Returns the name before the first block. It depends on the adapter, whose KV is not that of its base model."""
+    """Returns the name before the first block. It depends on the adapter: an adapter's KV differs from its base's."""
     of = f"{adapter}\0{weights}" if weights else adapter
     key = blake2b(of.encode(), digest_size=32).digest() if of else b""
     return blake2b(salt.encode(), digest_size=16, key=key).digest()
@@ -49,17 +50,17 @@ def names_after(name: BlockName, tokens: Sequence[int], *, block_size: int) -> I
 
 
 class LastPrompt:
-    """Keeps the names of the blocks of one prompt, since several decisions on the same prompt follow each other."""
+    """Caches the block names of the last prompt, since several decisions about one prompt follow each other."""
 
     def __init__(self) -> None:
         self._prompt: Sequence[int] = ()
         self._names: dict[tuple[int, str, str, str], list[BlockName]] = {}
-        """By block size, salt, adapter and weights."""
+        """Block names by block size, salt, adapter and weights."""
 
     def names(
         self, prompt: tuple[int, ...], block_size: int, *, salt: str, adapter: str = "", weights: str = ""
     ) -> Sequence[BlockName]:
-        """Returns what `trunk_names` returns."""
+        """Returns the result of `trunk_names`."""
         if prompt != self._prompt:
             self._prompt = prompt
             self._names.clear()

@@ -1,56 +1,56 @@
-"""Every error Motet raises on purpose.
+"""Every error that Motet raises on purpose.
 
     MotetError
-    ├── RequestError              400  the client's fault; `param` names the field
+    ├── RequestError              400  an error of the client; `param` names the field
     │   ├── ContextLengthError    400  context_length_exceeded
     │   ├── GrammarError          400  a grammar that cannot be compiled or followed
     │   ├── UnauthorizedError     401
     │   ├── ForbiddenError        403
     │   ├── NotFoundError         404
     │   │   ├── ModelNotFoundError     model_not_found
-    │   │   └── NoSingleModelError     this server cannot be a worker: it has several models, or none
+    │   │   └── NoSingleModelError     this server cannot be a worker: it does not have exactly one model
     │   ├── MethodNotAllowedError 405
     │   ├── BodyTooLargeError     413
     │   ├── RateLimitedError      429
-    │   └── UpstreamRefusalError  4xx  another server's refusal, with its own status and message
-    ├── OverloadedError           503  try again after `retry_after_s`
-    │   └── DrainingError              this server takes no new groups any more
+    │   └── UpstreamRefusalError  4xx  refusal of a text upstream, with its own status and message
+    ├── OverloadedError           503  no capacity; the client can retry after `retry_after_s`
+    │   └── DrainingError              this server takes no new groups
     ├── EngineError               500  the engine failed this group
-    │   ├── EngineDiedError       503  the engine's process is gone: the group may be resumed elsewhere
-    │   │   ├── EngineSilentError      the engine gives no sign of life
-    │   │   ├── WorkerFaultError       a server elsewhere sent what cannot be right; it is left alone for a while
+    │   ├── EngineDiedError       503  the engine process is gone: the group can continue on another worker
+    │   │   ├── EngineSilentError      the engine sends no heartbeats
+    │   │   ├── WorkerFaultError       a remote server sent an impossible answer; it gets no groups for a while
     │   │   └── NoWorkerError          there is no worker that could take the group
-    │   ├── WorkerLeavingError    503  the worker is leaving: the group may be resumed elsewhere
-    │   ├── OtherServerError      500  a server elsewhere is of another kind than expected
+    │   ├── WorkerLeavingError    503  the worker is leaving: the group can continue on another worker
+    │   ├── OtherServerError      500  a remote server is of another kind than expected
     │   ├── AnswerParserError     500  the text of a choice could not be parsed; the message names the choice
-    │   └── EngineClosedError     503  closed by us (shutting down)
-    ├── DirectoryError            503  the directory of workers, or a replica, cannot be asked now
+    │   └── EngineClosedError     503  this server closed the engine: it is shutting down
+    ├── DirectoryError            503  the directory of workers, or a replica, does not answer
     └── StartupError              --   the server cannot start; the command line prints it and exits with `exit_code`
         ├── ConfigError
-        │   └── PortTakenError         another program listens there
+        │   └── PortTakenError         another program listens on the port
         ├── ModelLoadError
         ├── UnsupportedModelError
         └── KVMemoryError
 
-A class knows its HTTP status, its code, and if the same group may be tried elsewhere; the API maps it in one place.
-A dependency's errors are translated in the file that imports it.
+Each class declares its HTTP status, its code, and whether the same group may be retried elsewhere; the API maps errors
+to responses in one place (`api.http.failure`). The file that imports a dependency translates the dependency's errors.
 """
 
 from typing import ClassVar, NamedTuple, Self
 
 
 class MotetError(Exception):
-    """Base of the tree. `message` says what, which value, what is allowed and what to do."""
+    """Base of the tree. `message` says what happened, which value caused it, what is allowed and what to do."""
 
     status: int = 500
     type: str = "server_error"
     code: str | None = None
     may_retry: ClassVar[bool] = False
     retry_after_s: int | None = None
-    """The client gets it as `Retry-After`, if trying again may help."""
+    """Value of the `Retry-After` header; None if a retry cannot help."""
 
     def __init_subclass__(cls, **facts: int | str) -> None:
-        """`facts`: the attributes above in which the class differs from its base."""
+        """Sets `facts`, the attributes above in which the class differs from its base."""
         for name, value in facts.items():
             setattr(cls, name, value)
 
@@ -63,14 +63,14 @@ class RequestError(MotetError, status=400, type="invalid_request_error"):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, others: tuple[str, ...] = ()
     ) -> None:
-        """`others`: fields that the message names beside `param`."""
+        """`others` lists the fields that the message names in addition to `param`."""
         super().__init__(message)
         self.param = param
         self.code = code or self.code
         self.others = others
 
     def reworded(self, message: str, *, param: str | None, others: tuple[str, ...]) -> Self:
-        """Returns a new error with these words. The old one may be raised again, for another client."""
+        """Returns a copy with another message. The original can be raised again, for another client."""
         error = type(self).__new__(type(self), message)
         vars(error).update(vars(self), message=message, param=param, others=others)
         return error
@@ -80,11 +80,11 @@ class TokenNeed(NamedTuple):
     """The tokens of a request that is too long for the model."""
 
     prompt: int
-    """At least so many."""
+    """Number of prompt tokens, or a lower bound of it."""
     answer: int
-    """Asked for; 0 if the request does not say."""
+    """Number of output tokens requested; 0 if the request does not say."""
     most: int
-    """What the model has room for, both together."""
+    """Maximum of the model for both together."""
 
 
 class ContextLengthError(RequestError, code="context_length_exceeded"):
@@ -97,13 +97,13 @@ class ContextLengthError(RequestError, code="context_length_exceeded"):
         others: tuple[str, ...] = (),
         need: TokenNeed | None = None,
     ) -> None:
-        """`need`: None if only an engine knows the numbers."""
+        """`need` is None if only an engine knows the numbers."""
         super().__init__(message, param=param, code=code, others=others)
         self.need = need
 
 
 class GrammarError(RequestError, code="invalid_grammar"):
-    """The API sets `param`, since it knows the field."""
+    """A grammar that cannot be compiled or followed. The API sets `param`, since only it knows the field."""
 
 
 class UnauthorizedError(RequestError, status=401, type="authentication_error", code="invalid_api_key"): ...
@@ -133,7 +133,7 @@ class RateLimitedError(
 
 
 class UpstreamRefusalError(RequestError):
-    """A text upstream refuses a client's request."""
+    """The refusal of a client's request by a text upstream."""
 
     def __init__(
         self,
@@ -151,12 +151,12 @@ class UpstreamRefusalError(RequestError):
         self.retry_after_s = retry_after_s
 
     def of(self, part: str) -> "UpstreamRefusalError":
-        """Returns the same error for a part of what the client wants."""
+        """Returns the same error with `part`, a part of the client's request, named in its message."""
         return self.reworded(f"{part}: {self.message}", param=self.param, others=self.others)
 
 
 class OverloadedError(MotetError, status=503, type="overloaded_error", code="overloaded", may_retry=True):
-    """No room for the group now. Raised before the first byte of an answer, never after."""
+    """The server has no capacity for the group now. Raised only before the first byte of an answer."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -204,7 +204,7 @@ class ConfigError(StartupError, exit_code=2): ...
 
 
 class PortTakenError(ConfigError):
-    """Another program listens on the port; it may have taken it a moment ago."""
+    """Another program listens on the port, perhaps since a moment ago."""
 
 
 class ModelLoadError(StartupError, exit_code=3): ...

@@ -1,20 +1,20 @@
-"""Identities, each a type of its own so that one is never passed for another."""
+"""Identifiers, each with a type of its own, so that the type checker finds one passed for another."""
 
 import secrets
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
-"""Names one group (one prompt and its choices) everywhere: in log lines, on the wire and in the engine."""
+"""Id of one group (one prompt and its choices) in log lines, on the wire and in the engine."""
 
 ModelName = NewType("ModelName", str)
 
 
 def new_request_id(prefix: str) -> RequestId:
-    """Returns a new id such as `chatcmpl-4f0c...` with 128 random bits. A prefix such as `resp_` gets no `-` behind it,
-    as in OpenAI's ids."""
+    """Returns a new id such as `chatcmpl-4f0c...` with 128 random bits. A prefix that ends in `_`, such as `resp_`, is
+    not followed by `-`, as in OpenAI's ids."""
     return RequestId(f"{prefix}{'' if prefix.endswith('_') else '-'}{secrets.token_hex(16)}")
 
 
 def new_engine_id(role: str) -> str:
-    """Names one start of an engine, such as `prefill-4f0c...`: no two are equal, on any machine."""
+    """Returns an id for one start of an engine, such as `prefill-4f0c...`, unique across machines."""
     return f"{role}-{secrets.token_hex(16)}"

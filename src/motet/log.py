@@ -1,8 +1,8 @@
-"""Log lines: text for people by default, one JSON object a line for machines with `--log-format json`.
+"""Log lines: text by default, one JSON object per line with `--log-format json`.
 
-What lines quote comes from clients and workers, so it is escaped: no name or message of theirs can begin a line, move a
-terminal's cursor or turn the direction of writing. Code logs with `logging.getLogger(__name__)` and passes figures as
-`extra={"fields": {...}}`; both forms show them.
+Values that come from clients and workers are escaped, so that they cannot start a new line, move a terminal's cursor
+or change the writing direction. Code logs with `logging.getLogger(__name__)` and passes values as
+`extra={"fields": {...}}`; both formats show them.
 """
 
 import json
@@ -17,16 +17,16 @@ from typing import Any, TextIO
 import msgspec
 
 MAX_FIELD_CHARS = 2_000
-"""A text among the figures of a line is cut to this many characters."""
+"""Maximum length of a text among the fields of a line; the rest is cut off."""
 
 
-SELDOM = {"seldom": True}
-"""`extra` of a line that would come over and over: it is written once a minute."""
-SELDOM_S = 60.0
+ONCE_A_MINUTE = {"once_a_minute": True}
+"""`extra` of a line that is logged at most once a minute."""
+REPEAT_INTERVAL_S = 60.0
 
 
 class _RepeatFilter(logging.Filter):
-    """Drops a line with `SELDOM` that was written less than a minute ago."""
+    """Drops a line with `ONCE_A_MINUTE` that was logged less than a minute ago."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class _RepeatFilter(logging.Filter):
         self._written_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not getattr(record, "seldom", False):
+        if not getattr(record, "once_a_minute", False):
             return True
         now_s = self._clock()
-        due = now_s >= self._written_s.get(record.msg, -SELDOM_S) + SELDOM_S
+        due = now_s >= self._written_s.get(record.msg, -REPEAT_INTERVAL_S) + REPEAT_INTERVAL_S
         if due:
             self._written_s[record.msg] = now_s
         return due
@@ -49,7 +49,7 @@ class LogFormat(StrEnum):
 
 
 def setup_logging(*, format: str = LogFormat.TEXT, level: str = "info", stream: TextIO = sys.stderr) -> None:
-    """Sends the lines of Motet's loggers to `stream`; other libraries' loggers are left as they are."""
+    """Sends the lines of Motet's loggers to `stream`; loggers of other libraries are not changed."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter())
     handler.addFilter(_RepeatFilter())
@@ -60,27 +60,27 @@ def setup_logging(*, format: str = LogFormat.TEXT, level: str = "info", stream: 
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """Returns the figures of a line, if it has any."""
+    """Returns the fields of a line; empty if it has none."""
     fields: object = record.__dict__.get("fields")
     return fields if isinstance(fields, dict) else {}
 
 
 def cut(text: str, most: int) -> str:
-    """Returns at most `most` characters of a text, and how many it has if these are not all."""
+    """Returns at most `most` characters of a text, followed by its length if it was cut."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def escaped(text: str, *, besides: str = "") -> str:
-    """Escapes control characters, invisible ones and halves of surrogate pairs. `besides`: these stay as they are."""
+def escaped(text: str, *, keep: str = "") -> str:
+    """Escapes control characters, invisible characters and lone surrogates, except the characters in `keep`."""
     if text.isprintable():
         return text
     return "".join(
-        char if char.isprintable() or char in besides else char.encode("unicode_escape").decode() for char in text
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
 
 
 def _shown(value: object) -> str:
-    """Returns a figure for a line of text, in quotes if it could be read as several."""
+    """Returns a field's value for a line of text, in quotes if it has spaces, quotes or equals signs."""
     text = cut(str(value), MAX_FIELD_CHARS)
     return json.dumps(text, ensure_ascii=False) if any(mark in text for mark in ' ="') else text
 
@@ -96,7 +96,7 @@ class TextFormatter(logging.Formatter):
         return escaped(super().formatMessage(record) + pairs)
 
     def formatException(self, ei: Any) -> str:
-        return escaped(super().formatException(ei), besides="\n\t")
+        return escaped(super().formatException(ei), keep="\n\t")
 
 
 class JsonFormatter(logging.Formatter):
@@ -116,5 +116,5 @@ class JsonFormatter(logging.Formatter):
 
 
 def _readable(text: str) -> str:
-    """Returns a text without halves of surrogate pairs, which msgspec's encoder refuses."""
+    """Returns a text without lone surrogates, which msgspec's encoder refuses."""
     return text.encode(errors="backslashreplace").decode()

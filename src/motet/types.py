@@ -1,7 +1,7 @@
 """The objects that pass between the parts: requests, results of steps, facts about engines.
 
-Everything here is frozen, needs no torch, and travels unchanged as msgspec messages. Objects that
-are made for each token are not tracked by the garbage collector (`gc=False`), since nothing in them points back.
+Everything here is frozen, does not need torch, and travels unchanged as msgspec messages. The garbage collector does
+not track objects that are made for each token (`gc=False`): they cannot be part of a reference cycle.
 """
 
 from collections.abc import Mapping
@@ -28,24 +28,24 @@ class GrammarKind(StrEnum):
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tags that a model writes around its thoughts before it answers."""
+    """The tags around the reasoning that a model generates before its answer."""
 
     open: str
     close: str
     opened: bool
     """True if the prompt already ends with the opening tag."""
     before_answer: str = ""
-    """Text before every answer, with or without thoughts."""
+    """Text before every answer, with or without reasoning."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form that every choice of a group must have, from its first token to the end, as the client wrote it, with
-    the objects of schemas closed. Whoever uses it compiles it."""
+    """The form of every choice of a group, from its first token to the end: the client's source, with the objects of
+    schemas closed. The API and the engine compile it, each for itself."""
 
     kind: GrammarKind
     source: str
     thinking: Thinking | None = None
-    """Thoughts that may come before the text that the grammar describes."""
+    """Tags of the reasoning that can precede the text described by the grammar."""
 
     @property
     def request_field(self) -> dict[str, object]:
@@ -60,12 +60,12 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LogprobsMode(StrEnum):
-    """The distribution that the log-probabilities of drawn tokens are of, in vLLM's words."""
+    """The distribution to which the log-probabilities of output tokens belong, under vLLM's names."""
 
     RAW = "raw_logprobs"
-    """The model's own, before anything is done to it."""
+    """The distribution of the model, before bias, penalties, temperature and filters."""
     PROCESSED = "processed_logprobs"
-    """The one from which the token was drawn: after bias, penalties, temperature and filters."""
+    """The distribution from which the token was sampled: after bias, penalties, temperature and filters."""
 
 
 class Role(StrEnum):
@@ -80,62 +80,62 @@ class Ingress(StrEnum):
     """The replicas that hold the streams of clients on Ray Serve."""
 
     GATEWAY = "gateway"
-    """Replicas of their own; a group outlives the worker that writes it."""
+    """Separate gateway replicas: a group outlives the worker that generates it."""
     DIRECT = "direct"
-    """The decode replica: tokens have one hop less, and a stream ends with its replica."""
+    """The decode replicas: tokens pass one hop less, and a stream ends with its replica."""
 
 
 class Policy(StrEnum):
-    """The rule that chooses among workers with room."""
+    """The rule that chooses among workers with free capacity."""
 
     KV = "kv"
-    """The least cost (`routing.cost`) of computing the prompt and of the open choices."""
+    """Chooses the lowest cost (`routing.cost`) of computing the prompt and of the open choices."""
     LEAST_LOADED = "least-loaded"
-    """The fewest open choices, then the fewest blocks; for prefill the fewest tokens queued first."""
+    """Chooses the fewest open choices, then the fewest blocks; for prefill the fewest queued tokens first."""
     ROUND_ROBIN = "round-robin"
     SESSION = "session"
-    """The session's last worker, if there is one, else the least loaded."""
+    """Chooses the session's last worker, if there is one, else the least loaded."""
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended, in OpenAI's words. An error ends the whole group, so it is not here."""
+    """Why a choice ended, under OpenAI's names. An error ends the group, not a choice, so it is not listed."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
     CONTENT_FILTER = "content_filter"
     ABORT = "abort"
-    """An operator has ended it; what it has written stands. The word is vLLM's."""
+    """The client, an operator or a policy ended the choice; its output so far is kept. The name is vLLM's."""
 
 
 class PauseMode(StrEnum):
-    """What becomes of the groups under way when a server is paused, in vLLM's words."""
+    """What happens to unfinished groups when a server is paused, under vLLM's names."""
 
     ABORT = "abort"
-    """They end where they are, as do those that wait."""
+    """Running and waiting groups end with the output they have."""
     WAIT = "wait"
-    """They end by themselves before the pause begins."""
+    """Running groups finish before the pause starts."""
     KEEP = "keep"
-    """They stop between two steps, keep all they have, and go on later."""
+    """Running groups stop between two steps, keep their state, and continue after the pause."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of a group. The prompt is counted once, however many choices are made of it."""
+    """Token counts of a group. The prompt is counted once, whatever n is."""
 
     prompt_tokens: int
     completion_tokens: int
-    """The sum over the choices; tokens whose text a stop string cut off are counted, they were made."""
+    """Sum over the choices, including tokens whose text was cut off at a stop string."""
     cached_tokens: int | None = 0
-    """Prompt tokens whose KV was in the prefix cache; None if a text upstream did not tell."""
+    """Prompt tokens whose KV was in the prefix cache; None if a text upstream did not report them."""
     reasoning_tokens: int | None = 0
-    """Completion tokens that are thoughts, summed over the choices; None if a text upstream did not tell."""
+    """Completion tokens of reasoning, summed over the choices; None if a text upstream did not report them."""
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Adds up groups, or parts of one. What one of them does not tell is not known of both."""
+        """Returns the sum for two groups, or two parts of one. A count that one of them lacks is None."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
         return Usage(**dict(zip(self.__struct_fields__, sums, strict=True)))
@@ -147,8 +147,9 @@ class SamplingField:
     (`api.worker.engine_routes`) refuse other values."""
 
     low: float | None = None
-    """None: the values have no order, as for a bool."""
+    """Lower bound; None if the values have no order, as for a bool."""
     high: float | None = None
+    """Upper bound, inclusive."""
     above_low: bool = False
     """True if `low` itself is not allowed."""
     verbatim: bool = True
@@ -160,20 +161,20 @@ class SamplingField:
         return f"above {self.low:g}, up to {self.high:g}" if self.above_low else f"{self.low:g} to {self.high:g}"
 
     def allows(self, value: float) -> bool:
-        """Returns True if the value is in the range; False also for NaN."""
+        """Returns True if the value is in the range. NaN is in no range."""
         low, high = self.low, self.high
         return low is None or high is None or (low <= value <= high and not (self.above_low and value == low))
 
 
 MAX_NAMED_LOGPROBS = 128
-"""Most `logprob_token_ids`, as in vLLM."""
+"""Maximum number of `logprob_token_ids`, as in vLLM."""
 MAX_LOGPROBS = 1000
-"""Most log-probabilities of other tokens for each token that a server may allow; `max_logprobs` is what it does."""
+"""Maximum value of a server's setting `max_logprobs`: alternatives reported for each token."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the tokens of every choice of a group are drawn. Each field is declared once, here: its range, and if
-    requests have it unchanged. vLLM workers get every field under the same name (`engines.vllm.requests`)."""
+    """How the tokens of every choice of a group are sampled. Each field is declared once, here, with its range and with
+    whether requests have it unchanged. vLLM workers get every field under the same name (`engines.vllm.requests`)."""
 
     max_tokens: int
     temperature: Annotated[float, SamplingField(0, 2)] = 1.0
@@ -186,21 +187,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: Annotated[float, SamplingField(-2, 2)] = 0.0
     repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True)] = 1.0
     logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, verbatim=False)] = {}
-    """Token id -> the number that is added to its logit; the range is for these numbers."""
+    """Number added to the logit of each of these tokens; the range applies to the numbers."""
     allowed_token_ids: tuple[int, ...] = ()
-    """The only tokens that can be drawn; empty: all. If all of them end a choice, they win over `min_tokens`."""
+    """The only tokens that can be sampled; empty if all can. If each of them ends a choice, `min_tokens` is ignored."""
     min_tokens: int = 0
     ignore_eos: Annotated[bool, SamplingField()] = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
-    """k: the log-probability of the drawn token and the k highest; None: no log-probabilities."""
+    """Number k of alternatives: the log-probabilities of the sampled token and of the k most likely are reported. None
+    for no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Tokens whose log-probabilities are told beside the drawn one's, in place of the highest; only with `logprobs`."""
+    """Tokens to report in place of the most likely ones; only with `logprobs`."""
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
-    """Those of prompts are always raw."""
+    """Distribution of the output tokens' log-probabilities; the prompt's are always raw."""
     prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
     grammar: Grammar | None = None
-    """Only tokens that it allows can be drawn, and end-of-sequence only where it is complete."""
+    """Allows only its tokens to be sampled, and end-of-sequence only where the text is complete."""
 
     @property
     def greedy(self) -> bool:
@@ -215,21 +217,21 @@ SAMPLING_FIELDS: Mapping[str, SamplingField] = {
 }
 
 VERBATIM_FIELDS = tuple(name for name, field in SAMPLING_FIELDS.items() if field.verbatim)
-"""The fields that requests have unchanged."""
+"""Fields that requests have unchanged."""
 
 
 class ChoiceStart(msgspec.Struct, frozen=True):
-    """The start of a choice: without output tokens, or after those that it had before (migration, preemption)."""
+    """The start of a choice: without output tokens, or after the tokens that it had before a migration."""
 
     index: int
     seed: int
-    """Unsigned 64 bits: seed of the group + index, modulo 2^64."""
+    """Seed of the group + index, modulo 2^64."""
     output_tokens: tuple[int, ...] = msgspec.field(default=(), name="written")
     """Tokens that were generated before."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One group: one prompt and its choices. There is at least one prompt token and one choice."""
+    """One group: one prompt and its choices. It has at least one prompt token and one choice."""
 
     request_id: RequestId
     prompt: tuple[int, ...]
@@ -238,43 +240,43 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     cache_salt: str = ""
     """Groups share cached prompt blocks only with groups that have the same salt."""
     keep_s: float = 0.0
-    """Seconds for which the engine keeps the prompt's KV after the group, unless it needs the room."""
+    """Seconds for which the engine keeps the prompt's KV after the group, unless it needs the blocks."""
     priority: int = 0
-    """Lower goes first; equal ones in order of arrival."""
+    """Lower values run first, equal values in order of arrival."""
     ticket: Ticket | None = None
-    """With it the prompt's KV can be fetched; without it, or if that fails, the KV is computed."""
+    """Ticket with which the prompt's KV can be fetched. Without one, or if the pull fails, the engine computes it."""
     trace: str = ""
     """The client's `x-request-id`, for log lines and for the next hop."""
     traceparent: TraceContext | None = None
-    """The span that this work is a part of, for spans of it and for the next hop; None if there is none."""
+    """Parent span of this work, also for the next hop; None if there is none."""
     session_id: str = ""
     """The client's `x-session-id`, for the next hop."""
     model: ModelName = ModelName("")
-    """The name of the model; empty if there is only one."""
+    """Name of the model; empty if the engine has only one."""
     seeded: bool = True
     """True if the client set the seed. If not, an engine that is slower with seeds may ignore it."""
     stops: bool = False
-    """True if the reader may end single choices early, for instance at a stop string."""
+    """True if the reader can end single choices early, for instance at a stop string."""
     model_digest: str = ""
-    """The `model_digest` of the engine that began its choices: only an engine with the same one, or with none, may go
-    on with them. Empty: any engine may."""
+    """`model_digest` of the engine that started the choices: only an engine with the same digest, or with none, may
+    continue them. Empty if any engine may."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
-    """Returns new choices 0..n-1. Choice i has seed + i modulo 2^64, so it equals the n=1 request with that seed."""
+    """Returns choices 0 to n - 1. Choice i has seed + i modulo 2^64, so it equals the n = 1 request with that seed."""
     return tuple(ChoiceStart(i, (seed + i) % 2**64) for i in range(n))
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probability of one token, as `logprobs_mode` says; of a prompt's token always under the model itself."""
+    """Log-probability of one token in the distribution of `logprobs_mode`; for prompt tokens it is always raw."""
 
     token_id: int
     logprob: float
     rank: int
-    """1 for the most likely token."""
+    """Rank of the token; 1 for the most likely one."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob) of the most likely tokens, best first. With `logprob_token_ids`: of the drawn token and then
-    of these, in their order, each once."""
+    """(token id, logprob) of the most likely tokens, best first. With `logprob_token_ids` of the sampled token and then
+    of these tokens in their order, each once."""
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -282,39 +284,39 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     reason: FinishReason
     stop_token_id: int | None = None
-    """The token of `stop_token_ids` that ended it; None for end-of-sequence."""
+    """Token of `stop_token_ids` that ended the choice; None for end-of-sequence."""
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tokens that one step added to one choice, with the token that ends it."""
+    """The tokens that one step added to one choice, including the token that ends it."""
 
     index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """If requested, one for each of `token_ids`."""
+    """One for each of `token_ids`; None if not requested."""
     finish: Finish | None = None
 
 
 class PullReport(msgspec.Struct, frozen=True, array_like=True):
-    """How the KV of a prompt came from another worker, or did not."""
+    """Result of a pull: the fetch of a prompt's KV from another worker."""
 
     start_ns: int
-    """Unix time, by the clock of the worker that fetched it."""
+    """Unix time in nanoseconds, by the clock of the worker that fetched the KV."""
     end_ns: int
     num_bytes: int
     failure: str = ""
-    """Why it did not come, so that the worker computed the prompt; empty if it did."""
+    """Reason why the pull failed and the worker computed the prompt; empty if it succeeded."""
 
 
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):
-    """An engine's report after it has read the prompt."""
+    """An engine's report after it has computed the prompt."""
 
     cached_tokens: int
     """Prompt tokens whose KV was found in the prefix cache."""
     logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """If `prompt_logprobs` was requested, one for each prompt token, None for the first."""
+    """One for each prompt token, None for the first token; None if `prompt_logprobs` was not requested."""
     pull: PullReport | None = None
-    """Set if the KV was fetched, for traces; engines need not tell it."""
+    """Result of the pull, for traces; None if there was none, or if the engine does not report it."""
 
 
 class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -323,12 +325,12 @@ class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request_id: RequestId
     choices: tuple[ChoiceDelta, ...]
     prompt: PromptReport | None = None
-    """On the first delta of a group only."""
+    """Set on the first delta of a group only."""
     worker: str = ""
-    """The worker that writes these choices: on its first delta, and on all deltas of a group that is on several workers
-    or has moved. Empty on others, and where a server does not route."""
+    """Id of the worker that generates these choices: on its first delta, and on all deltas of a group that runs on
+    several workers or has moved. Empty on other deltas, and on a server without routing."""
     weight_version: str = ""
-    """The version of the weights that write from now on, on their first delta; empty for those of the start."""
+    """Version of the weights from this delta on, set on their first delta; empty for the initial weights."""
 
 
 class EngineKind(StrEnum):
@@ -337,11 +339,11 @@ class EngineKind(StrEnum):
     MOTET = "motet"
     VLLM = "vllm"
     OPENAI = "openai"
-    """It takes texts and not tokens, so it is a worker but no `Engine`."""
+    """The server takes texts and not tokens, so it is a worker but not an `Engine`."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a worker serves beside its own: an adapter, or another name."""
+    """A model that a worker serves in addition to its base model: an adapter, or another name."""
 
     name: ModelName
     root: str = ""
@@ -350,14 +352,15 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN_VOCABULARY = 2**31 - 1
-"""`vocab_size` of an engine that does not report it; it refuses unknown tokens itself."""
+"""`vocab_size` of an engine that does not report it; such an engine refuses unknown tokens itself."""
 
 
-FIRST_VERSION = "0"  # of the weights with which an engine is started
+FIRST_VERSION = "0"
+"""Version of the weights with which an engine starts."""
 
 
 class WeightSpan(msgspec.Struct, frozen=True):
-    """Consecutive output tokens [start, end) of a choice that weights of one version have written."""
+    """Consecutive output tokens [start, end) of a choice that were generated with weights of one version."""
 
     version: str
     start: int
@@ -365,11 +368,11 @@ class WeightSpan(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an engine, which only new weights change. Some kinds do not report fields with a default."""
+    """Facts about an engine, which change only with its weights. Some kinds do not report fields with a default."""
 
     model: ModelName
     max_model_len: int
-    """Prompt and answer together, in tokens."""
+    """Maximum number of tokens of prompt and output together."""
     vocab_size: int = UNKNOWN_VOCABULARY
     block_size: int
     num_blocks: int
@@ -380,18 +383,18 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     device: str = ""
     fingerprint: str = ""
-    """Engines with equal fingerprints that end in `-same` write equal tokens for equal requests."""
+    """Engines with equal fingerprints that end in `-same` generate equal tokens for equal requests."""
     model_digest: str = ""
-    """Digest of the model's configuration and weights, on any hardware. Empty if the engine does not report it."""
+    """Digest of the model's configuration and weights, the same on any hardware; empty if the engine reports none."""
     weight_version: str = FIRST_VERSION
-    """The name that whoever brought the weights gave them; "0" for those it was started with."""
+    """Name given to the weights by the client that brought them; "0" for the initial weights."""
     block_weights: str = ""
-    """Names the weights in the names of its blocks (`block_names`); empty for those it was started with."""
+    """Name of the weights in the names of the engine's blocks (`block_names`); empty for the initial weights."""
     pid: int | None = None
-    """Set only for a process on this machine."""
+    """Process id; None for a process on another machine."""
     transfer: TransferAddress | None = None
-    """The address of its side channel; None for an engine that keeps its KV to itself."""
+    """Address of the engine's side channel; None for an engine that does not transfer KV."""
     kind: EngineKind = EngineKind.MOTET
     shares_prompts: bool = False
-    """True if groups share a prompt that it is still computing for the first of them."""
+    """True if groups share a prompt that the engine is still computing for the first of them."""
     ticket_readers: int = 64

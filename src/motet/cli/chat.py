@@ -110,7 +110,7 @@ def panel(index: int, answer: StreamedChoice, *, width: int, lines: int | None) 
 
 def shown(answer: StreamedChoice) -> Text:
     """Returns the answer's text, or the model's thoughts while there is none; neither may move a terminal's cursor."""
-    said, thought = (escaped(text.strip(), besides="\n\t") for text in (answer.text, answer.thought))
+    said, thought = (escaped(text.strip(), keep="\n\t") for text in (answer.text, answer.thought))
     return Text(said) if said else Text(thought, style="dim")
 
 

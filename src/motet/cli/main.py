@@ -27,7 +27,7 @@ class Motet(TyperGroup):
         try:
             return super().invoke(ctx)
         except MotetError as exc:
-            told = escaped(exc.message, besides="\n")  # it may quote a worker
+            told = escaped(exc.message, keep="\n")  # it may quote a worker
             Console(stderr=True, soft_wrap=True).print("motet:", told, style="red", markup=False, highlight=False)
             code = exc.exit_code if isinstance(exc, StartupError) else StartupError.exit_code
             raise typer.Exit(code) from exc

@@ -17,7 +17,7 @@ from motet.api.http.caller import WRITE_EXTENSION, Write
 from motet.deploy.connection import ClientConnection, ConnectionLimits
 from motet.engines.http import NO_FILES, NO_FILES_LEFT
 from motet.errors import ConfigError
-from motet.log import SELDOM
+from motet.log import ONCE_A_MINUTE
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Logs what asyncio reports. A connection that it cannot accept is tried again each second, with a traceback."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in NO_FILES:
-        logger.error(NO_FILES_LEFT, extra=SELDOM)
+        logger.error(NO_FILES_LEFT, extra=ONCE_A_MINUTE)
     else:
         loop.default_exception_handler(context)
 

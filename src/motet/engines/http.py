@@ -28,7 +28,7 @@ from motet.errors import (
     OverloadedError,
     WorkerFaultError,
 )
-from motet.log import SELDOM
+from motet.log import ONCE_A_MINUTE
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class ServerCalls:
             )
         logger.debug("%s at %s did not answer: %r", self._name, self._url, error)
         if isinstance(error, OSError) and error.errno in NO_FILES:
-            logger.error(NO_FILES_LEFT, extra=SELDOM)
+            logger.error(NO_FILES_LEFT, extra=ONCE_A_MINUTE)
             return OverloadedError("The server has no file left for a connection to a worker.")
         kind = EngineSilentError if isinstance(error, TimeoutError) else EngineDiedError
         return kind(f"{self._name} did not answer: {_reason(error)}")

@@ -20,7 +20,7 @@ import msgspec
 
 from motet import __version__
 from motet.errors import ConfigError
-from motet.log import SELDOM, LogFormat
+from motet.log import ONCE_A_MINUTE, LogFormat
 from motet.tracing.spans import NO_TRACES, RecordingTracer, SpanRecord, Tracer
 from motet.tracing.variables import Protocol, Variables
 
@@ -167,7 +167,7 @@ class Sender:
             self.num_dropped += len(records)
             logger.warning(
                 "spans are dropped, since the process that sends them does not take them",
-                extra={"fields": {"spans": self.num_dropped}, **SELDOM},
+                extra={"fields": {"spans": self.num_dropped}, **ONCE_A_MINUTE},
             )
             if not last:
                 self._start_again()

@@ -31,7 +31,7 @@ from motet.api.service import Service
 from motet.errors import GrammarError, RequestError
 from motet.grammar.closed import closed_schema, closed_source
 from motet.ids import RequestId, new_request_id
-from motet.log import SELDOM
+from motet.log import ONCE_A_MINUTE
 from motet.policies.steering import GroupPolicy
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
@@ -338,7 +338,7 @@ def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:
     if effort == "none":
         return known | ({"enable_thinking": False} if preparer.template.knows("enable_thinking") else {})
     if not known:
-        log.info("reasoning_effort is ignored: the model's chat template has no word for it", extra=SELDOM)
+        log.info("reasoning_effort is ignored: the model's chat template has no word for it", extra=ONCE_A_MINUTE)
     return known
 
 
