@@ -39,7 +39,7 @@ async def test_n_choices_are_one_group_and_come_in_order_with_the_prompt_counted
 @pytest.mark.parametrize(
     ("seed", "seeds"), [(7, [7, 8, 9]), (-2, [2**64 - 2, 2**64 - 1, 0]), (None, [SEED, SEED + 1, SEED + 2])]
 )
-async def test_choice_i_has_the_seed_of_the_request_or_a_drawn_one_plus_i_modulo_two_to_the_64(
+async def test_choice_i_has_the_requested_or_a_random_seed_plus_i_modulo_2_to_the_64(
     served: Served, seed: int | None, seeds: list[int]
 ) -> None:
     await served.openai.chat.completions.create(model=MODEL, messages=HI, n=3, seed=seed)

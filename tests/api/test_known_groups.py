@@ -135,7 +135,7 @@ async def test_a_group_of_another_key_is_not_found(serve: Serving) -> None:
     assert (await served.http.get(path)).status_code == 401
 
 
-async def test_a_group_that_is_ended_while_it_is_written_is_forgotten_though_it_was_to_be_kept(serve: Serving) -> None:
+async def test_a_group_ended_while_it_generates_is_forgotten_despite_keep_s(serve: Serving) -> None:
     served = await gated(serve, "abcd")
     asked = await served.engine.begun(served.chat(n=2, keep_s=60))
     id = served.engine.requests[0].request_id

@@ -203,7 +203,7 @@ async def test_a_mistake_inside_a_body_is_named_by_its_full_path(refusing: Serve
 
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
-async def test_unknown_fields_of_messages_items_and_tools_change_nothing_and_are_told_in_one_line(
+async def test_unknown_fields_of_messages_items_and_tools_are_ignored_and_logged_once(
     served: Served, route: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [name for name, _ in members(BODIES[route]) if open_to_clients(name)]

@@ -152,7 +152,7 @@ async def test_litellm_s_second_turn_is_read_without_the_fields_that_are_its_own
     assert given.prompt == expected.prompt
 
 
-async def test_codex_s_namespaces_are_called_by_their_own_names_and_its_built_in_tools_are_left_out(
+async def test_codex_namespaces_keep_their_names_and_its_built_in_tools_are_omitted(
     replaying: Replaying,
 ) -> None:
     body = next(requests("codex", RESPONSES))

@@ -40,7 +40,7 @@ async def test_a_group_ends_when_its_answers_agree_and_tells_the_vote(serve: Ser
     assert streamed[-1]["groups"] == [told | {"id": served.engine.requests[1].request_id}]
 
 
-async def test_choices_that_were_ended_are_left_out_on_wish_and_the_others_keep_their_numbers(serve: Serving) -> None:
+async def test_ended_choices_are_omitted_on_request_and_the_others_keep_their_indices(serve: Serving) -> None:
     served = await serve(saying("long answer", "ab", "longer answer", "ab"))
     answer = (await served.chat(n=4, group={"stop_when": {"finished": 2}, "keep": "finished"})).json()
     assert [choice["index"] for choice in answer["choices"]] == [1, 3]

@@ -46,7 +46,7 @@ async def test_with_tools_an_answer_is_in_its_form_or_a_call(
 
 
 @pytest.mark.parametrize("additional_properties", [False, True])
-async def test_a_call_has_only_the_arguments_that_its_tool_names_unless_the_server_allows_others(
+async def test_a_call_has_only_declared_arguments_unless_the_server_allows_others(
     serve_tools: CallingServing, additional_properties: bool
 ) -> None:
     served = await serve_tools(saying(PARIS), additional_properties=additional_properties)

@@ -164,7 +164,7 @@ async def test_announced_tensors_are_received_and_come_with_those_in_bodies(
         ({"shapes": [[3], [2**30, 2**30]]}, ""),
     ],
 )
-async def test_an_announcement_that_cannot_be_is_refused_by_its_field_and_the_update_stays_open(
+async def test_an_invalid_announcement_names_its_field_and_the_update_stays_open(
     trained: Served, receiver: NotedReceiver, weights: NotedWeights, info: dict[str, object], field: str
 ) -> None:
     await init(trained, **MEETING)

@@ -106,7 +106,7 @@ async def test_a_dead_worker_is_shown_as_holding_nothing(serve: Serving, error: 
     assert 'role="prefill"' not in text
 
 
-async def test_counters_of_a_worker_do_not_fall_when_it_dies_and_another_engine_takes_its_place(serve: Serving) -> None:
+async def test_counters_do_not_decrease_when_a_worker_dies_and_its_engine_is_replaced(serve: Serving) -> None:
     name = 'motet:kv_transfers_total{model_name="tiny",role="decode",worker="decode-0"}'
     first, second = (ready(Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")) for _ in range(2))
     workers = ListedWorkers([first])

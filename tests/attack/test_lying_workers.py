@@ -129,7 +129,7 @@ FILES: dict[str, Callable[[Path], dict[str, bytes]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("files", FILES.values(), ids=FILES)
-async def test_if_a_worker_sends_a_tokenizer_that_cannot_be_used_another_is_asked_for_its_own(
+async def test_an_unusable_tokenizer_of_one_worker_is_fetched_from_another_worker(
     folder: Path, files: Callable[[Path], dict[str, bytes]]
 ) -> None:
     async with (

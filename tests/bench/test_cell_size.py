@@ -77,7 +77,7 @@ def test_messages_of_block_events_cost_time_and_more_blocks_are_more_bytes() -> 
     assert many.bytes > few.bytes + 39 * 2 * 16, "a stored and a removed name of each block"
 
 
-def test_the_directorys_bytes_grow_with_the_workers_and_at_the_start_with_their_pairs() -> None:
+def test_directory_traffic_grows_with_workers_and_at_the_start_with_their_pairs() -> None:
     small, large = directory_cost(40, 10), directory_cost(400, 100)
     assert 9 < large.listing_bytes / small.listing_bytes < 11
     assert 9 < large.bytes_per_s / small.bytes_per_s < 11

@@ -18,7 +18,7 @@ def point(work: int, total_s: float, *, peak_mib: float | None = None) -> Point:
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
-def test_the_exponent_of_a_power_is_found_between_neighbouring_rows_and_over_all_rows(power: float) -> None:
+def test_the_exponent_is_found_between_neighbouring_rows_and_over_all_rows(power: float) -> None:
     found = growth("time", WORKS, [3.0 * work**power for work in WORKS])
     assert found.exponents == pytest.approx([power] * 3)
     assert found.fit == pytest.approx(power)

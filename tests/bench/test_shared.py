@@ -97,7 +97,7 @@ def test_each_floor_is_met_at_its_limit_and_missed_beyond(separate: Taken, few_s
     assert [floor.met for floor in floors(rows)] == met
 
 
-def test_a_round_that_failed_leaves_its_row_out_and_what_was_not_measured_has_no_floor() -> None:
+def test_a_failed_round_omits_its_row_and_unmeasured_figures_have_no_floor() -> None:
     rows = rows_of({("motet", "few-shot", 4): [taken(2.0, 9.0)], ("vllm", "few-shot", 4): [taken(9.0, 9.0), None]})
     assert [(row.server, row.share) for row in rows] == [("motet", None)]
     assert [(floor.limit, floor.met) for floor in floors(rows)] == [(0.7, False)]

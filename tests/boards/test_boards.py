@@ -54,7 +54,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
         taken |= cells
 
 
-def test_every_alert_has_a_time_a_severity_a_summary_and_figures_for_which_it_fires_and_does_not() -> None:
+def test_every_alert_is_complete_and_tested_for_firing_and_for_not_firing() -> None:
     alerts = ALERT.findall(RULES)
     assert len(alerts) == len(set(alerts)) > 8
     for part in ("for: ", "severity: ", "summary: "):

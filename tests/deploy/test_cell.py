@@ -84,7 +84,7 @@ async def test_an_engine_that_cannot_start_ends_the_others_and_frees_the_port(fo
     listen("127.0.0.1", port).close()
 
 
-async def test_a_signal_before_all_engines_are_ready_ends_ready_ones_and_the_start_of_others(folder: Path) -> None:
+async def test_a_signal_during_the_start_ends_ready_engines_and_cancels_the_others(folder: Path) -> None:
     starter = Starter(hangs=[Role.DECODE])
     running = Running(folder, cell=TWO_BY_TWO, starter=starter)
 

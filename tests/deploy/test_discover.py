@@ -217,7 +217,7 @@ def test_engines_of_two_kinds_are_compared_by_what_both_report() -> None:
     assert likeness.problem(newcomer(), reported(VLLM, dtype="fp8"), role=None) == says
 
 
-def test_a_worker_with_an_unexpected_role_is_not_used_and_decides_nothing_about_the_model() -> None:
+def test_a_worker_with_an_unexpected_role_is_unused_and_does_not_set_the_model() -> None:
     likeness = CompatibilityCheck()
     assert likeness.problem(newcomer(), reported(fake_info(role=Role.DECODE, vocab_size=9)), role=Role.PREFILL) == (
         "it was named with role prefill, but its role is decode"

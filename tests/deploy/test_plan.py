@@ -62,7 +62,7 @@ def test_a_cluster_key_that_was_set_stays() -> None:
     ("role", "chosen", "port"),
     [(Role.PREFILL, None, 20000), (Role.DECODE, None, 22000), (Role.PREFILL, 0, 0), (Role.PREFILL, 4321, 4321)],
 )
-def test_a_server_with_a_role_has_its_side_channel_at_the_expected_port_or_at_the_set_one(
+def test_a_server_with_a_role_has_its_side_channel_at_the_default_or_set_port(
     role: Role, chosen: int | None, port: int
 ) -> None:
     engine = EngineConfig(model_path="/m", model_name="m", role=role, side_channel_port=chosen)

@@ -93,7 +93,7 @@ async def test_a_worker_that_a_broken_group_found_dead_is_ready_when_it_answers(
     assert kept.engine.losses == []
 
 
-async def test_a_report_that_was_asked_for_before_a_group_found_the_worker_dead_does_not_make_it_ready(
+async def test_a_report_requested_before_a_worker_was_found_dead_does_not_revive_it(
     kept: Kept,
 ) -> None:
     await kept.look(report())

@@ -210,7 +210,7 @@ async def test_a_sleeping_cell_does_not_resume_and_says_what_to_do() -> None:
     assert (refused.value.code, one.held) == ("asleep", True)
 
 
-async def test_a_gateway_cannot_let_sleeping_engines_go_on_nor_ask_for_sums_of_weights_that_are_gone() -> None:
+async def test_a_gateway_can_neither_resume_sleeping_engines_nor_get_their_checksums() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(1)

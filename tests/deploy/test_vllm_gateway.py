@@ -271,7 +271,7 @@ async def until_listed(gateway: RunningGateway, *names: str) -> None:
         await fleet.changed()
 
 
-async def test_an_adapter_that_is_loaded_while_its_server_runs_becomes_a_model_and_goes_when_it_is_unloaded(
+async def test_an_adapter_loaded_at_run_time_is_a_model_until_it_is_unloaded(
     folder: Path,
 ) -> None:
     async with FakeVLLM() as server, gateway_of(folder, server) as gateway:

@@ -178,7 +178,7 @@ async def test_an_engine_does_not_serve_if_a_folder_holds_other_weights_by_now()
         await weights.bring(other)
 
 
-async def test_a_pause_holds_all_engines_also_those_that_come_and_an_update_does_not_end_it() -> None:
+async def test_a_pause_holds_all_engines_and_new_ones_and_outlasts_an_update() -> None:
     one, two = RenewableEngine(), RenewableEngine(fails={"hold": DIED})
     weights, _ = cell(one, two)
     await weights.pause(PauseMode.KEEP)

@@ -47,7 +47,7 @@ def test_a_second_signal_cuts_the_answer_short_without_a_traceback(server: Child
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_an_answer_goes_on_when_its_engine_dies_and_is_finished_after_a_signal_from_the_terminal(
+def test_an_answer_survives_its_engine_and_finishes_after_a_terminal_signal(
     server: ChildServer, tmp_path: Path
 ) -> None:
     undisturbed = texts_of(events_of_long_answer(server))

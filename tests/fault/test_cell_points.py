@@ -111,7 +111,7 @@ async def test_the_answer_is_the_undisturbed_one_with_an_engine(
 
 
 @pytest.mark.parametrize("blow", [kill, None], ids=["killed", "left"])
-async def test_the_answer_is_the_undisturbed_one_with_a_decode_engine_that_is_lost_in_its_pull(
+async def test_the_answer_is_unchanged_if_a_decode_engine_is_lost_during_its_pull(
     blow: Blow | None, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     body = chat("pull killed" if blow else "pull left", COUNTED, n=8)

@@ -26,7 +26,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
         yield cell
 
 
-async def test_many_groups_are_all_answered_when_an_engine_is_killed_and_another_one_leaves(
+async def test_all_groups_are_answered_when_an_engine_is_killed_and_another_leaves(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     """The group that is struck first moves to the second engine, waits there for room, and is struck again."""

@@ -72,7 +72,7 @@ async def versions(cell: RunningCell) -> set[str]:
     return {cell.engine(member.id).info.weight_version for member in cell.fleet.members}
 
 
-async def test_answers_after_an_update_are_those_of_a_server_that_was_started_on_the_new_weights(
+async def test_answers_after_an_update_equal_a_server_started_with_the_new_weights(
     folder: Path, other: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
 ) -> None:
     """The same prompts were asked before, so their KV is in every cache. A stream is under way meanwhile."""
@@ -174,7 +174,7 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
         await cell.check_nothing_left()
 
 
-async def test_an_answer_tells_which_weights_wrote_which_tokens_and_the_rest_is_that_of_the_new_ones(
+async def test_an_answer_reports_the_weight_version_of_each_token(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
     """The rest of each choice is what a request gets that brings the tokens written before."""

@@ -39,7 +39,7 @@ async def expected(undisturbed: Undisturbed, name: str) -> list[Answer]:
 @pytest.mark.parametrize(
     "point", [None, submitted, written(20)], ids=["undisturbed", "killed at first", "killed later"]
 )
-async def test_requests_with_one_prompt_are_prefilled_once_and_survive_the_death_of_a_worker(
+async def test_requests_with_one_prompt_are_prefilled_once_and_survive_a_worker(
     point: Point | None, folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
 ) -> None:
     await undisturbed.start(DTYPE)
@@ -72,7 +72,7 @@ async def figures(cell: RunningCell) -> dict[str, tuple[int, int]]:
     return {worker: (one.prefill_tokens, one.transfers) for worker, one in stats.items()}
 
 
-async def test_more_choices_of_a_kept_prompt_go_where_it_is_kept_and_are_not_prefilled_again(
+async def test_more_choices_of_a_kept_prompt_go_to_its_worker_without_a_prefill(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     wanted = await undisturbed.answer(COMPLETIONS, completion("kept", STREAMED, n=6), dtype=DTYPE)

@@ -110,7 +110,7 @@ async def test_a_ticket_serves_only_its_own_prompt_and_number_of_readers(folder:
         await pair.check_prefill()
 
 
-async def test_a_late_reader_gets_neither_the_blocks_of_an_ended_lease_nor_their_new_contents(
+async def test_a_late_reader_gets_neither_expired_blocks_nor_their_new_contents(
     folder: Path, forking: ForkingProcess
 ) -> None:
     memory = gb_of(70)  # a little more than the longest prompt needs

@@ -55,7 +55,7 @@ async def push(
     return await asyncio.to_thread(weights.push, url, tensors, way=way, version=version)
 
 
-async def test_pushed_weights_are_those_of_a_folder_by_either_way_and_outlive_trainer_and_engines(
+async def test_pushed_weights_equal_a_folders_and_outlive_the_trainer_and_engines(
     folder: Path,
     other: Path,
     forking: ForkingProcess,

@@ -88,7 +88,7 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(
         over.set()
 
 
-async def test_a_gateway_that_is_killed_leaves_nothing_on_its_workers_and_the_next_one_serves(
+async def test_a_killed_gateway_leaves_nothing_on_its_workers_and_the_next_one_serves(
     servers: Servers, expected: list[str]
 ) -> None:
     server = servers[0]

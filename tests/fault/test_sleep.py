@@ -162,7 +162,7 @@ async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path
             assert (await read(lines, reader)).complete() == whole
 
 
-async def test_an_emptied_prefix_cache_is_computed_anew_on_all_engines_and_the_router_knows(
+async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_router_knows(
     folder: Path, forking: ForkingProcess
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=OFTEN) as cell:

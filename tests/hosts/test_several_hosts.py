@@ -115,7 +115,7 @@ def test_kv_goes_from_host_to_host_over_tcp(servers: Servers) -> None:
     check_transfer(servers, "undisturbed")
 
 
-def test_without_the_prefill_host_decode_computes_prompts_and_fetches_them_again_when_it_is_back(
+def test_decode_computes_prompts_while_the_prefill_host_is_away_then_pulls_again(
     servers: Servers,
 ) -> None:
     prefill, decode = servers.prefill, servers.decode

@@ -127,7 +127,7 @@ async def test_a_late_follower_hears_of_everything_however_much_is_kept(kept: in
             await known.until(lambda names: names == worker.names)
 
 
-async def test_messages_no_longer_kept_are_replayed_as_one_that_clears_and_stores_everything() -> None:
+async def test_dropped_messages_are_replayed_as_one_that_clears_and_stores_all_blocks() -> None:
     async with publisher(messages_kept=1) as published:
         Worker(published.publish, 5).steps(300)
         subscription = Subscription(BlockSource.ours(published.endpoint))
@@ -254,7 +254,7 @@ async def until_threads(process: psutil.Process, most: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_subscriptions_that_share_a_context_have_no_threads_of_their_own_and_leave_none() -> None:
+async def test_subscriptions_with_a_shared_context_own_no_threads_and_leave_none() -> None:
     process, shared = psutil.Process(), SharedContext()
     threads = process.num_threads()
     async with publisher() as published:

@@ -50,7 +50,7 @@ async def test_a_choice_that_is_resumed_with_its_written_tokens_goes_on_as_if_un
         server.check()
 
 
-async def test_a_choice_ends_at_a_stop_token_or_the_end_of_sequence_and_not_before_min_tokens() -> None:
+async def test_a_choice_ends_at_a_stop_token_or_eos_and_not_before_min_tokens() -> None:
     async with FakeVLLM() as server:
         third = written(PROMPT, 3)[2]
         (choice,) = (await complete(server, temperature=0, stop_token_ids=[third])).json()["choices"]
@@ -84,7 +84,7 @@ async def test_a_ticket_for_another_prompt_or_several_choices_is_a_fault() -> No
         assert len(network.faults) == 2
 
 
-async def test_a_ticket_is_released_by_a_completion_that_is_rejected_and_by_no_other_dialect() -> None:
+async def test_a_rejected_completion_releases_its_ticket_and_no_other_dialect_does() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         decode.switches.scale_out = True
@@ -119,7 +119,7 @@ async def test_a_pull_that_hangs_is_ended_by_its_client_and_one_from_a_dead_serv
         assert pieces_of(streamed)[-1]["error"]["code"] == 500
 
 
-async def test_a_test_says_how_far_an_answer_is_written_and_a_killed_server_comes_back_as_a_new_one() -> None:
+async def test_a_test_controls_the_progress_and_a_killed_server_returns_as_a_new_one() -> None:
     async with FakeVLLM(stepped=True) as server:
         asking = asyncio.create_task(complete(server))
         await server.until(lambda: server.open == 1)

@@ -107,7 +107,7 @@ def test_events_have_every_token_once_and_one_end(
 
 
 @given(TOKENS, st.data(), CUTS, st.booleans())
-def test_ids_log_probabilities_and_offsets_of_an_event_are_equally_long_wherever_a_stop_string_cuts(
+def test_ids_logprobs_and_offsets_have_equal_lengths_wherever_a_stop_string_cuts(
     tokens: tuple[int, ...], data: st.DataObject, cuts: list[int], include: bool
 ) -> None:
     """The stop string is a piece of the answer, so it is always found."""

@@ -26,7 +26,7 @@ BACK_S = 150.0
 """Time by which Serve has noticed what is gone, and made a new one."""
 
 
-async def test_an_engine_that_dies_in_mid_stream_is_started_again_and_the_answer_is_the_same(
+async def test_an_engine_that_dies_in_mid_stream_restarts_and_the_answer_is_unchanged(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
     body = chat("engine dies", COUNTED, n=8, max_tokens=LONG)

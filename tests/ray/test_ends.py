@@ -27,7 +27,7 @@ STARTED_S = 150.0
 
 
 @pytest.mark.parametrize("shared", [Ingress.GATEWAY], indirect=True, scope="session")
-async def test_a_cell_that_is_ended_lets_an_answer_end_unless_told_twice_and_leaves_nothing(
+async def test_a_stopped_cell_finishes_its_answer_unless_stopped_twice_and_cleans_up(
     ray: RunningRay, undisturbed: Undisturbed, taken: int
 ) -> None:
     """One of two answers is written by an engine that stands still, so it would use all the time that answers may have.

@@ -91,7 +91,7 @@ def test_a_prompt_is_computed_by_decode_when_its_prefill_server_is_killed(
     assert SUSPECT not in decode.log
 
 
-def test_an_answer_goes_on_on_another_server_and_ends_with_an_error_when_there_is_none(
+def test_an_answer_continues_on_another_server_or_fails_if_there_is_none(
     pair: tuple[RealVLLM, RealVLLM], another: RealVLLM, weights: Path, tmp_path: Path
 ) -> None:
     servers = [another, pair[1]]

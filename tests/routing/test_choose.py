@@ -119,7 +119,7 @@ def test_with_a_ticket_a_cached_prompt_weighs_less_than_one_open_choice() -> Non
     assert chosen(replace(has_prompt, open_choices=0), IDLE, wanted=with_ticket, turn=1) == (0, Reason.PREFIX)
 
 
-def test_a_session_stays_while_its_worker_costs_no_more_than_the_prompt_it_may_have_and_the_slack() -> None:
+def test_a_session_stays_while_its_worker_costs_at_most_its_prompt_and_the_slack() -> None:
     limit = GROUP.prompt_tokens + int(WEIGHTS.session_slack)
     home = replace(IDLE, has_session=True, queued_tokens=limit)
     assert chosen(IDLE, home) == (1, Reason.SESSION)
@@ -141,7 +141,7 @@ def test_the_session_policy_stays_at_any_cost_and_begins_at_the_least_loaded() -
     )
 
 
-def test_least_loaded_looks_at_choices_then_blocks_and_for_prefill_at_the_queue_first() -> None:
+def test_least_loaded_compares_choices_then_blocks_and_for_prefill_the_queue() -> None:
     few, many = replace(IDLE, open_choices=1, queued_tokens=50), replace(IDLE, open_choices=2, queued_tokens=40)
     assert chosen(many, few, policy=Policy.LEAST_LOADED) == (1, Reason.LOAD)
     assert chosen(few, many, wanted=replace(GROUP, work=WorkKind.PREFILL), policy=Policy.LEAST_LOADED)[0] == 1

@@ -29,7 +29,7 @@ def test_cost_is_own_and_queued_tokens_and_each_choice_trunk_block_and_tail_bloc
     assert cost(WORKER, GROUP, weights=WEIGHTS) == 1940.0
 
 
-def test_the_delay_of_others_weighs_more_for_a_small_group_and_nothing_on_an_idle_worker() -> None:
+def test_delaying_others_costs_more_for_a_small_group_and_nothing_when_idle() -> None:
     alone = replace(WORKER, open_choices=0)
     single = replace(GROUP, choices=1)
     assert own_cost(WORKER, single) == 1280.0  # 320 tokens: one choice waits, and three others stand still

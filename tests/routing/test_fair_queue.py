@@ -46,7 +46,7 @@ def test_equal_groups_go_in_the_order_in_which_they_came() -> None:
     assert len(waiting) == 0
 
 
-def test_a_small_group_overtakes_a_large_one_that_came_a_little_before_and_not_one_that_came_long_before() -> None:
+def test_a_small_group_overtakes_a_large_one_only_if_that_came_shortly_before() -> None:
     waiting = queue()
     waiting.push("large", choices=8, priority=0, now_s=0.0)
     waiting.push("small", choices=1, priority=0, now_s=6.9)
@@ -70,7 +70,7 @@ def test_a_lower_priority_number_goes_first_whatever_its_size() -> None:
     assert popped(waiting) == ["urgent", "usual", "idle"]
 
 
-def test_a_group_that_does_not_fit_is_passed_over_for_a_while_and_then_room_is_kept_for_it() -> None:
+def test_a_group_that_does_not_fit_is_skipped_for_a_while_then_gets_a_reservation() -> None:
     waiting = queue()
     waiting.push("large", choices=2, priority=0, now_s=0.0)
     for number in range(3):

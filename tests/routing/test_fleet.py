@@ -148,7 +148,7 @@ async def test_a_change_between_the_call_and_the_await_is_not_missed() -> None:
     await changed
 
 
-async def test_a_worker_that_returns_has_new_books_and_groups_of_its_former_life_close_the_old_ones() -> None:
+async def test_a_returning_worker_has_new_accounts_and_earlier_groups_close_the_old_ones() -> None:
     one, engine = worker("decode-0")
     fleet = Fleet([one])
     router, member = Router(fleet, ONE_LIFE), fleet.members[0]
@@ -264,7 +264,7 @@ async def test_choices_of_other_routers_count_and_ours_do_not_count_twice() -> N
 
 
 @pytest.mark.parametrize(("local", "kind"), [(True, (16, "new")), (False, (16, ""))])
-def test_blocks_of_new_weights_have_names_of_their_own_only_on_engines_that_name_them(
+def test_blocks_of_new_weights_have_new_names_only_on_engines_that_name_weights(
     local: bool, kind: tuple[int, str]
 ) -> None:
     """A worker elsewhere tells the tokens of its blocks, and whoever follows it names them by these."""

@@ -163,7 +163,7 @@ async def test_a_group_leaves_nothing_if_the_task_that_closes_it_is_cancelled(na
 
 
 @pytest.mark.parametrize("name", SCENES)
-async def test_a_reader_cancelled_after_any_number_of_turns_leaves_the_group_to_the_next_one(name: str) -> None:
+async def test_a_reader_cancelled_after_any_number_of_turns_leaves_the_group_intact(name: str) -> None:
     whole = await undisturbed(group(n=N))
     for turns in some(range(0, MOST_TURNS, 2), name):
         scene = SCENES[name]()

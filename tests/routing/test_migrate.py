@@ -139,7 +139,7 @@ async def test_many_groups_of_one_worker_all_go_on() -> None:
     assert scene.moves == {("died", "resumed"): lost}
 
 
-async def test_a_resumed_group_asks_prefill_once_more_and_its_first_ticket_is_not_used_again() -> None:
+async def test_a_resumed_group_prefills_once_more_and_does_not_reuse_its_first_ticket() -> None:
     scene, request, heard = Scene("prefill-0", "decode-0", "decode-1"), group(), Heard()
     stream = scene.router.generate(request)
     heard.take(await anext(stream), request)
@@ -184,7 +184,7 @@ async def test_the_log_tells_if_the_text_may_differ_after_a_move(
     assert [fields[name] for name in ("fingerprint", "from", "to")] == [told, writer, rest]
 
 
-async def test_each_worker_is_named_as_it_begins_and_after_a_move_and_those_behind_it_are_not() -> None:
+async def test_each_worker_is_named_at_its_first_delta_and_after_a_move_only() -> None:
     """A worker may be a server with engines of its own, among which the group moves too."""
     there, here, request = Scene("both-0", "both-1"), Scene(), group(n=N)
     for name in ("server-0", "server-1"):

@@ -45,7 +45,7 @@ async def test_a_group_moves_up_to_the_limit_and_then_ends_with_its_worker(limit
     assert len(scene.asked) == 1 + limit
 
 
-async def test_deaths_before_the_first_delta_are_one_move_but_each_counts_against_the_limit() -> None:
+async def test_deaths_before_the_first_delta_are_one_move_but_each_counts_for_the_limit() -> None:
     scene, request = Scene("both-0", "both-1", "both-2", "both-3", limit=2), group()
     for name in ("both-1", "both-2", "both-3"):
         scene.engines[name].fail_after = always(EngineDiedError("gone"))

@@ -68,7 +68,7 @@ async def test_if_only_other_weights_are_left_a_group_waits_as_without_a_worker(
     scene.check()
 
 
-async def test_if_its_weights_do_not_return_in_time_a_group_ends_with_the_error_of_its_lost_worker() -> None:
+async def test_without_its_weights_in_time_a_group_ends_with_its_lost_workers_error() -> None:
     scene = WeightsScene({"both-0": OLD, "both-1": NEW}, wait_s=0.0)
     with pytest.raises(EngineDiedError):
         await (await scene.begun_on_both_0(group(), Heard()))

@@ -92,7 +92,7 @@ async def test_for_an_adapter_both_workers_of_a_pair_must_have_it() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 6])
-async def test_a_ticket_whose_readers_are_gone_is_given_back_at_once_and_the_group_goes_without(n: int) -> None:
+async def test_a_ticket_without_readers_is_released_at_once_and_the_group_computes(n: int) -> None:
     """If the group was to be split, its parts go without the ticket."""
     server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "both-a-vllm-0", spread_choices=4)
     server.engines["both-a-vllm-0"].fail_after = {}
@@ -128,7 +128,7 @@ async def test_a_foreign_ticket_of_a_maker_that_was_started_again_is_not_read() 
     assert server.engines["decode-a-vllm-0"].released == [ticket]
 
 
-async def test_a_foreign_ticket_is_given_back_by_a_reader_then_by_any_of_its_kind_then_by_nobody(
+async def test_a_foreign_ticket_is_released_by_a_reader_else_by_a_worker_of_its_kind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -183,7 +183,7 @@ async def test_a_group_that_is_not_prefilled_is_split_however_few_readers_ticket
     assert wrote(server) == ["decode-a-vllm-0", "decode-a-vllm-1"]
 
 
-async def test_a_group_that_was_planned_in_parts_stays_whole_if_its_ticket_has_fewer_readers() -> None:
+async def test_a_group_planned_in_parts_stays_whole_if_its_ticket_has_fewer_readers() -> None:
     """A prefill worker of ours was to make the ticket and died, and one of another kind made it."""
     server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "decode-a-motet-1", spread_choices=4)
     hold = Hold()

@@ -106,7 +106,7 @@ def test_an_overfull_worker_takes_no_room_from_others() -> None:
     assert not room(members, 4, on_the_way=3)
 
 
-def test_a_group_in_parts_needs_places_for_a_part_on_one_worker_and_for_all_on_several() -> None:
+def test_a_split_group_needs_capacity_for_a_part_on_one_worker_and_all_in_total() -> None:
     members = fleet(3)
     for member in members:
         member.books.open_choices = 4

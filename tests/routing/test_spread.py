@@ -50,7 +50,7 @@ async def test_each_delta_of_a_group_in_parts_names_its_worker() -> None:
     assert worker_of == {index: {"decode-0" if index < N // 2 else "decode-1"} for index in range(N)}
 
 
-async def test_a_part_has_the_indices_seeds_and_settings_of_the_whole_and_a_name_of_its_own() -> None:
+async def test_a_part_keeps_indices_seeds_and_settings_and_has_its_own_name() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     await Heard().read(scene.router.generate(request), request)
     first, second = scene.asked

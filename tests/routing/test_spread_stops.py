@@ -70,7 +70,7 @@ async def test_a_choice_stopped_later_is_stopped_where_its_part_is() -> None:
     assert [len(heard.tokens[index]) for index in (1, 6)] == [1, 1]
 
 
-async def test_a_part_whose_choices_are_all_stopped_before_it_read_the_ticket_holds_no_lease() -> None:
+async def test_a_part_stopped_before_it_has_read_the_ticket_holds_no_lease() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     gate = scene.gate(0)
     reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))

@@ -72,7 +72,7 @@ async def test_a_group_goes_when_a_worker_joins() -> None:
         assert await one.read() == await undisturbed(one.request)
 
 
-async def test_lower_priorities_go_first_and_small_groups_before_large_ones_that_came_shortly_before() -> None:
+async def test_lower_priorities_go_first_and_small_groups_before_recent_large_ones() -> None:
     scene = Scene("both-0", places=4)
     full = scene.come("full", 4)
     given = [scene.come("large", 4), scene.come("small", 1), scene.come("idle", 1, priority=1)]

@@ -40,7 +40,7 @@ async def test_a_full_model_does_not_hold_up_another() -> None:
     await end(server, *streams)
 
 
-async def test_groups_of_two_models_wait_side_by_side_and_each_goes_when_its_worker_has_room() -> None:
+async def test_groups_of_two_models_wait_independently_for_capacity_of_their_workers() -> None:
     server = KindsScene("both-a-motet-0", "both-b-vllm-0")
     first = {model: come(server, f"first of {model}", model, n=PLACES) for model in (A, B)}
     second = {model: come(server, f"second of {model}", model, n=PLACES) for model in (A, B)}
@@ -77,7 +77,7 @@ def queue_of(*lanes: str) -> FairQueue[str]:
     return queue
 
 
-async def test_room_is_kept_in_the_lane_of_the_longest_wait_and_in_lanes_with_the_same_room() -> None:
+async def test_capacity_is_reserved_for_the_longest_wait_and_lanes_that_share_it() -> None:
     queue = queue_of("a", "a", "b", "c")
 
     def with_b(one: str, other: str) -> bool:

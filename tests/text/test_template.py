@@ -199,7 +199,7 @@ def test_tools_are_described_after_the_words_of_a_system_message() -> None:
     assert str(both[0]["content"]).startswith("Be brief.\n\n# Tools\n")
 
 
-def test_calls_are_written_as_the_model_would_and_neighbouring_results_are_one_message() -> None:
+def test_calls_are_rendered_as_the_model_writes_them_and_results_are_merged() -> None:
     _, question, call, results, thanks = with_tools_in_words(plain_messages(TURNS), [TOOL])
     assert question == {"role": "user", "content": "How is the weather?"}
     written = f'{HERMES_BEGIN}\n{{"name": "get_weather", "arguments": {{"city": "Köln"}}}}\n{HERMES_END}'

@@ -109,7 +109,7 @@ async def test_a_process_that_dies_is_started_again() -> None:
 
 
 @pytest.mark.slow
-async def test_a_process_that_reads_nothing_holds_a_few_megabytes_of_spans_and_the_rest_is_dropped() -> None:
+async def test_spans_beyond_a_few_megabytes_are_dropped_if_the_process_does_not_read() -> None:
     with Collector() as collector:
         sender = Sender(ExportSettings(collector.url, {}, close_s=PATIENCE_S), environment())
         await sender.start()

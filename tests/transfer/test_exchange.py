@@ -78,7 +78,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 NOBODY = TransferAddress("nobody", "127.0.0.1", 1)
 
 
-def test_with_nothing_to_do_the_thread_may_sleep_for_ever_and_does_not_poll_the_transport(desk: Desk) -> None:
+def test_an_idle_thread_can_sleep_forever_and_does_not_poll_the_transport(desk: Desk) -> None:
     assert desk.exchange.round() is FOR_EVER
     assert desk.transport.polls == 0
 
@@ -195,7 +195,7 @@ def test_a_wrong_address_fails_only_the_order_that_has_it(desk: Desk, changes: d
     assert desk.news[2:] == [orders.PullSettled(9)]
 
 
-def test_a_pull_that_raises_fails_alone_and_its_blocks_are_free_only_when_the_transport_is_closed(
+def test_a_pull_that_raises_fails_alone_and_holds_its_blocks_until_the_close(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Peer, "waits", bug)

@@ -162,7 +162,7 @@ def test_a_lease_kept_past_its_last_reader_is_found(table: LeaseTable, proof: Pr
 TICKET = ticket_at(NOWHERE)
 
 
-def test_a_ticket_has_three_heartbeats_a_lease_and_the_first_at_once_until_nobody_holds_it() -> None:
+def test_a_ticket_has_three_heartbeats_per_lease_until_its_last_holder_is_done() -> None:
     clock = Clock()
     beats = Heartbeats(clock)
     assert (beats.due(), beats.next_s) == ([], None)
@@ -197,7 +197,7 @@ def test_the_end_of_a_ticket_that_never_began_changes_nothing() -> None:
     assert beats.end_all() == []
 
 
-def test_the_time_between_heartbeats_has_a_least_and_a_greatest_value_whatever_a_ticket_asks() -> None:
+def test_the_heartbeat_interval_is_bounded_whatever_a_ticket_requests() -> None:
     for asked_s, every_s in ((0.0, SHORTEST_S), (-5.0, SHORTEST_S), (float("nan"), SHORTEST_S), (1e12, LONGEST_S)):
         clock = Clock()
         beats = Heartbeats(clock)

@@ -127,7 +127,7 @@ def test_a_worker_that_was_killed_before_the_read_is_lost(forking: ForkingProces
     reader.transport.close()
 
 
-def test_a_read_from_a_stopped_worker_runs_on_whatever_is_disconnected_and_lands_when_it_goes_on(
+def test_a_read_from_a_stopped_worker_lands_when_the_worker_continues(
     owner: WorkerProcess, reader: Side, theirs: KVMemory
 ) -> None:
     name, before = met(reader, owner), reader.kv.copy()

@@ -66,7 +66,7 @@ def test_a_peer_that_is_asked_again_stays_if_it_answers_and_is_lost_if_it_is_sil
     assert scene.peer.error is not None
 
 
-def test_the_first_read_is_made_when_the_worker_is_met_so_that_the_connection_is_wired() -> None:
+def test_the_first_read_follows_the_introduction_and_wires_the_connection() -> None:
     scene = Scene()
     scene.reader.wiring = RUNNING
     scene.welcomed().peer.advance()

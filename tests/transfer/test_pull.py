@@ -127,7 +127,7 @@ def test_a_read_that_cannot_be_posted_loses_the_peer() -> None:
     scene.check_over()
 
 
-def test_a_proof_that_cannot_be_posted_fails_settled_because_the_data_is_no_longer_written() -> None:
+def test_a_proof_that_cannot_be_posted_fails_settled_since_no_data_is_in_flight() -> None:
     scene = Scene().reading()
     scene.reader.posts = False
     scene.end_reads()
@@ -140,7 +140,7 @@ def test_a_proof_that_cannot_be_posted_fails_settled_because_the_data_is_no_long
     "changes",
     [{"remote_block_ids": (3, 4, NUM_BLOCKS)}, {"lease_slot": NUM_SLOTS}],
 )
-def test_a_ticket_that_names_what_the_worker_does_not_have_is_refused_before_anything_is_read(
+def test_a_ticket_that_names_unknown_blocks_is_refused_before_any_read(
     changes: dict[str, object],
 ) -> None:
     scene = Scene()
@@ -232,7 +232,7 @@ def test_a_proof_that_outlasts_the_deadline_fails_settled_and_is_closed_when_it_
     scene.check_over()
 
 
-def test_a_pull_abandoned_before_anything_was_posted_settles_at_once_and_releases_the_lease() -> None:
+def test_a_pull_abandoned_before_any_read_settles_at_once_and_releases_the_lease() -> None:
     scene = Scene()
     assert scene.pull.abandon() == PullSettled(1)
     assert scene.released

@@ -207,7 +207,7 @@ def test_another_layout_is_refused_with_both_sides_shown_from_the_readers_side(s
     assert reply == Refused("dtype is bfloat16 here and float32 there; block_size is 32 here and 16 there")
 
 
-def test_a_reader_that_asks_for_an_earlier_start_of_the_worker_learns_that_it_is_gone(sockets: Sockets) -> None:
+def test_a_reader_that_names_an_earlier_start_of_the_worker_gets_an_error(sockets: Sockets) -> None:
     assert Pair(sockets).ask(Hello("the one before", FACTS)) == WrongStart("owner")
 
 

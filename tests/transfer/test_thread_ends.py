@@ -72,7 +72,7 @@ def test_closing_while_a_worker_is_asked_fails_the_pull_and_the_meeting() -> Non
 @pytest.mark.parametrize(
     ("open_read", "abandoned", "settled"), [("blocks", False, False), ("blocks", True, None), ("proof", False, True)]
 )
-def test_a_pull_whose_thread_is_closed_while_it_reads_is_settled_once_the_transport_is_closed(
+def test_a_pull_in_a_closed_thread_is_settled_once_the_transport_is_closed(
     p: Worker, d: Worker, open_read: str, abandoned: bool, settled: bool | None
 ) -> None:
     setattr(d.transport, open_read, ReadState.RUNNING)

@@ -100,7 +100,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_its_late_bytes_have_landed() -> None:
+def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_late_bytes() -> None:
     network = LocalNetwork()
     pair = Pair(network.join, pull_timeout_s=1.0)
     before = pair.reader.kv.copy()

@@ -114,7 +114,7 @@ def test_a_session_stays_where_it_was() -> None:
         assert route(balance, str(number), RequestHeaders("s")) == first
 
 
-def test_a_session_leaves_a_replica_that_is_busier_than_the_least_by_more_than_the_slack() -> None:
+def test_a_session_leaves_a_replica_that_exceeds_the_least_busy_by_the_slack() -> None:
     balance = ReplicaBalance()
     balance.book("1", "a", asked=RequestHeaders("s"))
     balance.done("1")

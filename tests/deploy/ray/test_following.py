@@ -66,7 +66,7 @@ def test_late_answers_of_a_former_directory_are_ignored() -> None:
     assert ids(following) == ["b"]
 
 
-def test_a_directory_that_was_started_again_makes_nobody_disappear_until_it_is_settled() -> None:
+def test_a_restarted_directory_removes_no_worker_until_it_is_settled() -> None:
     following = DirectoryCopy(FakeDirectory())
     following.take(listing(FIRST, 9, worker("a"), worker("b"), worker("c")))
     following.take(listing(SECOND, 0, settled=False))

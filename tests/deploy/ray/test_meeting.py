@@ -125,7 +125,7 @@ async def test_a_worker_that_comes_later_is_met_once() -> None:
         assert decode.connected == ["a", "b"]
 
 
-async def test_a_prefill_worker_with_another_engine_is_met_again_and_its_former_one_forgotten() -> None:
+async def test_a_prefill_worker_with_a_new_engine_is_connected_again() -> None:
     async with Decode() as decode:
         decode.list(prefill("a"))
         await decode.all_met()

@@ -91,7 +91,7 @@ async def test_a_worker_that_was_started_again_is_met_again(folder: Path) -> Non
         decode.worker.check()
 
 
-async def test_a_prefill_worker_is_not_ready_before_it_was_met_and_being_cancelled_then_leaves_nothing(
+async def test_a_prefill_worker_is_not_ready_before_it_is_connected_and_cancels_cleanly(
     folder: Path,
 ) -> None:
     belongings, directory, starter = Belongings(), FakeDirectory(), Starter()
@@ -293,7 +293,7 @@ async def test_an_announcement_waits_for_the_one_before() -> None:
     assert speaker.said == [(WorkerStage.MEETING, ()), (WorkerStage.LEAVING, ())]
 
 
-async def test_a_directory_that_was_away_for_a_moment_gets_the_announcement_when_it_is_back() -> None:
+async def test_a_directory_that_was_briefly_away_gets_the_announcement_afterwards() -> None:
     speaker = Speaker()
     speaker.directory.fails = AWAY
     reaching = asyncio.create_task(speaker.announcing.reach(WorkerStage.MEETING, limit_s=NEVER_S))

@@ -35,9 +35,7 @@ def test_the_probe_finds_that_rows_without_padding_differ() -> None:
 
 
 @pytest.mark.slow
-def test_engines_with_other_weights_or_configurations_have_other_fingerprints_and_refuse_each_others_kv(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_different_weights_or_configurations_have_different_fingerprints_and_no_kv(tiny: Tiny, tmp_path: Path) -> None:
     """The bug: two servers with different weights had equal fingerprints, so a group moved from one to the other."""
     ours = build_parts(engine_config(tiny("llama")))
     copied = shutil.copytree(tiny("llama"), tmp_path / "copied")

@@ -36,7 +36,7 @@ def asked(name: str, *, n: int = 2, seed: int = 0, keep_s: float = 0.0, **fields
         pytest.param({"dtype": "float32", "kernels": "torch"}, id="torch"),
     ],
 )
-def test_more_choices_of_a_kept_prompt_cost_no_prefill_and_are_those_of_a_larger_group(
+def test_more_choices_of_a_kept_prompt_need_no_prefill_and_equal_a_larger_group(
     numbers: dict[str, Any], tiny: Tiny
 ) -> None:
     core = make_core(tiny("llama"), **numbers)
@@ -255,7 +255,7 @@ def test_over_the_bound_the_least_recently_used_one_goes_and_those_in_use_go_las
     assert scene.counters.trunks_given_up == 1
 
 
-def test_if_all_others_are_in_use_one_of_them_is_kept_no_more_and_goes_on_being_shared() -> None:
+def test_if_all_other_trunks_are_in_use_one_is_evicted_and_stays_shared() -> None:
     scene = Scene(max_blocks=3)
     scene.keep(0, 5)
     scene.keep(1, 5)

@@ -158,7 +158,7 @@ def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.Monkey
     assert isinstance(engine.crash, ZeroDivisionError)
 
 
-def test_the_loop_ends_while_a_grammar_is_compiled_and_the_compiling_thread_is_a_daemon(tiny: Tiny) -> None:
+def test_the_loop_ends_while_a_grammar_compiles_in_a_daemon_thread(tiny: Tiny) -> None:
     pair, grammars = Pair(tiny("llama")), HeldGrammars()
     pair.d.grammars = grammars
     try:

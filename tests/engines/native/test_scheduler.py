@@ -88,7 +88,7 @@ def test_the_older_prompt_is_finished_before_the_younger_one_is_begun() -> None:
     assert chunks(engine.step()) == ([], [("a", 0, 10), ("b", 0, 2)])
 
 
-def test_the_written_tokens_of_a_resumed_choice_are_replayed_in_chunks_and_not_drawn_again() -> None:
+def test_output_tokens_of_a_resumed_choice_are_replayed_in_chunks_not_sampled() -> None:
     engine = PaperEngine(blocks=40, budget=12)
     written = answer(PROMPT, 7, 20)
     starts = [ChoiceStart(3, 7, tuple(written[:15]))]
@@ -166,7 +166,7 @@ def test_blocks_of_another_salt_are_not_shared() -> None:
     assert (other.cached_tokens, same.cached_tokens) == (0, 8)
 
 
-def test_a_group_that_wants_prompt_logprobs_ignores_hits_and_computes_its_whole_prompt() -> None:
+def test_a_group_with_prompt_logprobs_ignores_hits_and_computes_its_prompt() -> None:
     engine = PaperEngine(blocks=20)
     engine.serve(request("a", PROMPT))
     sampling = SamplingParams(max_tokens=2, prompt_logprobs=0)

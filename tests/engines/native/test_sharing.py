@@ -74,7 +74,7 @@ def test_more_groups_than_can_run_at_once_share_a_prompt_too(tiny: Tiny) -> None
     assert tokens_of(outcomes) == alone(plain_core(tiny("llama")), requests)
 
 
-def test_a_group_joins_a_trunk_that_is_there_and_goes_on_with_it_when_the_first_has_left(tiny: Tiny) -> None:
+def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     requests = [asked("first"), asked("second", seed=5), asked("third", seed=9), asked("other salt", cache_salt="s")]
     outcomes = {str(request.request_id): Outcome() for request in requests}

@@ -131,7 +131,7 @@ def test_groups_go_on_under_new_weights_as_in_an_engine_that_was_started_with_th
 
 
 @pytest.mark.parametrize("numbers", [*NUMBERS, pytest.param({"device": "graphs"}, marks=SLOW, id="graphs")])
-def test_checksums_are_those_of_the_trainer_s_own_tensors_and_tell_which_ones_are_zeros(
+def test_checksums_equal_the_trainers_tensors_and_show_which_ones_are_zeros(
     numbers: dict[str, Any], tiny: Callable[[str], Path]
 ) -> None:
     parts = built(tiny("llama"), numbers)

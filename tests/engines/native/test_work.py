@@ -162,7 +162,7 @@ def test_a_token_costs_the_same_however_many_groups_wait(scarce: str) -> None:
 
 
 @pytest.mark.parametrize("beginning", [196, 200], ids=["one beginning", "one prompt"])
-def test_a_token_costs_the_same_however_many_groups_wait_for_what_another_one_computes(beginning: int) -> None:
+def test_a_token_costs_the_same_for_any_number_of_groups_that_wait_for_a_trunk(beginning: int) -> None:
     """Also in the steps in which they begin to follow it, and in which they go on."""
 
     def cost(waiting: int) -> float:

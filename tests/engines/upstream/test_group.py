@@ -95,7 +95,7 @@ async def test_unknown_fields_reach_the_server_as_they_were_written() -> None:
         (None, [None] * 3),
     ],
 )
-async def test_a_server_that_ignores_n_gets_one_request_a_choice_each_with_a_signed_64_bit_seed(
+async def test_a_server_that_ignores_n_gets_a_request_per_choice_with_a_signed_seed(
     route: TextRoute, seed: int | None, sent: list[int | None]
 ) -> None:
     async with playing(Manners(ignores_n=True)) as played:
@@ -142,7 +142,7 @@ async def test_usage_counts_each_prompt_once_and_sums_the_choices() -> None:
     assert whole.usage == types.Usage(prompt_tokens=8, completion_tokens=18, cached_tokens=2, reasoning_tokens=None)
 
 
-async def test_several_prompts_are_sent_one_by_one_if_the_servers_indices_cannot_be_trusted() -> None:
+async def test_prompts_are_sent_one_by_one_if_the_servers_indices_are_unreliable() -> None:
     async with playing(Manners(index=Index.ZERO)) as played:
         whole = await played.ask(request_for(TextRoute.COMPLETIONS, prompts=("a", "b"), seed=4))
         assert whole.texts == ["a 4", "b 4"]

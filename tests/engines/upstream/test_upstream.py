@@ -64,7 +64,7 @@ async def test_a_probe_that_is_not_answered_in_time_finds_nothing() -> None:
         assert await probe(played.upstream.server, "m", limit_s=0.01) is None
 
 
-async def test_a_server_of_several_models_is_probed_when_one_is_first_asked_for_several_choices() -> None:
+async def test_a_server_of_several_models_is_probed_at_the_first_request_with_n_above_1() -> None:
     manners = Manners(models=({"id": "m"}, {"id": "other"}, {"id": "adapter", "parent": "m"}))
     async with playing(manners) as played:
         await played.ask(request_for(n=1))

@@ -80,7 +80,7 @@ async def test_if_the_leader_fails_before_its_first_token_all_choices_are_sent_a
         assert (len(there.calls), there.figures.pull_fallbacks["failed"]) == (2, 1)
 
 
-async def test_if_the_leader_is_refused_with_a_500_its_ticket_is_given_back_and_all_choices_are_sent_again() -> None:
+async def test_if_the_leader_fails_with_a_500_its_ticket_is_released_and_all_are_resent() -> None:
     async with asked(group(ticket=ticket()), accepting=False) as (there, stream):
         there.calls[0].refuse(EngineError("500"))
         await settle()

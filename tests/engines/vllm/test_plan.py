@@ -214,7 +214,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 
 @pytest.mark.slow
 @given(requests())
-def test_every_choice_is_planned_once_with_its_prompt_and_seed_and_one_request_has_the_ticket(
+def test_every_choice_is_planned_once_with_its_seed_and_one_request_has_the_ticket(
     request: GenerateRequest,
 ) -> None:
     plan = plan_asks(request)
@@ -420,7 +420,7 @@ def test_a_prefill_asks_for_one_greedy_token_and_a_ticket_without_a_stream(diale
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_the_log_probabilities_of_a_prompt_are_asked_for_with_one_token_and_without_a_stream(dialect: Dialect) -> None:
+def test_prompt_logprobs_are_requested_with_one_token_and_without_a_stream(dialect: Dialect) -> None:
     ask = prompt_ask(replace(ASK, sampling=UNUSUAL, kv_params={"ticket": 1}))
     sent = drawing(dialect, ask)
     assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["logprobs"]) == (2, 1, 1, None)

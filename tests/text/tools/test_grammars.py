@@ -156,7 +156,7 @@ def test_a_named_tool_is_the_only_one_that_may_be_called(form: ToolFormat) -> No
 
 
 @pytest.mark.parametrize("form", [FORMATS["qwen3_coder"], FORMATS["glm45"], FORMATS["pythonic"]])
-def test_a_shared_schema_is_repeated_only_for_arguments_that_refer_to_it_and_not_too_often(form: ToolFormat) -> None:
+def test_a_shared_schema_is_repeated_only_for_its_arguments_and_within_a_limit(form: ToolFormat) -> None:
     """The bug: a request of a hundred kilobytes became a grammar of hundreds of megabytes."""
 
     def grammar(referring: int) -> str:

@@ -109,7 +109,7 @@ def test_calls_are_read_even_if_the_schema_makes_no_sense(parameters: Mapping[st
     assert call.arguments == '{"a": 1}'
 
 
-def test_a_string_is_sent_as_it_comes_without_a_possible_beginning_of_its_closing_tag() -> None:
+def test_a_string_is_streamed_except_for_a_possible_start_of_its_closing_tag() -> None:
     tool = Tool(name="f", parameters={"properties": {"a": {"type": "string"}}}, strict=False)
     head = "<function=f>\n<parameter=a>\n"
     sent_of = {

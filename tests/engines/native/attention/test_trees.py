@@ -149,7 +149,7 @@ def test_a_trunk_shorter_than_two_stretches_is_not_cut() -> None:
     assert grown(trunks([*range(10), 20], [*range(10), 30])) == [(0, 1, 0, 352), (1, 2, 0, 352)]
 
 
-def test_a_branch_that_saves_too_little_is_not_made_but_those_that_would_grow_from_it_are() -> None:
+def test_a_branch_that_saves_too_little_is_skipped_but_not_its_sub_branches() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *LEFT], [*STEM, *LEFT, 1], [*STEM[:8], *RIGHT])
     assert grown(reads, SharingGain(rows_at_once=10, least_keys=1000)) == [
         (0, 3, 0, 1024),

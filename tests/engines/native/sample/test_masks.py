@@ -75,9 +75,7 @@ def test_only_forbidden_tokens_of_lanes_with_a_grammar_are_changed(order: Sequen
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [way for way in WAYS if not WAYS[way].allowed_token_ids])  # those have tests below
 @pytest.mark.parametrize(("grammar", "text"), [(PERSON, "{"), (PERSON, '{"name": "an'), (NUMBER, "12345")])
-def test_a_choice_with_a_grammar_draws_like_a_free_one_whose_logits_lack_the_forbidden_tokens(
-    way: str, grammar: Grammar, text: str
-) -> None:
+def test_a_grammar_samples_as_if_the_logits_lacked_the_forbidden_tokens(way: str, grammar: Grammar, text: str) -> None:
     params = msgspec.structs.replace(WAYS[way], min_tokens=0)
     logits = logits_of(40)
     without = logits.masked_fill(~allowed(grammar, text), -torch.inf)

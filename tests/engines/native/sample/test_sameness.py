@@ -112,7 +112,7 @@ def test_a_token_does_not_depend_on_its_batch_or_the_number_of_threads(
 @pytest.mark.slow
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
-def test_a_token_does_not_depend_on_who_filters_or_on_the_number_of_leaders_that_are_tried(
+def test_a_token_does_not_depend_on_the_filter_or_on_the_number_of_leaders(
     batch: list[Choice], kind: tuple[torch.dtype, float]
 ) -> None:
     logits = LOGITS[kind]
