@@ -6,7 +6,7 @@
 A draft is one more row of the step. The token after each row is drawn as ever, by the choice's seed and its position,
 and drafts are kept for as long as they equal what was drawn. So nothing but the number of steps depends on them.
 
-A row costs time, all the more of a step the more choices are in it (`bench.guesses`). So drafts are made only in steps
+A row costs time, all the more of a step the more choices are in it (`docs/log.md`). So drafts are made only in steps
 of few choices, and only as many as are likely enough to be right: how often those of a group were right is counted, for
 guesses from four, from two tokens and from one apart.
 
