@@ -1,10 +1,10 @@
 """Measures n choices of one prompt against n separate requests.
 
-For n = 1, 2, 4 ... 64 it sends one request with n choices of a prompt that no cache has, and the same choices as n
-separate requests at once, to a server without prefix cache. Prints a table, and JSON on the last line.
+For n = 1, 2, 4 ... 64 it sends one request with n choices of a prompt that is not cached. It sends the same choices as
+n separate requests at once to a server without prefix cache. Prints a table, and JSON on the last line.
 
-Floors (`--check` fails when one is missed): at n = 32 the last choice has its first token within 1.3 times the time at
-n = 1, and the total is within 4 times that at n = 1 and within half of that of 32 separate requests.
+Floors (`--check` fails if one is missed): at n = 32 the last choice has its first token within 1.3 times the time at
+n = 1; the total time is within 4 times the total at n = 1, and within half of the total of 32 separate requests.
 
 Run: make bench, or python -m bench.fork [--ns 1,8,32] [--repeats 3] [--url URL --separate-url URL] [--check]
 """
@@ -16,42 +16,54 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-import httpx
-from rich.table import Table
-
-from bench.client.load import TIMEOUT_S, Load, Setup, Timing, middle, numbers, options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.results.report import Floor, machine, table, tell
-from motet.deploy.child import ChildServer, CounterSnapshot, figures_in
+from bench.client.load import Load, LoadSetup, Timing, median_timing, open_client
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.program.command_line import load_parser, numbers, progress
+from bench.program.report import Cells, Floor, machine, print_report, table
+from bench.servers.motet_server import counters, motet_server
+from motet.deploy.child import CounterSnapshot
 
 NS = (1, 2, 4, 8, 16, 32, 64)
 FLOOR_N = 32
 MIB = 2**20
-KV_CACHE_GB = "3"
-"""GiB of KV: room for 64 separate requests of 1340 tokens, which share nothing."""
 
 
 @dataclass(frozen=True)
-class Row:
+class ForkRow:
     """The results for one n."""
 
     n: int
     group: Timing
     spent: CounterSnapshot
-    """The growth of the server's counters during one of the requests."""
+    """Growth of the server's counters during one of the requests."""
     separate: Timing | None
-    """The time of n requests at once, without prefix cache."""
+    """Times of n separate requests at once, without prefix cache."""
 
     def record(self) -> dict[str, object]:
         return asdict(self) | {"decode_tokens_per_s": self.group.decode_tokens_per_s}
 
+    def cells(self) -> Cells:
+        separate_s = self.separate and self.separate.total_s
+        return [
+            ("n", self.n, ""),
+            ("first s", self.group.first_s, ".2f"),
+            ("last first s", self.group.last_first_s, ".2f"),
+            ("total s", self.group.total_s, ".2f"),
+            ("tokens/s", self.group.decode_tokens_per_s, ".0f"),
+            ("blocks", self.group.blocks_used, ""),
+            ("shared", self.spent.blocks_shared, ""),
+            ("MiB saved", self.spent.bytes_saved / MIB, ".0f"),
+            ("separate s", separate_s, ".2f"),
+            ("separate / total", separate_s and separate_s / self.group.total_s, ".1f"),
+        ]
 
-async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, CounterSnapshot]]:
-    """Measures one request with n choices, for every n. The counters are those of the last repeat."""
+
+async def measure_groups(url: str, setup: LoadSetup) -> dict[int, tuple[Timing, CounterSnapshot]]:
+    """Measures one request with n choices, for every n. The counters are taken from the last repeat."""
     measured = {}
-    async with connected(url) as client:
+    async with open_client(url) as client:
         load = Load(client, setup.max_tokens)
-        fresh = FreshPrompts(await load.tokens_of(TEXT), seed=seed_of_this_run())
+        fresh = FreshPrompts(await load.tokens_of(TEXT), seed=new_seed())
         await load.group(fresh.next(setup.prompt_tokens), max(setup.ns), seed=0)  # warm-up
         for n in setup.ns:
             timings = []
@@ -59,17 +71,18 @@ async def measure_groups(url: str, setup: Setup) -> dict[int, tuple[Timing, Coun
                 before = await counters(client)
                 timings.append(await load.group(fresh.next(setup.prompt_tokens), n, seed=repeat))
                 spent = await counters(client) - before
-            measured[n] = (middle(timings), spent)
+            measured[n] = (median_timing(timings), spent)
             progress(f"n = {n}: {measured[n][0].total_s:.2f} s")
     return measured
 
 
-async def measure_separate(url: str, ns: Sequence[int], setup: Setup) -> dict[int, Timing]:
-    """Measures n requests with one choice each, all at once. No repeats: this takes long and varies little."""
+async def measure_separate(url: str, ns: Sequence[int], setup: LoadSetup) -> dict[int, Timing]:
+    """Measures n requests with one choice each, all at once. It takes long and varies little, so there are no
+    repeats."""
     measured = {}
-    async with connected(url) as client:
+    async with open_client(url) as client:
         load = Load(client, setup.max_tokens)
-        fresh = FreshPrompts(await load.tokens_of(TEXT), seed=seed_of_this_run())
+        fresh = FreshPrompts(await load.tokens_of(TEXT), seed=new_seed())
         await load.separate(fresh.next(setup.prompt_tokens), 2, seed=0)  # warm-up
         for n in ns:
             measured[n] = await load.separate(fresh.next(setup.prompt_tokens), n, seed=0)
@@ -77,76 +90,51 @@ async def measure_separate(url: str, ns: Sequence[int], setup: Setup) -> dict[in
     return measured
 
 
-def connected(url: str) -> httpx.AsyncClient:
-    """Returns a client without a limit on connections."""
-    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None))
-
-
-async def counters(client: httpx.AsyncClient) -> CounterSnapshot:
-    return figures_in((await client.get("/metrics")).text)
-
-
-def server(model: str, *more: str) -> ChildServer:
-    return ChildServer([model, "--kv-cache-gb", KV_CACHE_GB, *more])
-
-
-def measure(setup: Setup, arguments: argparse.Namespace) -> list[Row]:
-    """Measures groups, then separate requests, each with the machine to itself."""
+def measure(setup: LoadSetup, arguments: argparse.Namespace) -> list[ForkRow]:
+    """Measures groups, then separate requests. Only one server runs at a time."""
     with ExitStack() as stack:
-        url = arguments.url or stack.enter_context(server(arguments.model)).url
+        url = arguments.url or stack.enter_context(motet_server(arguments.model)).url
         groups = asyncio.run(measure_groups(url, setup))
     separate: dict[int, Timing] = {}
     if arguments.separate_ns:
         with ExitStack() as stack:
-            url = arguments.separate_url or stack.enter_context(server(arguments.model, "--no-prefix-cache")).url
+            url = arguments.separate_url or stack.enter_context(motet_server(arguments.model, "--no-prefix-cache")).url
             separate = asyncio.run(measure_separate(url, arguments.separate_ns, setup))
-    return [Row(n, timing, spent, separate.get(n)) for n, (timing, spent) in groups.items()]
+    return [ForkRow(n, timing, spent, separate.get(n)) for n, (timing, spent) in groups.items()]
 
 
-def table_of(rows: Sequence[Row]) -> Table:
-    heads = [("n", ""), ("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f"), ("tokens/s", ".0f")]
-    heads += [("blocks", ""), ("shared", ""), ("MiB saved", ".0f"), ("separate s", ".2f"), ("gain", ".1f")]
-    return table(heads, map(cells_of, rows))
-
-
-def cells_of(row: Row) -> Sequence[object]:
-    group, spent, separate_s = row.group, row.spent, row.separate and row.separate.total_s
-    times = (group.first_s, group.last_first_s, group.total_s, group.decode_tokens_per_s)
-    saved = (group.blocks_used, spent.blocks_shared, spent.bytes_saved / MIB)
-    return (row.n, *times, *saved, separate_s, separate_s and separate_s / group.total_s)
-
-
-def floors(rows: Sequence[Row]) -> list[Floor]:
+def floors(rows: Sequence[ForkRow]) -> list[Floor]:
     """Returns the floors for which there are rows."""
     by_n = {row.n: row for row in rows}
     one, many = by_n.get(1), by_n.get(FLOOR_N)
     found = []
     if one and many:
         last_first = many.group.last_first_s / one.group.last_first_s
-        found.append(Floor(f"last first token, n={FLOOR_N} to n=1", last_first, 1.3))
-        found.append(Floor(f"total, n={FLOOR_N} to n=1", many.group.total_s / one.group.total_s, 4.0))
+        found.append(Floor(f"last first token at n={FLOOR_N} / at n=1", last_first, 1.3))
+        found.append(Floor(f"total at n={FLOOR_N} / at n=1", many.group.total_s / one.group.total_s, 4.0))
     if many and many.separate:
         ratio = many.group.total_s / many.separate.total_s
-        found.append(Floor(f"total, n={FLOOR_N} to {FLOOR_N} separate requests", ratio, 0.5))
+        found.append(Floor(f"total at n={FLOOR_N} / of {FLOOR_N} separate requests", ratio, 0.5))
     return found
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
-    parser.add_argument("--url", help="a running server, in place of one started here")
+    parser = load_parser("bench.fork", __doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
+    parser.add_argument("--url", help="a running server to use, instead of starting one")
     parser.add_argument("--separate-url", help="a running server without prefix cache, for the separate requests")
-    parser.add_argument("--separate-ns", type=numbers, default=NS, help="numbers of separate requests; empty: none")
+    parser.add_argument("--separate-ns", type=numbers, default=NS, help="numbers of separate requests; empty for none")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    about = machine()
-    rows = measure(Setup.of(arguments), arguments)
-    asked = {"prompt_tokens": arguments.prompt_tokens, "max_tokens": arguments.max_tokens}
-    shown = f"prompt {arguments.prompt_tokens} tokens, {arguments.max_tokens} tokens a choice"
-    record = {**asked, "rows": [row.record() for row in rows]}
-    return tell(record, shown, table_of(rows), about=about, floors=floors(rows), check=arguments.check)
+    conditions = machine()
+    rows = measure(LoadSetup.of(arguments), arguments)
+    lengths = {"prompt_tokens": arguments.prompt_tokens, "max_tokens": arguments.max_tokens}
+    line = f"prompt of {arguments.prompt_tokens} tokens, {arguments.max_tokens} tokens per choice"
+    shown = (line, table(row.cells() for row in rows))
+    record = {**lengths, "rows": [row.record() for row in rows]}
+    return print_report(record, *shown, conditions=conditions, floors=floors(rows), check=arguments.check)
 
 
 if __name__ == "__main__":

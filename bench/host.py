@@ -1,22 +1,21 @@
 """Measures the time of a step in the engine's Python: microseconds around a model that does nothing.
 
-"around" is everything but model and sampler: commands, scheduling, the flat batch, commit, deltas. "sampler" is all of
-sampling; the vocabulary is small because that includes its tensor operations. "sent" is the encoding of the step's
-message. Figures are medians over steps in the middle of answers to a 1340-token prompt, on one thread. Prints a table,
-and JSON on the last line.
+"around" is everything except the model and the sampler: commands, scheduling, the flat batch, commit, deltas. "sampler"
+is all of sampling; the vocabulary is small, because this includes the sampler's tensor operations. "sent" is the
+encoding of the step's message. Figures are medians over steps in the middle of answers to a 1340-token prompt, on one
+thread. Prints a table, and JSON on the last line.
 
 Run: python -m bench.host [--steps 200]
 """
 
-import argparse
 import time
-from collections.abc import Sequence
 from statistics import median
 
 import msgspec
 import torch
 
-from bench.results.report import machine, table, tell
+from bench.program.command_line import benchmark_parser
+from bench.program.report import Cells, machine, print_report, table
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.protocol import StepReport
 from motet.engines.native.step.inputs import StepInputs
@@ -31,7 +30,7 @@ WARM_UP = 20
 
 
 class ClockedRunner:
-    """A model that takes no time, and notes when it returned and when the step's tokens had been drawn."""
+    """A model that takes no time. It stores when it returned, and when the step's tokens were sampled."""
 
     device = torch.device("cpu")
     trunk_tokens_joined = 0
@@ -45,7 +44,7 @@ class ClockedRunner:
         return self._logits[: len(inputs.logit_rows)]
 
     def verify(self) -> None:
-        """The engine calls this after it has drawn the tokens."""
+        """Called by the engine after it has sampled the tokens."""
         self.back_s = time.perf_counter()
 
     def copy_slots(self, source: list[int], target: list[int]) -> None: ...
@@ -72,7 +71,7 @@ def core_over(runner: ClockedRunner) -> EngineCore:
 
 
 def measure(n: int, groups: int, steps: int) -> dict[str, float]:
-    """Returns microseconds a step for each part."""
+    """Returns microseconds per step for each part."""
     runner, encoder = ClockedRunner(), msgspec.msgpack.Encoder()
     core = core_over(runner)
     for i in range(groups):
@@ -95,20 +94,25 @@ def measure(n: int, groups: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="microseconds of Python a step")
-    parser.add_argument("--steps", type=int, default=200, help="timed steps of a case")
+    parser = benchmark_parser("bench.host", __doc__)
+    parser.add_argument("--steps", type=int, default=200, help="number of timed steps of a case")
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
     results = [{"n": n, "groups": groups, **measure(n, groups, steps)} for n, groups in SHAPES]
-    heads = [("n", ".0f"), ("groups", ".0f"), ("around", ".1f"), ("a token", ".2f"), ("sampler", ".1f")]
-    shown = table([*heads, ("a token", ".2f"), ("sent", ".1f")], map(cells_of, results))
-    tell({"us_a_step": results}, shown, about=machine())
+    print_report({"us_a_step": results}, table(map(cells_of, results)), conditions=machine())
 
 
-def cells_of(us: dict[str, float]) -> Sequence[float]:
+def cells_of(us: dict[str, float]) -> Cells:
     tokens = us["n"] * us["groups"]
-    sampling = (us["sampler"], us["sampler"] / tokens)
-    return (us["n"], us["groups"], us["around"], us["around"] / tokens, *sampling, us["sent"])
+    return [
+        ("n", us["n"], ".0f"),
+        ("groups", us["groups"], ".0f"),
+        ("around", us["around"], ".1f"),
+        ("per token", us["around"] / tokens, ".2f"),
+        ("sampler", us["sampler"], ".1f"),
+        ("per token", us["sampler"] / tokens, ".2f"),
+        ("sent", us["sent"], ".1f"),
+    ]
 
 
 if __name__ == "__main__":

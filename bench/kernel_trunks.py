@@ -1,13 +1,12 @@
-"""Measures steps of decode whose block tables share blocks: many groups with one prompt, or with a common beginning.
+"""Measures decode steps whose block tables share blocks: many groups with one prompt, or with a common beginning.
 
-The model has the default model's sizes and random weights. All cases take turns, so that other load on the machine
-affects all alike. Prints a table of milliseconds a step, and JSON on the last line. To compare two builds of the
-kernels, run it with each of them by turns. `--kernels torch` measures torch's operators.
+The model has the sizes of the default model and random weights. All cases take turns, so that other load on the machine
+affects all of them alike. Prints a table of milliseconds per step, and JSON on the last line. To compare two builds of
+the kernels, run the benchmark with each of them in turn. `--kernels torch` measures torch's operators.
 
 Run: python -m bench.kernel_trunks [--kernels torch] [--repeats 9] [--threads 2] [--cases "1 group of 32"]
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,8 @@ from statistics import median
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from bench.results.report import machine, table, tell
+from bench.program.command_line import benchmark_parser
+from bench.program.report import machine, print_report, table
 from motet.engines.native.attention.attention_plan import AttentionPlan, TailReads, TrunkRead, padded_keys
 from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.cpu.library import library
@@ -29,13 +29,13 @@ from motet.engines.native.step.run import ATTENTION_NAME, ModelRunner, TorchRunn
 from motet.errors import StartupError
 
 BLOCK_SIZE, TAIL, LAYERS = 16, 24, 30
-"""TAIL: tokens that each choice has written."""
+"""TAIL is the number of tokens that each choice has generated."""
 VOCAB_SIZE = 49152
 
 
 @dataclass(frozen=True)
-class Case:
-    """`groups` groups of `n` choices; their prompts have `common` tokens in common, and `own` more each."""
+class TrunkCase:
+    """`groups` groups of `n` choices. Their prompts share `common` tokens, and have `own` more tokens each."""
 
     groups: int
     n: int
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def shared_blocks(self) -> int:
-        """Number of blocks in all tables: a block that is not full is shared only where the prompts are equal."""
+        """Number of blocks in all tables. A block that is not full is shared only if the prompts are equal."""
         return self.common // BLOCK_SIZE if self.own else -(-self.common // BLOCK_SIZE)
 
     @property
@@ -58,20 +58,20 @@ class Case:
 
 
 CASES = {
-    "32 groups, one prompt of 1340": Case(32, 1, 1340),
-    "32 groups, one prompt of 200": Case(32, 1, 200),
-    "32 groups, 1200 in common, 40 own": Case(32, 1, 1200, 40),
-    "8 groups, one prompt of 1340": Case(8, 1, 1340),
-    "2 groups, one prompt of 1340": Case(2, 1, 1340),
-    "2 groups, one prompt of 40": Case(2, 1, 40),
-    "32 groups, 64 in common, 500 own": Case(32, 1, 64, 500),
-    "32 groups, nothing in common": Case(32, 1, 0, 1340),
-    "1 group of 32": Case(1, 32, 1340),
+    "32 groups, one prompt of 1340": TrunkCase(32, 1, 1340),
+    "32 groups, one prompt of 200": TrunkCase(32, 1, 200),
+    "32 groups, 1200 in common, 40 own": TrunkCase(32, 1, 1200, 40),
+    "8 groups, one prompt of 1340": TrunkCase(8, 1, 1340),
+    "2 groups, one prompt of 1340": TrunkCase(2, 1, 1340),
+    "2 groups, one prompt of 40": TrunkCase(2, 1, 40),
+    "32 groups, 64 in common, 500 own": TrunkCase(32, 1, 64, 500),
+    "32 groups, nothing in common": TrunkCase(32, 1, 0, 1340),
+    "1 group of 32": TrunkCase(1, 32, 1340),
 }
 
 
-def inputs_of(case: Case) -> StepInputs:
-    """Returns the step in which every choice runs its last written token."""
+def inputs_of(case: TrunkCase) -> StepInputs:
+    """Returns the step in which every choice runs its last generated token."""
     free = count()
 
     def take(tokens: int) -> list[int]:
@@ -83,8 +83,8 @@ def inputs_of(case: Case) -> StepInputs:
         rows = range(first, first + case.n)
         tables = [take(TAIL) for _ in rows]
         slots += [table[-1] * BLOCK_SIZE + (TAIL - 1) % BLOCK_SIZE for table in tables]
-        for row, one in zip(rows, tables, strict=True):
-            tails.add(row, TAIL - 1, count=1, num_keys=padded_keys(TAIL), table=one)
+        for row, blocks in zip(rows, tables, strict=True):
+            tails.add(row, TAIL - 1, count=1, num_keys=padded_keys(TAIL), table=blocks)
         trunk = [*shared, *take(max(0, case.trunk - len(shared) * BLOCK_SIZE))]
         positions = (case.trunk + TAIL - 1,) * case.n
         trunks.append(TrunkRead(first, first + case.n, positions, case.trunk, trunk))
@@ -95,7 +95,7 @@ def inputs_of(case: Case) -> StepInputs:
 
 
 def runner_for(num_blocks: int, num_threads: int, *, compiled: bool) -> ModelRunner:
-    """Returns the kernels, or torch's operators, over random weights, keys and values."""
+    """Returns the compiled kernels, or torch's operators, over random weights, keys and values."""
     config = LlamaConfig(
         hidden_size=576,
         intermediate_size=1536,
@@ -121,9 +121,9 @@ def runner_for(num_blocks: int, num_threads: int, *, compiled: bool) -> ModelRun
 
 
 def measure(
-    cases: dict[str, Case], *, repeats: int, num_threads: int, compiled: bool
+    cases: dict[str, TrunkCase], *, repeats: int, num_threads: int, compiled: bool
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields each case's name with the median and the least of its milliseconds a step."""
+    """Yields the name of each case with the median and the minimum of its milliseconds per step."""
     runner = runner_for(max(case.num_blocks for case in cases.values()), num_threads, compiled=compiled)
     inputs = {name: inputs_of(case) for name, case in cases.items()}
     taken: dict[str, list[float]] = {name: [] for name in cases}
@@ -137,18 +137,18 @@ def measure(
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", choices=("compiled", "torch"), default="compiled")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--cases", nargs="*", choices=CASES, default=[*CASES])
+    parser = benchmark_parser("bench.kernel_trunks", __doc__)
+    parser.add_argument("--kernels", choices=("compiled", "torch"), default="compiled", help="kernels to measure")
+    parser.add_argument("--repeats", type=int, default=9, help="number of timed steps of each case")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="number of threads")
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=[*CASES], help="names of cases")
     arguments = parser.parse_args(argv)
     chosen = {name: CASES[name] for name in arguments.cases}
     compiled = arguments.kernels == "compiled"
     rows = list(measure(chosen, repeats=arguments.repeats, num_threads=arguments.threads, compiled=compiled))
-    shown = table([("case", "<"), ("ms a step", ".2f"), ("least", ".2f")], rows)
-    title = f"{arguments.kernels} kernels, {TAIL} tokens written, {arguments.threads} threads"
-    return tell({"rows": rows}, title, shown, about=machine())
+    shown = table([("case", name, "<"), ("ms per step", ms, ".2f"), ("minimum", low, ".2f")] for name, ms, low in rows)
+    title = f"{arguments.kernels} kernels, {TAIL} generated tokens, {arguments.threads} threads"
+    return print_report({"rows": rows}, title, shown, conditions=machine())
 
 
 if __name__ == "__main__":

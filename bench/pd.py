@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
-from rich.table import Table
 
-from bench.client.load import Load, Setup, Timing, middle, options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.fork import connected, measure_groups
-from bench.results.report import machine, table, tell
+from bench.client.load import Load, LoadSetup, Timing, median_timing, open_client
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.fork import measure_groups
+from bench.program.command_line import load_parser, progress
+from bench.program.report import Table, columns_table, machine, tell
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, block_size_in
 from motet.errors import EngineError
@@ -57,11 +57,13 @@ class Row:
         return [f"n={self.n}: {what} {got}, not {want}" for what, (got, want) in promised.items() if got != want]
 
 
-async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> dict[int, tuple[Timing, VLLMCounters]]:
+async def measure_vllm(
+    pair: VLLMPair, tokens: Sequence[int], setup: LoadSetup
+) -> dict[int, tuple[Timing, VLLMCounters]]:
     found = {}
     async with pair.prefill, pair.decode:
         load = Load(pair.decode, setup.max_tokens, prepare=pair.prepare, count_blocks=False, seeded=False)
-        fresh = FreshPrompts(tokens, seed=seed_of_this_run())
+        fresh = FreshPrompts(tokens, seed=new_seed())
         await load.group(fresh.next(setup.prompt_tokens), 1, seed=0)  # warm-up
         for n in setup.ns:
             measured = []
@@ -74,19 +76,19 @@ async def measure_vllm(pair: VLLMPair, tokens: Sequence[int], setup: Setup) -> d
             except (httpx.HTTPError, EngineError) as error:
                 progress(f"vLLM, n = {n}: failed after {len(measured)} of {setup.repeats}: {error!r}")
             if measured:
-                found[n] = (middle(measured), spent)
+                found[n] = (median_timing(measured), spent)
                 progress(f"vLLM, n = {n}: {found[n][0].total_s:.2f} s")
     return found
 
 
 async def facts_of(url: str) -> tuple[list[int], BlockSize]:
     """Returns the tokens that prompts are made of, and the size of a KV block."""
-    async with connected(url) as client:
+    async with open_client(url) as client:
         tokens = await Load(client, 1).tokens_of(TEXT)
         return tokens, block_size_in((await client.get("/metrics")).text)
 
 
-def measure(setup: Setup, arguments: argparse.Namespace) -> list[Row]:
+def measure(setup: LoadSetup, arguments: argparse.Namespace) -> list[Row]:
     """Measures the cell, one process and vLLM one after the other, each with the machine to itself."""
     threads = ("--threads", str(arguments.threads)) if arguments.threads else ()
     with ChildServer([arguments.model, *CELL, *threads]) as server:
@@ -107,7 +109,7 @@ def table_of(rows: Sequence[Row]) -> Table:
     heads = [("n", ""), ("transfers", ""), ("MB", ".1f"), ("of trunk", ".2f"), ("recomputed", "")]
     heads += [("first / last s", ""), ("total s", ".2f"), ("one process: first / last s", ""), ("total s", ".2f")]
     heads += [("vLLM: transfers", ""), ("MB", ".1f"), ("first / last s", ""), ("total s", ".2f")]
-    return table(heads, map(cells_of, rows))
+    return columns_table(heads, map(cells_of, rows))
 
 
 def cells_of(row: Row) -> Sequence[object]:
@@ -124,7 +126,7 @@ def firsts(timing: Timing) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, max_tokens=64, repeats=3)
+    parser = load_parser("bench.pd", __doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, max_tokens=64, repeats=3)
     parser.add_argument("--threads", type=int, help="threads of each engine of the cell; unset: the cores are shared")
     parser.add_argument("--vllm", type=Path, help="virtual environment with vLLM, to measure it too")
     return parser.parse_args(argv)
@@ -133,7 +135,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     about = machine()
-    rows = measure(Setup.of(arguments), arguments)
+    rows = measure(LoadSetup.of(arguments), arguments)
     wrong = [line for row in rows for line in row.wrong]
     record = {"rows": [asdict(row) for row in rows], "broken": wrong}
     tell(record, table_of(rows), *(f"BROKEN {line}" for line in wrong), about=about)

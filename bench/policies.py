@@ -24,12 +24,12 @@ from statistics import mean, median
 
 import httpx
 import msgspec
-from rich.table import Table
 
-from bench.client.load import Load, Setup, options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.fork import connected, counters, server
-from bench.results.report import Bound, Floor, machine, table, tell
+from bench.client.load import Load, LoadSetup, open_client
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.program.command_line import load_parser, progress
+from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
+from bench.servers.motet_server import counters, motet_server
 from examples.self_consistency.questions import make_questions
 from motet.deploy.child import CounterSnapshot
 from motet.policies.criteria import Answers, Posterior
@@ -97,10 +97,10 @@ class _Answer(msgspec.Struct):
     groups: list[_Report] = []
 
 
-async def overheads(client: httpx.AsyncClient, setup: Setup) -> list[Overhead]:
+async def overheads(client: httpx.AsyncClient, setup: LoadSetup) -> list[Overhead]:
     n = setup.ns[0]
     plain = Load(client, setup.max_tokens, count_blocks=False)
-    fresh = FreshPrompts(await plain.tokens_of(TEXT), seed=seed_of_this_run())
+    fresh = FreshPrompts(await plain.tokens_of(TEXT), seed=new_seed())
     speeds: dict[str, list[float]] = {name: [] for name in SILENT}
     await plain.group(fresh.next(setup.prompt_tokens), n, seed=0)  # warm-up
     for repeat in range(setup.repeats):
@@ -130,7 +130,7 @@ class adding:
         return body | {"group": self._group}
 
 
-async def tokens_beyond(client: httpx.AsyncClient, setup: Setup) -> float:
+async def tokens_beyond(client: httpx.AsyncClient, setup: LoadSetup) -> float:
     """Returns the mean number of tokens that a choice has written beyond the decision that ended it."""
     prompt = await Load(client, 1).tokens_of(TEXT[: 4 * setup.prompt_tokens])
     beyond = []
@@ -257,8 +257,8 @@ class ClientLoop:
         return index, choice.text
 
 
-async def measure(url: str, setup: Setup) -> tuple[list[Overhead], float, list[Vote]]:
-    async with connected(url) as client:
+async def measure(url: str, setup: LoadSetup) -> tuple[list[Overhead], float, list[Vote]]:
+    async with open_client(url) as client:
         rows = await overheads(client, setup)
         beyond = await tokens_beyond(client, setup)
         votes = Votes(client, [question.prompt for question in make_questions(QUESTIONS, seed=1)])
@@ -270,8 +270,8 @@ def tables(rows: Sequence[Overhead], votes: Sequence[Vote]) -> list[Table]:
     heads = [("policy that never fires", "<"), ("tokens/s", ".0f"), ("of none", ".3f")]
     ways = [("sums, posterior 0.95", "<"), ("tokens", ""), ("seconds", ".1f"), ("answers", ".1f"), ("same", ".2f")]
     return [
-        table(heads, [(row.policy, row.tokens_per_s, row.share) for row in rows]),
-        table(ways, [(vote.way, vote.tokens, vote.seconds, vote.samples, vote.same) for vote in votes]),
+        columns_table(heads, [(row.policy, row.tokens_per_s, row.share) for row in rows]),
+        columns_table(ways, [(vote.way, vote.tokens, vote.seconds, vote.samples, vote.same) for vote in votes]),
     ]
 
 
@@ -290,13 +290,13 @@ def floors(rows: Sequence[Overhead], beyond: float, votes: Sequence[Vote]) -> li
 
 
 def main(argv: Sequence[str]) -> int:
-    arguments: argparse.Namespace = options(__doc__, ns=(32,), prompt_tokens=400, max_tokens=128, repeats=9).parse_args(
-        argv
-    )
+    arguments: argparse.Namespace = load_parser(
+        "bench.policies", __doc__, ns=(32,), prompt_tokens=400, max_tokens=128, repeats=9
+    ).parse_args(argv)
     about = machine()
     with ExitStack() as stack:
-        url = stack.enter_context(server(arguments.model)).url
-        rows, beyond, votes = asyncio.run(measure(url, Setup.of(arguments)))
+        url = stack.enter_context(motet_server(arguments.model)).url
+        rows, beyond, votes = asyncio.run(measure(url, LoadSetup.of(arguments)))
     record = {
         "overhead": [asdict(row) for row in rows],
         "tokens_beyond": beyond,

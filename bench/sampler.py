@@ -18,8 +18,8 @@ from statistics import median
 
 import torch
 
-from bench.client.load import numbers
-from bench.results.report import machine, table, tell
+from bench.program.command_line import numbers
+from bench.program.report import columns_table, machine, tell
 from motet.engines.native.sample.lanes import SampleRow
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
@@ -116,7 +116,7 @@ def main() -> None:
     results = {rows: measure(rows, options.repeats, device, cpu_time=options.cpu_time) for rows in options.rows}
     kept = [kept_by_top_p(made_up_logits(128, device), top_p) for top_p in (0.9, 0.99)]
     heads = [("ms a step", "<"), *((f"{rows} choices", ".2f") for rows in options.rows)]
-    shown = table(heads, [(name, *(figures[name] for figures in results.values())) for name in WAYS])
+    shown = columns_table(heads, [(name, *(figures[name] for figures in results.values())) for name in WAYS])
     tell(
         {"threads": threads, "cpu_time": options.cpu_time, "vocab_size": VOCAB, "ms": results},
         *kept,

@@ -37,10 +37,10 @@ from typing import Self
 
 import psutil
 
-from bench.client.load import numbers
 from bench.frontend.__main__ import NAP_S, Case, Kind, Server
 from bench.frontend.raw_client import Clients
-from bench.results.report import machine
+from bench.program.command_line import numbers
+from bench.program.report import machine
 from motet.tracing.sender import HAND_OVER_S, PROGRAM
 
 MOST_AT_8 = 1.02

@@ -27,10 +27,9 @@ from unittest import mock
 import msgspec
 import psutil
 import torch
-from rich.table import Table
 
-from bench.client.load import options, progress
-from bench.results.report import machine, table, tell
+from bench.program.command_line import load_parser, progress
+from bench.program.report import Table, columns_table, machine, tell
 from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
@@ -188,7 +187,7 @@ def copy_gb_per_s(num_bytes: int, repeats: int) -> float:
 def table_of(ways: Sequence[Way], copy: float) -> Table:
     heads = [("way", "<"), ("n", ""), ("transfers", "g"), ("MB", ".1f"), ("of trunk", ".2f"), ("descriptors", "g")]
     heads += [("ms", ".1f"), ("GB/s", ".1f"), ("of a copy", ".2f"), ("recomputed", "g")]
-    return table(heads, ((way.name, *cells_of(pulls, copy)) for way in ways for pulls in way.pulls))
+    return columns_table(heads, ((way.name, *cells_of(pulls, copy)) for way in ways for pulls in way.pulls))
 
 
 def cells_of(pulls: Pulls, copy: float) -> Sequence[float]:
@@ -206,7 +205,7 @@ def lines_of(ways: Sequence[Way], copy: float) -> Iterator[str]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, repeats=5)
+    parser = load_parser("bench.transfer", __doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, repeats=5)
     parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="GiB of KV in each process")
     # A process polls quickly for two seconds after it last heard of a reader.
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before idle processes are measured")

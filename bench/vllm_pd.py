@@ -23,12 +23,10 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.table import Table
-
-from bench.client.load import Load, Timing, middle, options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.fork import connected
-from bench.results.report import machine, table, tell
+from bench.client.load import Load, Timing, median_timing, open_client
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.program.command_line import load_parser, progress
+from bench.program.report import Table, columns_table, machine, tell
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.deploy.child import ChildServer
 from motet.models.model_source import resolve
@@ -65,7 +63,7 @@ class Row:
 
 async def measure(pair: VLLMPair, gateway: str, arguments: argparse.Namespace) -> list[Row]:
     async with AsyncExitStack() as stack:
-        front = await stack.enter_async_context(connected(gateway))
+        front = await stack.enter_async_context(open_client(gateway))
         await stack.enter_async_context(pair.prefill)
         await stack.enter_async_context(pair.decode)
         loads = {
@@ -73,7 +71,7 @@ async def measure(pair: VLLMPair, gateway: str, arguments: argparse.Namespace) -
             "naive": straight(pair, arguments.max_tokens, once=False),
             "clamped": straight(pair, arguments.max_tokens, once=True),
         }
-        fresh = FreshPrompts(await loads[GATEWAY].tokens_of(TEXT), seed=seed_of_this_run())
+        fresh = FreshPrompts(await loads[GATEWAY].tokens_of(TEXT), seed=new_seed())
         for load in loads.values():
             await load.group(fresh.next(arguments.prompt_tokens), 2, seed=0)  # warm-up
         rows = []
@@ -100,13 +98,13 @@ async def costs_of(
             timings[way].append(await load.group(fresh.next(arguments.prompt_tokens), n, seed=repeat))
             await asyncio.sleep(SETTLE_S)
             spent[way] = await pair.counters() - before
-    return {way: Cost(middle(timings[way]), spent[way]) for way in loads}
+    return {way: Cost(median_timing(timings[way]), spent[way]) for way in loads}
 
 
 def table_of(rows: Sequence[Row]) -> Table:
     heads = [("n", ""), ("way", "<"), ("transfers", ""), ("MB", ".1f"), ("recomputed", "")]
     times = [("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f"), ("total: ratio", ".2f")]
-    return table([*heads, *times], (cells_of(row, way) for row in rows for way in row.costs))
+    return columns_table([*heads, *times], (cells_of(row, way) for row in rows for way in row.costs))
 
 
 def cells_of(row: Row, way: str) -> Sequence[object]:
@@ -116,7 +114,7 @@ def cells_of(row: Row, way: str) -> Sequence[object]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, max_tokens=64, repeats=3)
+    parser = load_parser("bench.vllm_pd", __doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, max_tokens=64, repeats=3)
     parser.add_argument("--vllm", type=Path, required=True, help="virtual environment with vLLM")
     parser.add_argument("--block-size", type=int, help="tokens of a KV block; unset: vLLM's own, 128 on a CPU")
     return parser.parse_args(argv)

@@ -13,8 +13,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 
-from rich.table import Table
-
 from bench.cell_size.directory_cost import DirectoryCost, directory_cost
 from bench.cell_size.fleet_cost import FleetCost, fleet_cost
 from bench.cell_size.gateway_count import Demand, Need, Prices, need
@@ -29,8 +27,8 @@ from bench.cell_size.wire_cost import (
     question_cost,
     token_cost,
 )
-from bench.client.load import numbers, progress
-from bench.results.report import machine, table, tell
+from bench.program.command_line import numbers, progress
+from bench.program.report import Table, columns_table, machine, tell
 
 RATES = (700.0, 2000.0)
 """Tokens/s of a decode worker: this engine on two cores at n = 8, and a guess for one on a GPU."""
@@ -103,7 +101,7 @@ def table_of(title: str, rows: Sequence[object]) -> Table:
     """Shows dataclasses of one kind, a row each; the fields of dataclasses inside them are columns too."""
     cells = [_flat(row) for row in rows]
     heads = [(name.replace("_", " "), ".4g" if isinstance(value, float) else "") for name, value in cells[0].items()]
-    return table(heads, [list(row.values()) for row in cells], title=title)
+    return columns_table(heads, [list(row.values()) for row in cells], title=title)
 
 
 def _flat(row: object) -> dict[str, object]:

@@ -30,7 +30,7 @@ from bench.chaos.answers import Answer, Outcome, ask
 from bench.chaos.faults import DRAINED, KILLED, STOPPED, Status, Striker, left_behind
 from bench.chaos.mixed_requests import Request, mixed_requests
 from bench.chaos.restarted_servers import kept_servers
-from bench.results.report import Bound, Floor, machine, tell
+from bench.program.report import Bound, Floor, machine, tell
 from bench.soak.policy_groups import message_requests, steered_requests
 from motet.deploy.child import ChildServer
 

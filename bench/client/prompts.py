@@ -1,4 +1,4 @@
-"""Makes prompts of an exact length with different beginnings, so that none is in a prefix cache."""
+"""Makes prompts of an exact length that begin differently, so that no prefix cache contains them."""
 
 import itertools
 import random
@@ -13,32 +13,33 @@ all of them, or the melody that carried them. Later the borrowed melody disappea
 leading: one sang a phrase, the next answered a fifth above, and the third waited until the first had finished. \
 """
 BEGINNING = 8
-"""Number of tokens at the beginning that differ: less than a block of any cache."""
+"""Number of leading tokens that differ between prompts: less than a block of any cache."""
 
 
-def seed_of_this_run() -> int:
+def new_seed() -> int:
+    """Returns a seed for one run of a benchmark."""
     return secrets.randbits(32)
 
 
 class FreshPrompts:
-    """Makes prompts of `tokens`, repeated, each after a random beginning.
+    """Makes prompts by repeating `tokens` after a random beginning.
 
-    A server that runs during several benchmarks still caches the prompts of the earlier ones, so each run needs a seed
-    of its own.
+    Each run needs a different seed: a server that runs during several benchmarks still caches the earlier prompts.
     """
 
     def __init__(self, tokens: Sequence[int], *, seed: int) -> None:
         self._tokens = tokens
         self._distinct = sorted(set(tokens))
         self._dice = random.Random(seed)
-        self._begun: set[tuple[int, ...]] = set()
+        self._used: set[tuple[int, ...]] = set()
+        """Beginnings of all prompts so far."""
 
     def next(self, length: int) -> list[int]:
-        beginning = self._draw()
-        while beginning in self._begun:
-            beginning = self._draw()
-        self._begun.add(beginning)
+        beginning = self._sample()
+        while beginning in self._used:
+            beginning = self._sample()
+        self._used.add(beginning)
         return [*itertools.islice(itertools.chain(beginning, itertools.cycle(self._tokens)), length)]
 
-    def _draw(self) -> tuple[int, ...]:
+    def _sample(self) -> tuple[int, ...]:
         return tuple(self._dice.choices(self._distinct, k=BEGINNING))

@@ -1,12 +1,12 @@
-"""Reads a streamed answer with as little work as possible in Python.
+"""Reads a streamed answer with as little Python code as possible.
 
-The client of a benchmark shares its cores with the server that it measures, so the server lacks the time that the
-client takes: more with a server that writes each choice's token alone (vLLM) than with one that writes a step in one
-piece (Motet). An event in a write of its own costs 55 to 100 microseconds with httpx and 13 to 17 here, one in a step
-of 32 costs 6 and 2 to 4.
+The client of a benchmark shares the cores with the server that it measures, so the client's CPU time is lost to the
+server. The loss is larger with a server that sends the token of each choice in a separate write (vLLM) than with a
+server that sends a whole step in one write (Motet). An event in a separate write costs 55 to 100 microseconds with
+httpx, and 13 to 17 here. An event in a step of 32 costs 6 microseconds with httpx, and 2 to 4 here.
 
-httpx still builds the request, with address, JSON and keys. The answer goes from the socket through httptools, the
-parser of the servers themselves, to lines.
+httpx still builds the request: address, JSON and keys. The answer goes from the socket through httptools, the parser
+that uvicorn uses too, to lines.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from motet.errors import EngineError
 OnLine = Callable[[str], None]
 OK = 200
 NEEDED_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
-"""They ask for an uncompressed answer, and for one request on each connection."""
+"""Headers that request an uncompressed answer, and a new connection for each request."""
 
 
 async def follow(client: httpx.AsyncClient, path: str, body: Mapping[str, object], on_line: OnLine) -> None:
-    """Posts `body` and calls `on_line` with each line of the answer as soon as it has arrived.
+    """Posts `body`, and calls `on_line` with each line of the answer as soon as it has arrived.
 
-    Raises what `on_line` raises, `EngineError` if the server refuses, and `OSError` if it cannot be reached or leaves
-    before its answer has ended.
+    Raises any exception of `on_line`, `EngineError` if the server refuses the request, and `OSError` if the server
+    cannot be reached or disconnects before the end of its answer.
     """
     request = client.build_request("POST", path, json=body, headers=NEEDED_HEADERS)
     url = request.url
@@ -45,35 +45,35 @@ async def follow(client: httpx.AsyncClient, path: str, body: Mapping[str, object
 
 
 def bytes_of(request: httpx.Request) -> bytes:
-    """Returns a request as bytes of HTTP/1.1."""
+    """Returns the bytes of an HTTP/1.1 request."""
     head = [b"%b %b HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
     head += [b"%b: %b" % (name, value) for name, value in request.headers.raw]
     return b"\r\n".join([*head, b"", request.content])
 
 
 class Lines:
-    """Turns bytes in any pieces into whole lines without line ends; empty lines are left out."""
+    """Joins bytes that are cut anywhere into complete lines, without line ends. Empty lines are left out."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        whole, end, rest = piece.rpartition(b"\n")
+        complete, end, rest = piece.rpartition(b"\n")
         if not end:
             self._rest += piece
             return []
-        whole, self._rest = self._rest + whole, rest
-        return [line for line in whole.splitlines() if line]
+        complete, self._rest = self._rest + complete, rest
+        return [line for line in complete.splitlines() if line]
 
 
 class _Stream(asyncio.Protocol):
-    """One answer. `ended` is done when its last byte has come."""
+    """One answer. `ended` is done when the last byte has arrived."""
 
     def __init__(self, on_line: OnLine) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.status = 0
         self.refusal = b""
-        """The body of an answer whose status is not 200."""
+        """Body of an answer whose status is not 200."""
         self._on_line = on_line
         self._lines = Lines()
         self._parser = httptools.HttpResponseParser(self)
@@ -85,10 +85,10 @@ class _Stream(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-            self._take()
+            self._pass_on()
         except httptools.HttpParserError as exc:
-            self.ended.set_exception(EngineError(f"the server does not speak HTTP: {exc}"))
-        except Exception as exc:  # from on_line: for the caller, not for the event loop
+            self.ended.set_exception(EngineError(f"the server did not answer in HTTP: {exc}"))
+        except Exception as exc:  # raised by on_line: for the caller, not for the event loop
             self.ended.set_exception(exc)
         else:
             if self._complete:
@@ -96,7 +96,7 @@ class _Stream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
-            self.ended.set_exception(exc or ConnectionError("the server left before its answer had ended"))
+            self.ended.set_exception(exc or ConnectionError("the server disconnected before the end of its answer"))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -107,8 +107,9 @@ class _Stream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._complete = True
 
-    def _take(self) -> None:
-        """Passes lines on outside the parser, which would wrap what `on_line` raises."""
+    def _pass_on(self) -> None:
+        """Calls `on_line` outside the parser, which would wrap exceptions of `on_line`."""
+
         bodies, self._bodies = self._bodies, []
         for body in bodies:
             if self.status != OK:

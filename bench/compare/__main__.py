@@ -30,13 +30,13 @@ from pathlib import Path
 
 import uvloop
 
-from bench.client.load import numbers, options
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.compare.arrivals import Mix, measure_rate, schedule
 from bench.compare.grid import QUICK, Grid, GridBench, Row, floors
 from bench.compare.tables import Conditions, ServerFacts, grid_table, rate_table
-from bench.results.report import machine, tell
-from bench.servers.contender import Contender, Manner, contender
+from bench.program.command_line import load_parser, numbers
+from bench.program.report import machine, tell
+from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.peer import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.deploy.child import ChildServer
@@ -49,8 +49,8 @@ MIX = {1: 6.0, 8: 3.0, 32: 1.0}
 async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> int:
     """Runs the whole comparison and returns the exit code."""
     at_start = machine()
-    manner = Manner(arguments.seeded, arguments.settle)
-    async with contender("ours", urls[0], manner) as ours, contender("peer", urls[1], manner) as peer:
+    manner = RequestStyle(arguments.seeded, arguments.settle)
+    async with connect_server("ours", urls[0], manner) as ours, connect_server("peer", urls[1], manner) as peer:
         fresh = FreshPrompts(await ours.load(1).tokens_of(TEXT), seed=arguments.seed)
         grid = grid_of(arguments)
         bench = GridBench(ours, peer, arguments.repeats, fresh)
@@ -76,7 +76,7 @@ def tell_grid(rows: Sequence[Row], conditions: Conditions, arguments: argparse.N
     return tell(record, grid_table(rows), about=conditions.about, floors=promised, check=arguments.check)
 
 
-async def facts_of(server: Contender, idle_s: float) -> ServerFacts:
+async def facts_of(server: ComparedServer, idle_s: float) -> ServerFacts:
     return ServerFacts(str(server.client.base_url), server.model, server.version, await server.idle_percent(idle_s))
 
 
@@ -103,7 +103,7 @@ def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draws total time against n: a panel for each length of prompts and of answers."""
-    from bench.results.plot import Curve, Panel, save  # matplotlib is an extra
+    from bench.program.plot import Curve, Panel, save  # matplotlib is an extra
 
     panels = []
     for prompt_tokens, max_tokens in dict.fromkeys((row.cell.prompt_tokens, row.cell.max_tokens) for row in rows):
@@ -124,14 +124,14 @@ def mix(text: str) -> Mapping[int, float]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, length=numbers, repeats=3)
+    parser = load_parser("bench.compare", __doc__, length=numbers, repeats=3)
     ours, peer = (parser.add_mutually_exclusive_group(required=True) for _ in range(2))
     ours.add_argument("--ours", metavar="URL", help="a running Motet")
     ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start it: --start-ours=--max-n=256")
     peer.add_argument("--peer", metavar="URL", help="a running server of the same model")
     peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM from its virtual environment")
     parser.add_argument("--quick", action="store_true", help="only the cells with floors, unless flags say more")
-    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="seed of prompts and arrivals")
+    parser.add_argument("--seed", type=int, default=new_seed(), help="seed of prompts and arrivals")
     parser.add_argument("--seeded", action="store_true", help="send a seed with each request")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
     parser.add_argument("--idle", type=float, default=3.0, help="seconds for which idle servers are measured")

@@ -10,9 +10,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.client.load import progress
 from bench.client.prompts import FreshPrompts
-from bench.servers.contender import Contender, Figures, Versus
+from bench.program.command_line import progress
+from bench.servers.compared_server import ComparedServer, FigurePair, FiguresByName
 from motet.errors import EngineError
 
 
@@ -68,8 +68,8 @@ def schedule(rate: float, duration_s: float, mix: Mix, *, seed: int) -> list[Arr
 
 
 async def measure_rate(
-    ours: Contender, peer: Contender, arrivals: Sequence[Arrival], *, repeats: int, fresh: FreshPrompts
-) -> Versus:
+    ours: ComparedServer, peer: ComparedServer, arrivals: Sequence[Arrival], *, repeats: int, fresh: FreshPrompts
+) -> FigurePair:
     """Plays the whole schedule on ours, on the peer, on ours ...; all repeats are one sample."""
     plays: dict[str, list[Play]] = {ours.name: [], peer.name: []}
     for _ in range(repeats):
@@ -77,12 +77,12 @@ async def measure_rate(
         for server in (ours, peer):
             plays[server.name].append(await play(server, arrivals, prompts))
             progress(f"{server.name}: {len(arrivals)} requests in {plays[server.name][-1].span_s:.1f} s")
-    return Versus(figures_of(plays[ours.name]), figures_of(plays[peer.name]))
+    return FigurePair(figures_of(plays[ours.name]), figures_of(plays[peer.name]))
 
 
-async def play(server: Contender, arrivals: Sequence[Arrival], prompts: Sequence[list[int]]) -> Play:
+async def play(server: ComparedServer, arrivals: Sequence[Arrival], prompts: Sequence[list[int]]) -> Play:
     loop = asyncio.get_running_loop()
-    server.forget_peak()
+    server.reset_peak()
     start_s = loop.time()
     async with asyncio.TaskGroup() as tasks:
         sent = []
@@ -92,7 +92,7 @@ async def play(server: Contender, arrivals: Sequence[Arrival], prompts: Sequence
     return Play([task.result() for task in sent], loop.time() - start_s, server.peak_mib())
 
 
-async def ask(server: Contender, arrival: Arrival, prompt: list[int], *, due_s: float) -> Outcome | None:
+async def ask(server: ComparedServer, arrival: Arrival, prompt: list[int], *, due_s: float) -> Outcome | None:
     late_s = asyncio.get_running_loop().time() - due_s
     try:
         timing = await server.load(arrival.max_tokens).group(prompt, arrival.n, seed=arrival.seed)
@@ -102,7 +102,7 @@ async def ask(server: Contender, arrival: Arrival, prompt: list[int], *, due_s: 
     return Outcome(late_s + timing.first_s, late_s + timing.last_first_s, late_s + timing.total_s, timing.tokens)
 
 
-def figures_of(plays: Sequence[Play]) -> Figures:
+def figures_of(plays: Sequence[Play]) -> FiguresByName:
     outcomes = [outcome for play in plays for outcome in play.outcomes]
     answered = [outcome for outcome in outcomes if outcome is not None]
     figures: dict[str, float | None] = {

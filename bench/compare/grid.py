@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.client.load import progress
 from bench.client.prompts import FreshPrompts
-from bench.results.report import Bound, Floor
-from bench.servers.contender import Contender, Figures, Sample, Versus, middle_of
+from bench.program.command_line import progress
+from bench.program.report import Bound, Floor
+from bench.servers.compared_server import ComparedServer, FigurePair, FiguresByName, TimedSample, median_sample
 from motet.errors import EngineError
 
 WARM_UP_TOKENS = 8
@@ -43,13 +43,13 @@ QUICK = Grid((FLOOR_PROMPT,), (FLOOR_TOKENS,), FLOOR_NS)
 @dataclass(frozen=True)
 class Row:
     cell: Cell
-    versus: Versus
+    versus: FigurePair
 
 
 @dataclass(frozen=True)
 class GridBench:
-    ours: Contender
-    peer: Contender
+    ours: ComparedServer
+    peer: ComparedServer
     repeats: int
     fresh: FreshPrompts
 
@@ -64,17 +64,17 @@ class GridBench:
     async def _row(self, cell: Cell) -> Row:
         """Measures ours, peer, ours, peer ..., so that other load on the machine affects both."""
         pairs = [await self._both(cell, seed=repeat) for repeat in range(self.repeats)]
-        versus = Versus(figures_of([ours for ours, _ in pairs]), figures_of([peer for _, peer in pairs]))
+        versus = FigurePair(figures_of([ours for ours, _ in pairs]), figures_of([peer for _, peer in pairs]))
         progress(f"{cell}: total {versus.text('total_s', 2)} s")
         return Row(cell, versus)
 
-    async def _both(self, cell: Cell, *, seed: int) -> tuple[Sample | None, Sample | None]:
+    async def _both(self, cell: Cell, *, seed: int) -> tuple[TimedSample | None, TimedSample | None]:
         """Sends the same prompt to both servers."""
         prompt = self.fresh.next(cell.prompt_tokens)
         return await attempt(self.ours, prompt, cell, seed=seed), await attempt(self.peer, prompt, cell, seed=seed)
 
 
-async def attempt(server: Contender, prompt: list[int], cell: Cell, *, seed: int) -> Sample | None:
+async def attempt(server: ComparedServer, prompt: list[int], cell: Cell, *, seed: int) -> TimedSample | None:
     """Times one request. Returns None if it fails, so that the comparison goes on."""
     try:
         return await server.timed([prompt], cell.n, max_tokens=cell.max_tokens, seed=seed)
@@ -83,12 +83,12 @@ async def attempt(server: Contender, prompt: list[int], cell: Cell, *, seed: int
         return None
 
 
-def figures_of(samples: Sequence[Sample | None]) -> Figures:
+def figures_of(samples: Sequence[TimedSample | None]) -> FiguresByName:
     """Returns the figures of the typical request; none if one of the requests failed."""
     whole = [sample for sample in samples if sample is not None]
     if len(whole) < len(samples):
         return {}
-    typical = middle_of(whole)
+    typical = median_sample(whole)
     return {
         "first_s": typical.timing.first_s,
         "last_first_s": typical.timing.last_first_s,
@@ -101,9 +101,9 @@ def figures_of(samples: Sequence[Sample | None]) -> Figures:
 def floors(rows: Sequence[Row]) -> list[Floor]:
     """Returns what Motet promises against vLLM 0.32 on two cores."""
     at = {row.cell.n: row.versus for row in rows if row.cell in set(QUICK.cells())}
-    nothing = Versus({}, {})
+    nothing = FigurePair({}, {})
     one, eight, many = (at.get(n, nothing) for n in FLOOR_NS)
-    ours_alone = Versus(many.ours, one.ours).ratio("last_first_s")
+    ours_alone = FigurePair(many.ours, one.ours).ratio("last_first_s")
     return [
         Floor("decode tokens/s of peer's, n=1", one.ratio("decode_tokens_per_s"), 1.2, Bound.AT_LEAST),
         Floor("decode tokens/s of peer's, n=8", eight.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),

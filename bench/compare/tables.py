@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from bench.compare.grid import Row
-from bench.results.report import table
-from bench.servers.contender import Versus, shown
+from bench.program.report import Table, columns_table
+from bench.servers.compared_server import FigurePair, rounded
 
 GRID_COLUMNS = {
     "first_s": ("first s", 2),
@@ -40,7 +38,7 @@ class ServerFacts:
     """Percent of one core that the idle server takes; None where its processes cannot be seen."""
 
     def __str__(self) -> str:
-        return f"{self.model} at {self.url}, version {self.version}, idle {shown(self.idle_percent, 1)} % of a core"
+        return f"{self.model} at {self.url}, version {self.version}, idle {rounded(self.idle_percent, 1)} % of a core"
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def grid_table(rows: Sequence[Row]) -> Table:
     heads = [("prompt", ""), ("tokens", ""), ("n", "")]
     for head, _ in GRID_COLUMNS.values():
         heads += [(f"{head}\nours / peer", ""), ("\nratio", ".2f")]
-    return table(heads, map(cells_of, rows))
+    return columns_table(heads, map(cells_of, rows))
 
 
 def cells_of(row: Row) -> list[object]:
@@ -73,6 +71,6 @@ def cells_of(row: Row) -> list[object]:
     return cells
 
 
-def rate_table(versus: Versus) -> Table:
+def rate_table(versus: FigurePair) -> Table:
     lines = [(head, versus.text(name, digits), versus.ratio(name)) for name, (head, digits) in RATE_LINES.items()]
-    return table([("", "<"), ("ours / peer", ""), ("ratio", ".2f")], lines)
+    return columns_table([("", "<"), ("ours / peer", ""), ("ratio", ".2f")], lines)

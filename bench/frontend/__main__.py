@@ -26,11 +26,11 @@ from typing import Literal
 
 import psutil
 
-from bench.client.load import numbers, progress
 from bench.frontend.costs import Cost, Gaps, Report, Row, percentile
 from bench.frontend.part_costs import engine_us, pipe_us
 from bench.frontend.raw_client import Clients, Taken, request_bytes
-from bench.results.report import machine
+from bench.program.command_line import numbers, progress
+from bench.program.report import machine
 from motet.errors import StartupError
 
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from rich.table import Table
-
-from bench.results.report import Floor, table, tell
+from bench.program.report import Floor, Table, columns_table, tell
 
 MOST_CLIENTS = 64
 
@@ -97,7 +95,7 @@ class Report:
 def table_of(rows: Sequence[Row]) -> Table:
     heads = [("route", "<"), ("n", ""), ("clients", ""), ("tokens", ""), ("us a token", ".2f"), ("bare", ".2f")]
     heads += [("ratio", ".2f"), ("tokens/s", ",.0f"), ("first p50 ms", ".1f"), ("p99", ".1f"), ("bare p99", ".1f")]
-    return table(heads, map(cells_of, rows))
+    return columns_table(heads, map(cells_of, rows))
 
 
 def cells_of(row: Row) -> Sequence[object]:

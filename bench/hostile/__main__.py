@@ -1,30 +1,27 @@
-"""Measures what hostile clients with a key cost a neighbour: large requests of all kinds, sent again and again.
+"""Measures the cost that hostile clients with a key cause to another client: large requests of all kinds, repeated.
 
-A server with an engine that takes a step every 10 ms runs in a process of its own. A neighbour streams from it, first
-alone, then beside clients that send the requests of `bench.hostile.large_requests` and do what is in
-`bench.hostile.courses`, in turn. "lag" is how late a task of the server's event loop wakes that sleeps for a
-millisecond, as far as the server itself is to blame; "step" is the mean time between two tokens of the neighbour.
-Nothing may be answered with a 500, and when the hostile clients are gone, no choice and no task of theirs may be left.
-Prints a table, the goals, and JSON on the last line.
+A server with an engine that takes a step every 10 ms runs in a separate process. A client streams from it, first alone,
+then while hostile clients send the requests of `bench.hostile.large_requests` and run `bench.hostile.courses`, in turn.
+"lag" is how late the event loop of the server wakes a task that sleeps for a millisecond (`bench.hostile.loop_lag`);
+"step" is the mean time between two tokens of the stream. No answer can have the status 500, and after the hostile
+clients have left, none of their choices and tasks can remain. Prints a table, the floors, and JSON on the last line.
 
-With `--each`, every request is sent alone, three times, and every course once. Its lag is the greatest while it was
-answered, and of the three times the least, since other work on the machine can only add to it.
+With `--each`, every request is sent alone, three times, and every course runs once. The lag of a request is the maximum
+lag until its answer ended; the lowest of the three counts, because other work on the machine can only add to it.
 
 Run: python -m bench.hostile [--clients 4] [--seconds 10] [--each]
 """
 
 import argparse
-import asyncio
 import http.client
 import itertools
-import json
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,63 +33,51 @@ import uvloop
 from bench.frontend.measured_server import serve
 from bench.hostile.courses import COURSES
 from bench.hostile.large_requests import ANSWERED, MESSAGE, REFUSED
-from bench.results.report import Floor, machine, table, tell
+from bench.hostile.loop_lag import MAX_LAG_MS, LagServer, lag_server, print_lags
+from bench.program.command_line import add_check, benchmark_parser
+from bench.program.report import Cells, Floor, machine, print_report, table
 
 JSON = {"content-type": "application/json"}
 NICENESS = 10
-"""Of the hostile clients, which have machines of their own in life: making and sending requests is no work of the
-server's."""
+"""Niceness of the hostile clients, which in reality run on other machines: their CPU time is not the server's work."""
 STEP_S = 0.01
-MOST_LAG_MS = 50.0
-MOST_STEP_RATIO = 1.2
-TOLD_AT_ONCE = 100
+MAX_STEP_RATIO = 1.2
 SETTLE_S = 30.0
 SPARE_TASKS = 3
-"""Tasks more than before that may be there: the measuring client's own connection has some."""
+"""Number of tasks that can remain: the measuring client's own connection has some."""
 TASKS = re.compile(r"(?m)^motet:event_loop_tasks (.*)$")
 FAILED = re.compile(r'(?m)^motet:http_requests_total\{.*status="500".*\} (.*)$')
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a neighbour got in one stretch of time."""
+class StreamShare:
+    """The service that a streaming client got in one interval."""
 
     lag_p50_ms: float
     lag_p999_ms: float
     lag_max_ms: float
     step_ms: float
 
+    def cells(self, name: str) -> Cells:
+        return [
+            ("client", name, "<"),
+            ("lag p50 ms", self.lag_p50_ms, ".2f"),
+            ("p99.9", self.lag_p999_ms, ".2f"),
+            ("max", self.lag_max_ms, ".2f"),
+            ("step ms", self.step_ms, ".2f"),
+        ]
+
 
 @dataclass(frozen=True)
 class Aftermath:
-    """What hostile clients have left."""
+    """The state of the server after the hostile clients have left."""
 
     failures: int
-    """Answers with the status 500."""
+    """Number of answers with the status 500."""
     choices: int
-    """Choices that still are written, or wait."""
+    """Number of choices that are still running or waiting."""
     tasks: int
-    """Tasks of the event loop, more than before."""
-
-
-async def watching(serving: Coroutine[None, None, None]) -> None:
-    """Runs a server, and prints when the loop woke, and how late it was, both in seconds; at most for as long as the
-    process worked meanwhile, since a neighbour on the machine may hold it up too."""
-
-    async def watch() -> None:
-        lags: list[tuple[float, float]] = []
-        while True:
-            began, worked = time.monotonic(), time.process_time()
-            await asyncio.sleep(0.001)
-            woke = time.monotonic()
-            lags.append((woke, min(woke - began - 0.001, time.process_time() - worked)))
-            if len(lags) == TOLD_AT_ONCE:
-                print(json.dumps(lags), flush=True)
-                lags.clear()
-
-    watched = asyncio.create_task(watch())
-    await serving
-    watched.cancel()
+    """Number of tasks of the event loop in addition to the tasks before."""
 
 
 def requests_by_name() -> dict[str, tuple[str, bytes]]:
@@ -101,7 +86,8 @@ def requests_by_name() -> dict[str, tuple[str, bytes]]:
 
 
 def send(server: str, path: str, content: bytes) -> int:
-    """Returns the status of the answer; 0 if there is none, as for a body that is refused before its end."""
+    """Returns the status of the answer. Returns 0 if there is no answer, as for a body that is refused before its
+    end."""
     connection = http.client.HTTPConnection(server)
     try:
         connection.request("POST", path, content, JSON)
@@ -115,7 +101,7 @@ def send(server: str, path: str, content: bytes) -> int:
 
 
 def acts(url: str) -> dict[str, Callable[[], list[int]]]:
-    """Returns all requests and courses, by their names. Each returns the statuses that it was told."""
+    """Returns all requests and courses by name. Each returns the statuses that it received."""
     server = urlsplit(url).netloc
 
     def sending(path: str, content: bytes) -> list[int]:
@@ -128,72 +114,53 @@ def acts(url: str) -> dict[str, Callable[[], list[int]]]:
 
 
 def attack(url: str, *, clients: int) -> None:
-    """Does all of it again and again, until its standard input ends, as it does with its parent."""
+    """Sends all requests and runs all courses repeatedly, until standard input ends, which it does with the parent."""
     every = list(acts(url).values())
     os.nice(NICENESS)
 
-    def go_on(first: int) -> None:
+    def repeat(first: int) -> None:
         for act in itertools.islice(itertools.cycle(every), first, None):
             with suppress(OSError):
                 act()
 
     for number in range(clients):
-        threading.Thread(target=go_on, args=(number * len(every) // clients,), daemon=True).start()
+        threading.Thread(target=repeat, args=(number * len(every) // clients,), daemon=True).start()
     sys.stdin.read()
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "bench.hostile", *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def attacking(url: str, *, clients: int) -> Iterator[None]:
+    """Runs the hostile clients in a separate process, which is killed at the end of the context."""
+    command = [sys.executable, "-m", "bench.hostile", "--attack", url, "--clients", str(clients)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
     try:
-        yield process
+        yield
     finally:
         process.kill()
         process.communicate()
 
 
-def share(url: str, lags: Sequence[tuple[float, float]], *, seconds: float) -> Share:
-    """Streams for at least so long. `lags` are added by another thread."""
+def stream_share(server: LagServer, *, seconds: float) -> StreamShare:
+    """Streams for at least that many seconds."""
     body = {"messages": [MESSAGE], "max_tokens": 400, "stream": True}
     steps, began = 0, time.monotonic()
     while time.monotonic() < began + seconds:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=600) as response:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=600) as response:
             response.raise_for_status()
             steps += sum(line.startswith("data: ") for line in response.iter_lines())
     ended = time.monotonic()
-    late_ms = sorted(1000 * lag for woke, lag in list(lags) if began < woke <= ended)
-    p50, p999 = (late_ms[int(part * len(late_ms))] for part in (0.5, 0.999))
-    return Share(p50, p999, late_ms[-1], 1000 * (ended - began) / steps)
-
-
-def collect(lines: Iterable[str], lags: list[tuple[float, float]]) -> None:
-    for line in lines:
-        if line.startswith("["):
-            lags += json.loads(line)
-
-
-@contextmanager
-def watched() -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Runs a server, and yields its URL and the lags of its loop, to which a thread adds."""
-    with running("--serve") as server:
-        assert server.stdout is not None  # it is a pipe
-        lines = iter(server.stdout)
-        url = next(line.strip() for line in lines if line.startswith("http"))
-        lags: list[tuple[float, float]] = []
-        reading = threading.Thread(target=collect, args=(lines, lags))
-        reading.start()
-        yield url, lags
-    reading.join()
+    lags_ms = server.lags_ms(began, ended)
+    p50, p999 = (lags_ms[int(part * len(lags_ms))] for part in (0.5, 0.999))
+    return StreamShare(p50, p999, lags_ms[-1], 1000 * (ended - began) / steps)
 
 
 def tasks_and_failures(url: str) -> tuple[int, int]:
-    told = httpx.get(f"{url}/metrics").text
-    return int(float(TASKS.findall(told)[0])), int(sum(map(float, FAILED.findall(told))))
+    exposition = httpx.get(f"{url}/metrics").text
+    return int(float(TASKS.findall(exposition)[0])), int(sum(map(float, FAILED.findall(exposition))))
 
 
 def aftermath(url: str, *, tasks_before: int) -> Aftermath:
-    """Waits for a while until nothing is left, and returns what is."""
+    """Waits until nothing is left, for `SETTLE_S` at most, and returns what is left."""
     deadline_s = time.monotonic() + SETTLE_S
     while True:
         (worker,) = httpx.get(f"{url}/status").json()["workers"]
@@ -204,69 +171,75 @@ def aftermath(url: str, *, tasks_before: int) -> Aftermath:
         time.sleep(0.5)
 
 
-def measure(*, clients: int, seconds: float) -> tuple[dict[str, Share], Aftermath]:
-    with watched() as (url, lags):
-        alone = share(url, lags, seconds=seconds)
-        tasks_before, _ = tasks_and_failures(url)
-        with running("--attack", url, "--clients", str(clients)):
-            beside = share(url, lags, seconds=seconds)
-        left = aftermath(url, tasks_before=tasks_before)
-    return {"alone": alone, "beside hostile clients": beside}, left
+def measure(*, clients: int, seconds: float) -> tuple[dict[str, StreamShare], Aftermath]:
+    with lag_server("bench.hostile", "--serve", kill=True) as server:
+        alone = stream_share(server, seconds=seconds)
+        tasks_before, _ = tasks_and_failures(server.url)
+        with attacking(server.url, clients=clients):
+            under_attack = stream_share(server, seconds=seconds)
+        left = aftermath(server.url, tasks_before=tasks_before)
+    return {"alone": alone, "with hostile clients": under_attack}, left
 
 
 def lag_of_each() -> list[tuple[str, int, float]]:
-    """Returns the name, the greatest status and the lag in milliseconds of each act, the greatest lag first."""
+    """Returns the name, the highest status and the lag in milliseconds of each act, in descending order of the lag."""
     found = []
-    with watched() as (url, lags):
-        for name, act in acts(url).items():
-            greatest, told = [], [0]
+    with lag_server("bench.hostile", "--serve", kill=True) as server:
+        for name, act in acts(server.url).items():
+            lags_ms, statuses = [], [0]
             for _ in range(1 if name in COURSES else 3):
                 began = time.monotonic()
-                told += act()
-                ended = time.monotonic()
-                while not lags or lags[-1][0] < ended:  # they come in pieces
-                    time.sleep(0.01)
-                greatest.append(1000 * max(lag for woke, lag in list(lags) if began < woke <= ended + 0.05))
-            found.append((name, max(told), min(greatest)))
+                statuses += act()
+                lags_ms.append(server.max_lag_ms(began, time.monotonic()))
+            found.append((name, max(statuses), min(lags_ms)))
     return sorted(found, key=lambda row: -row[2])
 
 
+def report_each(*, check: bool) -> int:
+    each = lag_of_each()
+    shown = table(
+        [("request", name, "<"), ("status", status, "d"), ("lag ms", lag, ".1f")] for name, status, lag in each
+    )
+    floors = [
+        Floor("maximum lag of a request, ms", each[0][2], MAX_LAG_MS),
+        Floor("requests with status 500", sum(status == 500 for _, status, _ in each), 0),
+    ]
+    return print_report({"each": each}, shown, conditions=machine(), floors=floors, check=check)
+
+
+def report(*, clients: int, seconds: float, check: bool) -> int:
+    found, left = measure(clients=clients, seconds=seconds)
+    alone, under_attack = found.values()
+    floors = [
+        Floor("lag p99.9 with hostile clients, ms", under_attack.lag_p999_ms, MAX_LAG_MS),
+        Floor("step with hostile clients / alone", under_attack.step_ms / alone.step_ms, MAX_STEP_RATIO),
+        Floor("answers with status 500", left.failures, 0),
+        Floor("choices left", left.choices, 0),
+        Floor("tasks left", left.tasks, SPARE_TASKS),
+    ]
+    shown = table(share.cells(name) for name, share in found.items())
+    record = {name: asdict(share) for name, share in found.items()} | {"left": asdict(left)}
+    return print_report(record, shown, conditions=machine(), floors=floors, check=check)
+
+
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=4, help="hostile clients")
+    parser = benchmark_parser("bench.hostile", __doc__)
+    parser.add_argument("--clients", type=int, default=4, help="number of hostile clients")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
-    parser.add_argument("--check", action="store_true", help="fail when a goal is missed")
-    parser.add_argument("--each", action="store_true", help="send every request alone, and tell the lag of each")
+    add_check(parser)
+    parser.add_argument("--each", action="store_true", help="send every request alone, and print the lag of each")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.serve:
-        uvloop.run(watching(serve("motet", burst=1, rest_s=STEP_S)))
+        uvloop.run(print_lags(serve("motet", burst=1, rest_s=STEP_S)))
         return 0
     if arguments.attack:
         attack(arguments.attack, clients=arguments.clients)
         return 0
     if arguments.each:
-        each = lag_of_each()
-        columns = [("request", "<"), ("status", "d"), ("lag ms", ".1f")]
-        goals = [
-            Floor("greatest lag of a request, ms", each[0][2], MOST_LAG_MS),
-            Floor("requests answered with a 500", sum(status == 500 for _, status, _ in each), 0),
-        ]
-        return tell({"each": each}, table(columns, each), about=machine(), floors=goals, check=arguments.check)
-    found, left = measure(clients=arguments.clients, seconds=arguments.seconds)
-    alone, beside = found.values()
-    columns = [("neighbour", "<"), *((name, ".2f") for name in ("lag p50 ms", "p99.9", "max", "step ms"))]
-    goals = [
-        Floor("lag at p99.9 beside hostile clients, ms", beside.lag_p999_ms, MOST_LAG_MS),
-        Floor("step beside hostile clients, of alone", beside.step_ms / alone.step_ms, MOST_STEP_RATIO),
-        Floor("answers with a 500", left.failures, 0),
-        Floor("choices left", left.choices, 0),
-        Floor("tasks left", left.tasks, SPARE_TASKS),
-    ]
-    rows = [(name, *asdict(one).values()) for name, one in found.items()]
-    record = {name: asdict(one) for name, one in found.items()} | {"left": asdict(left)}
-    return tell(record, table(columns, rows), about=machine(), floors=goals, check=arguments.check)
+        return report_each(check=arguments.check)
+    return report(clients=arguments.clients, seconds=arguments.seconds, check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What hostile clients do in more than one request, or without reading their answer: groups are kept by the thousand,
-looked at, ended and asked for more all at once; streams are read slowly or left in each of their phases; the page is
-asked for files that are not its own; traces are named wrongly.
+"""Courses of hostile clients: what they do in several requests, or without reading their answers.
 
-A course gets the address of a server, as `host:port`, talks to it over sockets of its own, and returns the statuses
-that it was told. None may be a 500, and nothing may be left when it is over.
+They keep groups by the thousand, and look at, end and extend them all at once. They read streams slowly, or disconnect
+in each phase of a stream. They request files outside the page, and send invalid trace headers.
+
+A course gets the address of a server as `host:port`, sends requests over sockets of its own, and returns the statuses
+that it received. None of them can be 500, and nothing can be left on the server afterwards.
 """
 
 import contextlib
@@ -18,12 +19,12 @@ from bench.hostile.large_requests import CHAT, COUNT_TOKENS, MESSAGE, MESSAGES, 
 
 Course = Callable[[str], list[int]]
 KEPT = 1500
-"""Groups that one client asks to be kept: more than a server keeps."""
+"""Number of groups that one client requests to keep: more than a server keeps."""
 TIMEOUT_S = 60.0
-PATIENCE_S = 0.5
-"""How long a slow reader reads nothing."""
+PAUSE_S = 0.5
+"""Time for which a slow reader reads nothing."""
 SMALL_BYTES = 4096
-"""Of a slow reader's buffer."""
+"""Size of a slow reader's receive buffer."""
 STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 ID = re.compile(rb'"id":"([a-z]+-[0-9a-f]+)"')
 STREAMED: Mapping[str, tuple[str, bytes]] = {
@@ -50,8 +51,8 @@ STATES = ("a=1", "a=" + "b" * 600, "=,=,=", "a=1," * 400, "é=ü", "k" * 300 + "
 """Values of `tracestate`."""
 
 
-def asked(method: str, path: str, content: bytes = b"", *, headers: Mapping[str, str] | None = None) -> bytes:
-    """Returns the bytes of a request, which asks the server to end the connection after its answer."""
+def request_bytes(method: str, path: str, content: bytes = b"", *, headers: Mapping[str, str] | None = None) -> bytes:
+    """Returns the bytes of a request, which tells the server to close the connection after its answer."""
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", f"content-length: {len(content)}"]
     lines += ["content-type: application/json"] if content else []
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
@@ -60,7 +61,7 @@ def asked(method: str, path: str, content: bytes = b"", *, headers: Mapping[str,
 
 @contextlib.contextmanager
 def connected(server: str, *, buffer_bytes: int = 0) -> Iterator[socket.socket]:
-    """Yields a connection. It is reset at the end if the server has not ended it before."""
+    """Yields a connection. It is reset at the end if the server has not closed it before."""
     host, _, port = server.rpartition(":")
     with socket.socket() as connection:
         connection.settimeout(TIMEOUT_S)
@@ -71,18 +72,18 @@ def connected(server: str, *, buffer_bytes: int = 0) -> Iterator[socket.socket]:
 
 
 def read(connection: socket.socket, *, enough: re.Pattern[bytes] | None = None) -> bytes:
-    """Reads to the end, or until `enough` is found."""
-    told = b""
+    """Reads to the end of the connection, or until `enough` is found."""
+    received = b""
     with contextlib.suppress(OSError):
         while piece := connection.recv(1 << 16):
-            told += piece
-            if enough is not None and enough.search(told):
+            received += piece
+            if enough is not None and enough.search(received):
                 break
-    return told
+    return received
 
 
-def sent(server: str, request: bytes) -> bytes:
-    """Sends a request on a connection of its own; returns the whole answer."""
+def exchange(server: str, request: bytes) -> bytes:
+    """Sends a request on a new connection, and returns the complete answer."""
     with contextlib.suppress(OSError), connected(server) as connection:
         connection.sendall(request)
         return read(connection)
@@ -90,63 +91,69 @@ def sent(server: str, request: bytes) -> bytes:
 
 
 def statuses(*answers: bytes) -> list[int]:
-    """Returns the statuses of answers; 0 for one that ended before it had any."""
+    """Returns the statuses of answers. The status is 0 if the connection ended before it."""
     found = [STATUS.match(answer) for answer in answers]
     return [0 if one is None else int(one[1]) for one in found]
 
 
 def all_at_once(server: str, requests: Sequence[bytes]) -> list[int]:
     with ThreadPoolExecutor(16) as pool:
-        return statuses(*pool.map(lambda request: sent(server, request), requests))
+        return statuses(*pool.map(lambda request: exchange(server, request), requests))
 
 
 def keep_many(server: str) -> list[int]:
-    """Asks for more groups to be kept than a server keeps, and looks at the last one again and again."""
-    one = asked("POST", CHAT, chat(n=1, max_tokens=1, keep_s=3600))
-    told = all_at_once(server, [one] * KEPT)
-    found = ID.search(sent(server, one))
+    """Requests more kept groups than a server keeps, and queries the last one repeatedly."""
+    request = request_bytes("POST", CHAT, chat(n=1, max_tokens=1, keep_s=3600))
+    received = all_at_once(server, [request] * KEPT)
+    found = ID.search(exchange(server, request))
     path = "/v1/groups/x" if found is None else f"/v1/groups/{found[1].decode()}"
-    return told + all_at_once(server, [asked("GET", path)] * 50 + [asked("DELETE", path)] * 5)
+    queries = [request_bytes("GET", path)] * 50 + [request_bytes("DELETE", path)] * 5
+    return received + all_at_once(server, queries)
 
 
 def race(server: str) -> list[int]:
-    """Ends every choice of a group that streams, several times, and the group, and asks for more, all at once."""
+    """Ends every choice of a streaming group several times, ends the group, and requests more choices, all at once."""
     path, content = STREAMED["a policy, step by step"]
     kept = json.dumps(
         json.loads(content) | {"keep_s": 60, "n": 32, "group": {"start": 8, "deterministic": True}}
     ).encode()
     with connected(server) as connection:
-        connection.sendall(asked("POST", path, kept))
-        begun = read(connection, enough=ID)
-        found = ID.search(begun)
+        connection.sendall(request_bytes("POST", path, kept))
+        beginning = read(connection, enough=ID)
+        found = ID.search(beginning)
         if found is None:
-            return statuses(begun)
+            return statuses(beginning)
         group = f"/v1/groups/{found[1].decode()}"
-        ends = [asked("DELETE", f"{group}/choices/{index % 33}") for index in range(80)]
-        more = [asked("POST", f"{group}/more", b'{"n":8,"stream":true}'), asked("POST", f"{group}/more", b'{"n":99}')]
-        looks = [asked("GET", group), asked("GET", f"{group}-0"), asked("DELETE", f"{group}/choices/-1")]
-        told = all_at_once(server, [*ends[:40], *more, *looks * 4, asked("DELETE", group), *ends[40:], *more, *looks])
-        return statuses(begun + read(connection)) + told
+        ends = [request_bytes("DELETE", f"{group}/choices/{index % 33}") for index in range(80)]
+        more = [request_bytes("POST", f"{group}/more", body) for body in (b'{"n":8,"stream":true}', b'{"n":99}')]
+        queries = [
+            request_bytes("GET", group),
+            request_bytes("GET", f"{group}-0"),
+            request_bytes("DELETE", f"{group}/choices/-1"),
+        ]
+        requests = [*ends[:40], *more, *queries * 4, request_bytes("DELETE", group), *ends[40:], *more, *queries]
+        received = all_at_once(server, requests)
+        return statuses(beginning + read(connection)) + received
 
 
 def read_slowly(server: str) -> list[int]:
-    """Reads nothing of a stream for a while, and then leaves."""
+    """Reads nothing of a stream for a while, and then disconnects."""
 
     def slow(path: str, content: bytes) -> bytes:
         with connected(server, buffer_bytes=SMALL_BYTES) as connection:
-            connection.sendall(asked("POST", path, content))
-            time.sleep(PATIENCE_S)
+            connection.sendall(request_bytes("POST", path, content))
+            time.sleep(PAUSE_S)
             return connection.recv(SMALL_BYTES)
 
     with ThreadPoolExecutor(16) as pool:
-        return statuses(*pool.map(lambda one: slow(*one), [*STREAMED.values()] * 4))
+        return statuses(*pool.map(lambda request: slow(*request), [*STREAMED.values()] * 4))
 
 
-def leave(server: str) -> list[int]:
-    """Leaves streams in each phase: in the head, in the body, before the first byte, and in the midst of an answer."""
-    told = []
+def disconnect(server: str) -> list[int]:
+    """Disconnects in each phase: in the head, in the body, before the first byte, and in the middle of the answer."""
+    received = []
     for path, content in STREAMED.values():
-        request = asked("POST", path, content)
+        request = request_bytes("POST", path, content)
         for place in (10, len(request) - len(content) // 2, len(request)):
             with connected(server) as connection:
                 connection.sendall(request[:place])
@@ -156,31 +163,33 @@ def leave(server: str) -> list[int]:
                 first = connection.recv(4096)
                 for _ in range(pieces):
                     connection.recv(512)
-            told += statuses(first)
-    return told
+            received += statuses(first)
+    return received
 
 
-def ask_for_files(server: str) -> list[int]:
-    """Asks for files beside those of the page. One that is given would be a 200."""
-    told = [
-        *all_at_once(server, [asked(method, path) for path in PATHS for method in ("GET", "DELETE")]),
-        *all_at_once(server, [asked("POST", f"{path}/more", b'{"n":1}') for path in PATHS]),
+def request_files(server: str) -> list[int]:
+    """Requests files outside the page. An answer with status 200 would have delivered one, and is returned as 500."""
+    received = [
+        *all_at_once(server, [request_bytes(method, path) for path in PATHS for method in ("GET", "DELETE")]),
+        *all_at_once(server, [request_bytes("POST", f"{path}/more", b'{"n":1}') for path in PATHS]),
     ]
-    return [500 if status == 200 else status for status in told]
+    return [500 if status == 200 else status for status in received]
 
 
-def name_traces_wrongly(server: str) -> list[int]:
-    """Sends headers of traces that are none."""
+def send_invalid_traces(server: str) -> list[int]:
+    """Sends invalid trace headers."""
     heads = [{"traceparent": trace, "tracestate": state} for trace in TRACES for state in STATES]
     rest = (CHAT, chat(n=2, max_tokens=2)), (COUNT_TOKENS, body(messages=[MESSAGE]))
-    return all_at_once(server, [asked("POST", path, content, headers=head) for head in heads for path, content in rest])
+    return all_at_once(
+        server, [request_bytes("POST", path, content, headers=head) for head in heads for path, content in rest]
+    )
 
 
 COURSES: Mapping[str, Course] = {
     "groups kept by the thousand": keep_many,
-    "ended and asked for more at once": race,
+    "group ended and extended at once": race,
     "slow readers": read_slowly,
-    "left in each phase": leave,
-    "files beside the page's": ask_for_files,
-    "traces that are none": name_traces_wrongly,
+    "disconnected in each phase": disconnect,
+    "files outside the page": request_files,
+    "invalid traces": send_invalid_traces,
 }

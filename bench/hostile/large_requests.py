@@ -1,4 +1,4 @@
-"""Requests with which a hostile client may try to hold up the streams of others: most have several megabytes."""
+"""Requests with which a hostile client can try to delay the streams of other clients. Most have several megabytes."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +12,10 @@ CALLED = [
     {"type": "function_call_output", "call_id": "1", "output": "x"},
 ]
 Make = Callable[[], bytes]
-"""Makes a body. It is made when it is sent: all of them together have 150 MB."""
+"""Makes a body. Bodies are made when they are sent, because all of them together have 150 MB."""
 TEXT_BLOCK = '{"type":"text","text":"x"}'
 SLOW_PATTERN = "[ab]*a[ab]{20}[^x]*([a-z]{100}|.)"
-"""RE2 has no automaton for it that is small enough, so it tries all of its instructions at each byte."""
+"""A pattern for which RE2 cannot build a small automaton, so that it tries all of its instructions at each byte."""
 POSTERIORS = {"any_of": [{"posterior": 0.999_999_9} for _ in range(8)]}
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
@@ -42,7 +42,7 @@ def steered(group: object, **fields: object) -> bytes:
 
 
 def nested(times: int) -> dict[str, object]:
-    """Returns conditions inside one another."""
+    """Returns nested conditions."""
     inner: dict[str, object] = {"finished": 1}
     for _ in range(times):
         inner = {"any_of": [inner]}
@@ -58,7 +58,7 @@ def tokens(ids: Sequence[int]) -> bytes:
 
 
 def padded(first: str, piece: str, *, last: str, size: int = 7 * 2**20) -> bytes:
-    """Returns a body of about `size` bytes, a little less than a server takes."""
+    """Returns a body of about `size` bytes, by default a little less than a server accepts."""
     return (first + piece * (size // len(piece)) + last).encode()
 
 
@@ -192,7 +192,7 @@ REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
         ),
         None,
     ),
-    "a call as deep as can be": (
+    "a deeply nested call": (
         MESSAGES,
         lambda: (
             b'{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f",'
@@ -212,8 +212,8 @@ REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
     ),
     "long stop sequences": (MESSAGES, lambda: message(stop_sequences=["x" * 100_000] * 60), None),
 }
-"""What is refused, by its name: route, what makes the body, and the field that the error names; None for messages,
-whose errors name it in words."""
+"""Requests that are refused, by name: route, function that makes the body, and the field that the error names. The
+field is None for messages, whose errors name the field in their text."""
 
 ANSWERED: Mapping[str, tuple[str, Make]] = {
     "250 prompts of 3900 tokens": (COMPLETIONS, lambda: body(prompt=[[5] * 3900] * 250, max_tokens=1)),
@@ -262,4 +262,4 @@ ANSWERED: Mapping[str, tuple[str, Make]] = {
         lambda: body(messages=[{"role": "user", "content": "hello world " * 1900}], system="x " * 100),
     ),
 }
-"""What is answered, by its name: as much as a client may ask for in one way or another."""
+"""Requests that are answered, by name: each has the maximum that a client is allowed to request in some respect."""

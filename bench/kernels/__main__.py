@@ -14,12 +14,11 @@ from dataclasses import asdict, astuple, dataclass
 from statistics import median
 
 import torch
-from rich.table import Table
 
-from bench.client.load import numbers
 from bench.kernels.blocked_products import block_table, measure_blocks
 from bench.kernels.multiplications import BYTES, ONEDNN_PACKED, WAYS, Multiply
-from bench.results.report import machine, table, tell
+from bench.program.command_line import numbers
+from bench.program.report import Table, columns_table, machine, tell
 from motet.engines.native.cpu.panels import Arena
 
 SHAPES = ("576x960", "576x3072", "1536x576", "576x49152", "4096x4096")
@@ -129,7 +128,7 @@ def measure(shape: str, rows: Sequence[int], ways: Sequence[str], repeats: int) 
 
 def table_of(figures: Sequence[Figure]) -> Table:
     heads = [("depth x columns", "<"), ("rows", ""), ("way", "<"), ("us", ".1f"), ("GB/s", ".1f"), ("GFLOP/s", ".0f")]
-    return table([*heads, ("against ours", ".2f")], map(astuple, figures))
+    return columns_table([*heads, ("against ours", ".2f")], map(astuple, figures))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

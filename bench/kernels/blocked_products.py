@@ -13,11 +13,10 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from bench.results.report import table
+from bench.program.report import Table, columns_table
 from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead
 from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.cpu.library import library
@@ -139,4 +138,4 @@ def measure_blocks(repeats: int) -> list[BlockFigure]:
 
 def block_table(figures: Sequence[BlockFigure]) -> Table:
     heads = [("rows", ""), ("way", "<"), ("us a layer", ".1f"), ("against ours", ".2f"), ("compiled in s", ".1f")]
-    return table(heads, map(astuple, figures))
+    return columns_table(heads, map(astuple, figures))

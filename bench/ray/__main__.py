@@ -18,14 +18,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from bench.client.load import Load, Timing, middle, numbers, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.fork import connected
+from bench.client.load import Load, Timing, median_timing, open_client
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.frontend.__main__ import Case, Server
 from bench.frontend.raw_client import Clients
+from bench.program.command_line import numbers, progress
+from bench.program.report import machine, tell
 from bench.ray.hop_costs import Cost, Row, model_table, scripted_table
 from bench.ray.process_cpu import cpu_by_part, own_url
-from bench.results.report import machine, tell
 from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
 from motet.settings.server_config import environment
@@ -104,9 +104,9 @@ async def measure_model(ns: Sequence[int], repeats: int) -> dict[str, dict[int, 
             arguments = (*shape, *on_ray, "--ingress", ingress)
             urls[str(ingress)] = stack.enter_context(ChildServer(arguments, command="ray", port=free_port())).url
         timings: dict[str, dict[int, list[Timing]]] = {name: {n: [] for n in ns} for name in urls}
-        clients = {name: connected(url) for name, url in urls.items()}
+        clients = {name: open_client(url) for name, url in urls.items()}
         loads = {name: Load(client, MAX_TOKENS, count_blocks=False) for name, client in clients.items()}
-        fresh = FreshPrompts(await loads["local cell"].tokens_of(TEXT), seed=seed_of_this_run())
+        fresh = FreshPrompts(await loads["local cell"].tokens_of(TEXT), seed=new_seed())
         for load in loads.values():
             await load.group(fresh.next(PROMPT_TOKENS), 2, seed=0)  # warm-up
         for repeat in range(repeats):
@@ -115,7 +115,7 @@ async def measure_model(ns: Sequence[int], repeats: int) -> dict[str, dict[int, 
                     timings[name][n].append(await load.group(fresh.next(PROMPT_TOKENS), n, seed=repeat))
         for client in clients.values():
             await client.aclose()
-    return {name: {n: middle(taken) for n, taken in by_n.items()} for name, by_n in timings.items()}
+    return {name: {n: median_timing(taken) for n, taken in by_n.items()} for name, by_n in timings.items()}
 
 
 def cases(text: str) -> list[Case]:

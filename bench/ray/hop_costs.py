@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from rich.table import Table
-
 from bench.client.load import Timing
-from bench.results.report import table
+from bench.program.report import Table, columns_table
 
 PARTS = ("worker", "gateway", "proxy", "rest")
 
@@ -44,7 +42,7 @@ class Row:
 
 def scripted_table(rows: Sequence[Row]) -> Table:
     heads = [("n", ""), ("clients", ""), ("way", "<"), ("tokens/s", ",.0f"), ("first ms", ".1f"), ("us a token", ".2f")]
-    return table([*heads, *((part, ".2f") for part in PARTS)], map(cells_of, rows))
+    return columns_table([*heads, *((part, ".2f") for part in PARTS)], map(cells_of, rows))
 
 
 def cells_of(row: Row) -> Sequence[object]:
@@ -61,4 +59,4 @@ def model_table(model: Mapping[str, Mapping[int, Timing]]) -> Table:
         for n in ns
         for way, timing in ((way, timings[n]) for way, timings in model.items())
     ]
-    return table([*heads, ("decode tokens/s", ".0f")], cells)
+    return columns_table([*heads, ("decode tokens/s", ".0f")], cells)

@@ -35,13 +35,13 @@ from pathlib import Path
 import msgspec
 from transformers import AutoTokenizer
 
-from bench.client.load import options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.results.report import machine, tell
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.program.command_line import load_parser, progress
+from bench.program.report import machine, tell
 from bench.rollout.results import Results, Served, floors, tables
 from bench.rollout.trainer import Drawn, Policy
 from bench.rollout.weight_updates import Send, update_while_streaming, ways
-from bench.servers.contender import Contender, Manner, contender
+from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.peer import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.deploy.child import ChildServer
@@ -87,7 +87,7 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice]
 
 
-async def draw(server: Contender, prompt: Sequence[int], n: int, max_tokens: int) -> list[Drawn]:
+async def draw(server: ComparedServer, prompt: Sequence[int], n: int, max_tokens: int) -> list[Drawn]:
     """Returns the n answers to a prompt, from one request."""
     body = {
         "model": server.model,
@@ -105,9 +105,11 @@ async def draw(server: Contender, prompt: Sequence[int], n: int, max_tokens: int
     return [Drawn(prompt, choice.token_ids, choice.logprobs.token_logprobs) for choice in choices]
 
 
-async def draw_batch(server: Contender, prompts: Sequence[Sequence[int]], shape: Shape) -> tuple[list[Drawn], float]:
+async def draw_batch(
+    server: ComparedServer, prompts: Sequence[Sequence[int]], shape: Shape
+) -> tuple[list[Drawn], float]:
     """Returns all answers, those of a prompt together, and the seconds that they took."""
-    await asyncio.sleep(server.manner.settle_s)
+    await asyncio.sleep(server.style.settle_s)
     begin = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(draw(server, prompt, shape.n, shape.max_tokens)) for prompt in prompts]
@@ -124,7 +126,7 @@ class RolloutBench:
     ways: Mapping[str, Send]
     results: Results = field(default_factory=Results)
 
-    async def serve(self, server: Contender, dtype: str) -> None:
+    async def serve(self, server: ComparedServer, dtype: str) -> None:
         """Measures a batch, and how far its log-probabilities are from the trainer's."""
         await draw(server, self.fresh.next(self.shape.prompt_tokens), self.shape.n, WARM_UP_TOKENS)
         prompts = [self.fresh.next(self.shape.prompt_tokens) for _ in range(self.shape.prompts)]
@@ -136,7 +138,7 @@ class RolloutBench:
             some = answers[:COMPARED_N]
             self.results.train_s = self.policy.step_s(some) * len(answers) / len(some)
 
-    async def update(self, server: Contender, dtype: str) -> None:
+    async def update(self, server: ComparedServer, dtype: str) -> None:
         """Measures an update by each way, after a batch under the weights that are then too old."""
         for name, send in self.ways.items():
             self.policy.nudge()
@@ -149,7 +151,7 @@ class RolloutBench:
             self.results.updates[f"{name}, {dtype}"] = updated
             self._compare(server.name, dtype, name, await self._draw_some(server))
 
-    async def _draw_some(self, server: Contender) -> list[Drawn]:
+    async def _draw_some(self, server: ComparedServer) -> list[Drawn]:
         prompts = [self.fresh.next(self.shape.prompt_tokens) for _ in range(COMPARED_PROMPTS)]
         return (await draw_batch(server, prompts, replace(self.shape, n=COMPARED_N)))[0]
 
@@ -173,7 +175,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Results:
     model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
     shape = shape_of(arguments)
     tokens = AutoTokenizer.from_pretrained(model)(TEXT, add_special_tokens=False)["input_ids"]
-    fresh = FreshPrompts(tokens, seed=seed_of_this_run())
+    fresh = FreshPrompts(tokens, seed=new_seed())
     results = Results()
     for dtype in arguments.dtypes:
         (folder / dtype).mkdir()
@@ -191,13 +193,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Results:
 
 
 async def ours(bench: RolloutBench, url: str, dtype: str) -> None:
-    async with contender("Motet", url, Manner()) as server:
+    async with connect_server("Motet", url, RequestStyle()) as server:
         await bench.serve(server, dtype)
         await bench.update(server, dtype)
 
 
 async def theirs(bench: RolloutBench, url: str, dtype: str) -> None:
-    async with contender("vLLM", url, Manner()) as server:
+    async with connect_server("vLLM", url, RequestStyle()) as server:
         await bench.serve(server, dtype)
 
 
@@ -212,7 +214,7 @@ def shape_of(arguments: argparse.Namespace) -> Shape:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__)
+    parser = load_parser("bench.rollout", __doc__)
     parser.add_argument("--vllm", type=Path, metavar="VENV", help="virtual environment with vLLM, to measure it too")
     parser.add_argument("--quick", action="store_true", help="8 prompts and 32 tokens, unless flags say more")
     parser.add_argument("--prompts", type=int, help="prompts of a batch")

@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rich.table import Table
-
-from bench.results.report import Bound, Floor, table
+from bench.program.report import Bound, Floor, Table, columns_table
 from bench.rollout.trainer import Mismatch
 from bench.rollout.weight_updates import Update
 
@@ -68,13 +66,13 @@ class Results:
 def tables(results: Results) -> Iterator[Table]:
     heads = [("server", "<"), ("dtype", "<"), ("batch s", ".1f"), ("tokens/s", ".0f"), ("of a GRPO step", ".0%")]
     rows = [(one.server, one.dtype, one.taken_s, one.tokens_per_s, results.share(one)) for one in results.served]
-    yield table(heads, rows, title="rollouts")
+    yield columns_table(heads, rows, title="rollouts")
     heads = [("way, dtype", "<"), ("taken s", ".2f"), ("no token for s", ".2f"), ("usual s", ".2f")]
     updates = [(name, up.taken_s, up.silent_s, up.usual_s) for name, up in results.updates.items()]
-    yield table(heads, updates, title="updates")
+    yield columns_table(heads, updates, title="updates")
     heads = [("server", "<"), ("dtype", "<"), ("after", "<"), ("trainer", "<")]
     heads += [("mean", ".6f"), ("p99", ".6f"), ("tokens", "")]
-    yield table(heads, map(cells_of, results.mismatches), title="|log p(rollout) - log p(trainer)|, nats")
+    yield columns_table(heads, map(cells_of, results.mismatches), title="|log p(rollout) - log p(trainer)|, nats")
 
 
 def cells_of(one: Compared) -> Sequence[object]:

@@ -21,12 +21,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 import torch
-from rich.table import Table
 
-from bench.client.load import numbers, progress
 from bench.kernels.__main__ import in_huge_pages
 from bench.kernels.multiplications import ONEDNN_PACKED, WAYS, Multiply
-from bench.results.report import Bound, Floor, machine, table, tell
+from bench.program.command_line import numbers, progress
+from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
 from bench.roofline.step_parts import FORWARD, WHOLE, Stage, Times, Work, parts_from
 from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
@@ -195,7 +194,7 @@ def case_of(n: int) -> str:
 def table_of(parts: Iterable[Part]) -> Table:
     heads = [("case", "<"), ("part", "<"), ("ms", ".2f"), ("of step", ".1%"), ("GB", ".3f"), ("GFLOP", ".2f")]
     heads += [("least ms", ".2f"), ("of limit", ".0%"), ("of bandwidth", ".0%"), ("of products", ".0%")]
-    return table(heads, ([*asdict(part).values()] for part in parts))
+    return columns_table(heads, ([*asdict(part).values()] for part in parts))
 
 
 LEAST_SHARES = {"n = 1": 0.65, "n = 8": 0.35, "n = 32": 0.55, "n = 128": 0.6, PREFILL: 0.75}

@@ -16,8 +16,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from bench.client.load import numbers, progress
-from bench.results.report import machine, tell
+from bench.program.command_line import numbers, progress
+from bench.program.report import machine, tell
 from bench.router.decision_cost import DecisionCost, decision_cost
 from bench.router.figures import Figures, decision_table, figures, queue_table, routing_table
 from bench.router.group_stream import groups

@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from statistics import fmean
 
-from rich.table import Table
-
-from bench.results.report import table
+from bench.program.report import Table, columns_table
 from bench.router.decision_cost import DecisionCost
 from bench.router.simulated_worker import Group
 from bench.router.simulation import Outcome
@@ -62,14 +60,16 @@ def figures(way: str, workers: int, load: float, outcome: Outcome) -> Figures:
 def routing_table(rows: Sequence[Figures]) -> Table:
     heads = [("workers", ""), ("load", ".0%"), ("way", "<"), ("unlike", ".2f"), ("tokens/s", ".0f")]
     heads += [(head, ".2f") for head in ("first p50", "p99", "total p50", "p99", "mean")]
-    return table([*heads, ("hits", ".0%")], (astuple(row)[:-2] for row in rows))
+    return columns_table([*heads, ("hits", ".0%")], (astuple(row)[:-2] for row in rows))
 
 
 def queue_table(rows: Sequence[Figures]) -> Table:
     heads = [("load", ".0%"), ("queue", "<"), (f"first p99, n <= {SMALL}", ".2f"), (f"first p99, n >= {LARGE}", ".2f")]
     heads += [("all p50", ".2f"), ("p99", ".2f"), ("tokens/s", ".0f")]
     firsts = [(row.small_first_p99_s, row.large_first_p99_s, row.first_p50_s, row.first_p99_s) for row in rows]
-    return table(heads, ((row.load, row.way, *own, row.tokens_per_s) for row, own in zip(rows, firsts, strict=True)))
+    return columns_table(
+        heads, ((row.load, row.way, *own, row.tokens_per_s) for row, own in zip(rows, firsts, strict=True))
+    )
 
 
 def decision_table(rows: Sequence[DecisionCost]) -> Table:
@@ -79,7 +79,7 @@ def decision_table(rows: Sequence[DecisionCost]) -> Table:
         (row.workers, row.blocks, row.names_us, row.overlap_us, row.choice_us, row.total_us, row.bytes_per_block)
         for row in rows
     ]
-    return table(heads, cells)
+    return columns_table(heads, cells)
 
 
 def _firsts(groups: Sequence[Group]) -> list[float]:

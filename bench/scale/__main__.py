@@ -21,11 +21,11 @@ from pathlib import Path
 
 import uvloop
 
-from bench.client.load import numbers, options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.results.report import machine, tell
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.program.command_line import load_parser, numbers, progress
+from bench.program.report import machine, tell
 from bench.scale.growth import OF_CHOICES, OF_GROUPS, Point, Series
-from bench.servers.contender import Contender, Manner, contender, middle_of
+from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server, median_sample
 from motet.deploy.child import ChildServer
 
 NS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -38,7 +38,7 @@ WARM_UP_N = 8
 class ScaleBench:
     """Gives one server more and more work."""
 
-    def __init__(self, server: Contender, fresh: FreshPrompts, arguments: argparse.Namespace) -> None:
+    def __init__(self, server: ComparedServer, fresh: FreshPrompts, arguments: argparse.Namespace) -> None:
         self._server = server
         self._fresh = fresh
         self._arguments = arguments
@@ -56,7 +56,7 @@ class ScaleBench:
         for repeat in range(self._arguments.repeats):
             prompts = [self._fresh.next(length) for _ in range(groups)]
             samples.append(await self._server.timed(prompts, n, max_tokens=self._arguments.max_tokens, seed=repeat))
-        typical = middle_of(samples)
+        typical = median_sample(samples)
         progress(f"{groups} x n = {n}: {typical.timing.total_s:.2f} s")
         return Point(work, self._arguments.max_tokens, typical.timing, typical.peak_mib)
 
@@ -66,7 +66,7 @@ async def scale(url: str, arguments: argparse.Namespace) -> int:
     load = f"prompts of {arguments.prompt_tokens} tokens, {arguments.group_prompt_tokens} where groups are counted"
     shape = f"{arguments.max_tokens} tokens a choice, {arguments.choices_of_a_group} choices a group"
     conditions = {**machine(), "load": f"{load}, {shape}", "seed": str(arguments.seed)}
-    async with contender("ours", url, Manner(settle_s=arguments.settle)) as server:
+    async with connect_server("ours", url, RequestStyle(settle_s=arguments.settle)) as server:
         fresh = FreshPrompts(await server.load(1).tokens_of(TEXT), seed=arguments.seed)
         series = await ScaleBench(server, fresh, arguments).measure()
     if arguments.plot:
@@ -79,7 +79,7 @@ async def scale(url: str, arguments: argparse.Namespace) -> int:
 
 def plot(series: Sequence[Series], folder: Path) -> None:
     """Draws a picture for each series: total time, time for each token, peak memory."""
-    from bench.results.plot import Curve, Panel, save  # matplotlib is an extra
+    from bench.program.plot import Curve, Panel, save  # matplotlib is an extra
 
     for one in series:
         curves = (
@@ -92,13 +92,13 @@ def plot(series: Sequence[Series], folder: Path) -> None:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
+    parser = load_parser("bench.scale", __doc__, ns=NS, prompt_tokens=1340, max_tokens=64, repeats=3)
     parser.add_argument("--url", help="a running server, in place of one started here")
     parser.add_argument("--server-arguments", default=ROOM, help=f"flags of the server started here (default: {ROOM})")
     parser.add_argument("--groups", type=numbers, default=GROUPS, help="numbers of requests at once")
     parser.add_argument("--choices-of-a-group", type=int, default=8, help="n of these requests")
     parser.add_argument("--group-prompt-tokens", type=int, default=256, help="tokens of their prompts")
-    parser.add_argument("--seed", type=int, default=seed_of_this_run(), help="seed of the prompts")
+    parser.add_argument("--seed", type=int, default=new_seed(), help="seed of the prompts")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write scale-choices.png and scale-groups.png")
     arguments = parser.parse_args(argv)

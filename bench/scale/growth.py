@@ -5,10 +5,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rich.table import Table
-
 from bench.client.load import Timing
-from bench.results.report import Floor, table
+from bench.program.report import Floor, Table, columns_table
 
 MAX_EXPONENT = 1.1
 
@@ -121,7 +119,7 @@ class Series:
             [*point.cells(with_steps=with_steps), *(g.exponents[place - 1] if place else None for g in growths)]
             for place, point in enumerate(self.points)
         ]
-        return table(heads, cells)
+        return columns_table(heads, cells)
 
     def record(self) -> dict[str, object]:
         points = [point.record() for point in self.points]

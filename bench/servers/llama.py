@@ -1,9 +1,10 @@
-"""The settings with which llama.cpp's server is fastest on a CPU, and how it is asked.
+"""The flags with which llama.cpp's server is fastest on a CPU, and the requests that it needs.
 
-It needs the model as GGUF in bf16, which llama.cpp's `convert_hf_to_gguf.py --outtype bf16` makes of a model's folder.
+llama.cpp needs the model as GGUF in bf16, which its script `convert_hf_to_gguf.py --outtype bf16` makes from the folder
+of a model.
 
-A slot of it writes one choice: n choices of a request take n slots, and the prompt is computed once. A request finds
-the beginning of its prompt only in a slot that is free, so requests that come at once share nothing.
+A slot generates one choice: n choices of a request take n slots, and the prompt is computed once. A request reuses a
+cached beginning of its prompt only from a slot that is free, so requests that arrive at once share nothing.
 """
 
 from collections.abc import Sequence
@@ -14,20 +15,20 @@ from bench.client.load import Load
 from motet.settings.server_config import environment
 
 IDLE = ("--cache-ram", "2048")
-"""MiB for what slots had when they became free. It is moved there as soon as a request comes: attention would have to
-pass over it in the KV cache."""
+"""Size in MiB of the cache for the prompts of free slots. A prompt is moved there from the KV cache when the next
+request arrives; in the KV cache, attention would have to skip it."""
 
 
 @dataclass(frozen=True)
 class LlamaSetup:
-    """`llama-server` with one KV cache for all slots; it batches continuously and keeps prompts by itself."""
+    """`llama-server` with one KV cache for all slots. It batches continuously and caches prompts."""
 
     program: Path
     model: Path
     """A GGUF file."""
     slots: int
     context: int
-    """Number of tokens for which all slots together have KV."""
+    """Number of tokens in the KV cache of all slots together."""
     threads: int
     arguments: Sequence[str] = ()
 
@@ -41,15 +42,15 @@ class LlamaSetup:
         return [*serve, *shape, "--threads", str(self.threads), "--metrics", *self.arguments]
 
     def environment(self) -> dict[str, str]:
-        """Returns an environment in which the program finds the libraries beside it."""
+        """Returns an environment in which the program finds the libraries next to it."""
         own = environment()
         found = [str(self.program.resolve().parent), *filter(None, [own.get("LD_LIBRARY_PATH")])]
         return {**own, "LD_LIBRARY_PATH": ":".join(found)}
 
 
-def in_its_words(load: Load) -> Load:
-    """Returns a load that asks `llama-server` for what other servers do by default: to draw from all tokens."""
-    return replace(load, prepare=_with_all_tokens, answers_at="/completion", usage_of_each=True)
+def for_llama(load: Load) -> Load:
+    """Returns a load that requests from `llama-server` the default of other servers: to sample from all tokens."""
+    return replace(load, prepare=_with_all_tokens, answers_at="/completion", usage_per_choice=True)
 
 
 async def _with_all_tokens(body: dict[str, object]) -> dict[str, object]:

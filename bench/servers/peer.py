@@ -1,7 +1,8 @@
-"""Starts a server of others, to compare with, and ends it with all its processes.
+"""Starts a third-party server to compare with, and ends it with all its processes.
 
-Motet does not depend on any of them: `bench.servers.vllm` and `bench.servers.llama` say where each is and with which
-settings it is fastest."""
+Motet depends on none of these servers: `bench.servers.vllm` and `bench.servers.llama` have the command and the fastest
+settings of each.
+"""
 
 import contextlib
 import os
@@ -26,11 +27,11 @@ SHOWN_LOG_LINES = 20
 
 
 class PeerSetup(Protocol):
-    """How a server is started."""
+    """Command and environment of a server to start."""
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """Name of the server in messages."""
 
     def command(self, port: int) -> list[str]: ...
 
@@ -39,7 +40,7 @@ class PeerSetup(Protocol):
 
 @dataclass(frozen=True)
 class PeerServer:
-    """A server that was started, and may not be ready yet."""
+    """A server that was started, but is possibly not ready yet."""
 
     name: str
     url: str
@@ -60,7 +61,7 @@ class PeerServer:
         raise StartupError(f"{self.name} was not ready after {START_S:.0f} s:\n{self._last_lines()}")
 
     def pin(self, cores: Sequence[int]) -> None:
-        """Pins all threads of the server: with a connector for KV, vLLM moves some of them to other cores at start."""
+        """Pins all threads of the server. With a KV connector, vLLM moves some of them to other cores at its start."""
         server = psutil.Process(self.process.pid)
         for process in (server, *server.children(recursive=True)):
             for thread in process.threads():
@@ -74,7 +75,7 @@ class PeerServer:
 
 @contextlib.contextmanager
 def peer_server(setup: PeerSetup) -> Iterator[PeerServer]:
-    """Starts a server and ends it with the context, whatever happens."""
+    """Starts a server, and ends it at the end of the context, also after an error."""
     port = free_port()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(setup.command(port), env=setup.environment(), stdout=log, stderr=log)
@@ -101,5 +102,5 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def all_cores() -> list[int]:
-    """Returns the cores that this process may use."""
+    """Returns the cores on which this process is allowed to run."""
     return sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Finds a port for a server that must be given one."""
+"""Finds a free port for a server whose port must be known before it starts."""
 
 import contextlib
 import random
@@ -6,13 +6,13 @@ import random
 from motet.deploy.listen import listen, port_of
 from motet.errors import ConfigError
 
-OWN = (24_000, 32_000)
-"""The ports to choose from: below those that systems assign themselves, above those of Ray's workers and of our side
-channels."""
+PORTS = (24_000, 32_000)
+"""Range of the ports: below the ports that operating systems assign, above the ports of Ray's workers and of Motet's
+side channels."""
 
 
 def free_port() -> int:
-    """Returns a port that is free, and stays free until the server starts: no system assigns ports of this range."""
+    """Returns a free port. It stays free until the server starts, because no operating system assigns this range."""
     while True:
-        with contextlib.suppress(ConfigError), listen("127.0.0.1", random.randrange(*OWN)) as listener:
+        with contextlib.suppress(ConfigError), listen("127.0.0.1", random.randrange(*PORTS)) as listener:
             return port_of(listener)

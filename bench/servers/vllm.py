@@ -1,4 +1,4 @@
-"""The settings with which vLLM's CPU build is fastest. `folder` is a virtual environment that has it."""
+"""The flags with which vLLM's CPU build is fastest. `folder` is a virtual environment with vLLM."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class VLLMSetup:
     folder: Path
     model: Path
     cores: Sequence[int]
-    """The cores to use, with a thread on each."""
+    """Cores to use, with one thread on each."""
     arguments: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
-"""Runs two vLLM servers, one that prefills and one that decodes, and drives them as vLLM's own proxies do.
+"""Runs two vLLM servers, one for prefill and one for decode, and sends requests to them as vLLM's own proxies do.
 
-Each server has a core to itself.
+Each server has one core.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from bench.servers.ports import free_port
 from bench.servers.vllm import VLLMSetup
 
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
-ASK = {
+PREFILL_PARAMS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -35,7 +35,7 @@ class VLLMCounters:
     transfers: int
     num_bytes: int
     computed_tokens: int = 0
-    """Prompt tokens that were neither found in its cache nor fetched."""
+    """Number of prompt tokens that were neither cached nor transferred."""
 
     def __sub__(self, earlier: "VLLMCounters") -> "VLLMCounters":
         return VLLMCounters(
@@ -53,15 +53,15 @@ class VLLMPair:
     decode: httpx.AsyncClient
 
     async def prepare(self, body: dict[str, object]) -> dict[str, object]:
-        """Prefills as vLLM's proxies do, with n for both servers, and returns the body for the decode server."""
+        """Prefills as vLLM's proxies do, with n at both servers, and returns the body for the decode server."""
         return await self._prepare(body, {})
 
     async def prepare_once(self, body: dict[str, object]) -> dict[str, object]:
-        """Does the same, but asks the prefill server for one choice."""
+        """Does the same, but requests only one choice from the prefill server."""
         return await self._prepare(body, {"n": 1})
 
     async def _prepare(self, body: dict[str, object], changed: dict[str, object]) -> dict[str, object]:
-        first = {**body, **changed, "max_tokens": 1, "stream": False, "kv_transfer_params": ASK}
+        first = {**body, **changed, "max_tokens": 1, "stream": False, "kv_transfer_params": PREFILL_PARAMS}
         del first["stream_options"]
         response = await self.prefill.post("/v1/completions", json=first)
         response.raise_for_status()
@@ -73,7 +73,8 @@ class VLLMPair:
 
 @contextlib.contextmanager
 def vllm_pair(folder: Path, model: Path, arguments: Sequence[str] = ()) -> Iterator[VLLMPair]:
-    """Starts both servers and ends them with the context, whatever happens. `arguments` are for both."""
+    """Starts both servers with `arguments`, and ends them at the end of the context, also after an error."""
+
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(peer_server(setup_of(folder, model, core, arguments))) for core in (0, 1)]
         for core, server in enumerate(servers):

@@ -31,14 +31,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httpx
-from rich.table import Table
 
-from bench.client.load import Load, options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.fork import KV_CACHE_GB, server
-from bench.results.report import Bound, Floor, machine, table, tell
-from bench.servers.contender import Contender, Manner, contender
-from bench.servers.llama import LlamaSetup, in_its_words
+from bench.client.load import Load
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.program.command_line import load_parser, progress
+from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
+from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
+from bench.servers.llama import LlamaSetup, for_llama
+from bench.servers.motet_server import KV_CACHE_GB, motet_server
 from bench.servers.peer import PeerSetup, all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from bench.shared.cases import CASES, Case, Lengths, Taken, make_case, take, typical
@@ -81,7 +81,7 @@ class Comparison:
 class SharedBench:
     """Asks every server for every case by turns."""
 
-    servers: Mapping[str, Contender]
+    servers: Mapping[str, ComparedServer]
     lengths: Lengths
     fresh: FreshPrompts
 
@@ -117,7 +117,7 @@ class SharedBench:
 
     def _load(self, name: str, max_tokens: int) -> Load:
         load = self.servers[name].load(max_tokens)
-        return in_its_words(load) if name == LLAMA else load
+        return for_llama(load) if name == LLAMA else load
 
 
 def kinds(chosen: Sequence[str], lengths: Lengths) -> list[tuple[str, int]]:
@@ -139,7 +139,7 @@ def rows_of(rounds: Mapping[Place, Sequence[Taken | None]]) -> list[Row]:
 def table_of(rows: Sequence[Row]) -> Table:
     heads = [("case", "<"), ("n", ""), ("server", "<"), ("last first s", ".2f"), ("total s", ".2f")]
     heads += [("tokens/s", ".0f"), ("of a group's", ".2f"), ("computed", "")]
-    return table(heads, map(cells_of, rows))
+    return columns_table(heads, map(cells_of, rows))
 
 
 def cells_of(row: Row) -> Sequence[object]:
@@ -173,7 +173,7 @@ def ratio(row: Row, other: Row | None, figure: Callable[[Taken], float | None]) 
 
 def urls_of(arguments: argparse.Namespace, lengths: Lengths, stack: ExitStack) -> dict[str, str]:
     """Returns the URL of each server. Those that are started here end with `stack`."""
-    urls = {OURS: arguments.url or stack.enter_context(server(arguments.model)).url}
+    urls = {OURS: arguments.url or stack.enter_context(motet_server(arguments.model)).url}
     if arguments.before:
         urls[BEFORE] = arguments.before
     started = {name: stack.enter_context(peer_server(setup)) for name, setup in peers_of(arguments, lengths).items()}
@@ -205,10 +205,12 @@ def peers_of(arguments: argparse.Namespace, lengths: Lengths) -> dict[str, PeerS
 
 async def measure(urls: Mapping[str, str], lengths: Lengths, arguments: argparse.Namespace) -> Comparison:
     async with AsyncExitStack() as stack:
-        manner = Manner(settle_s=arguments.settle)
-        servers = {name: await stack.enter_async_context(contender(name, url, manner)) for name, url in urls.items()}
+        manner = RequestStyle(settle_s=arguments.settle)
+        servers = {
+            name: await stack.enter_async_context(connect_server(name, url, manner)) for name, url in urls.items()
+        }
         text = await servers[OURS].load(1).tokens_of(TEXT)
-        bench = SharedBench(servers, lengths, FreshPrompts(text, seed=seed_of_this_run()))
+        bench = SharedBench(servers, lengths, FreshPrompts(text, seed=new_seed()))
         await bench.warm_up()
         rows = await bench.measure(arguments.cases, arguments.repeats)
         return Comparison(rows, {name: server.version for name, server in servers.items()})
@@ -229,7 +231,7 @@ def names_of_cases(text: str) -> tuple[str, ...]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__)
+    parser = load_parser("bench.shared", __doc__)
     parser.add_argument("--quick", action="store_true", help="short and few requests, unless flags say more")
     parser.add_argument("--question-tokens", type=int, help="tokens of a few-shot question and of a user's message")
     parser.add_argument("--turns", type=int, help="turns of a conversation")

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.client.load import Load, Timing
 from bench.client.prompts import FreshPrompts
-from bench.servers.contender import Contender
+from bench.servers.compared_server import ComparedServer
 from motet.metrics.declare import PREFIX
 
 CASES = ("group", "separate", "few-shot", "different", "conversation")
@@ -126,7 +126,7 @@ async def talk(load: Load, said: Sequence[list[int]], forks: int) -> Taken:
     return Taken(time.perf_counter() - begin, len(said) * forks * load.max_tokens)
 
 
-async def take(server: Contender, load: Load, case: Case) -> Taken:
+async def take(server: ComparedServer, load: Load, case: Case) -> Taken:
     """Sends the requests of a case to a server, and counts the prompt tokens that it computes for them."""
     before = await computed_by(server)
     taken = await case(load)
@@ -134,9 +134,9 @@ async def take(server: Contender, load: Load, case: Case) -> Taken:
     return taken if before is None or after is None else replace(taken, computed=after - before)
 
 
-async def computed_by(server: Contender) -> int | None:
+async def computed_by(server: ComparedServer) -> int | None:
     """Returns the number of prompt tokens that a server has computed so far, once it has been quiet for a while."""
-    await asyncio.sleep(server.manner.settle_s)
+    await asyncio.sleep(server.style.settle_s)
     return computed_in((await server.client.get("/metrics")).text)
 
 

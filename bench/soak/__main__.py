@@ -31,13 +31,12 @@ from pathlib import Path
 from statistics import median
 
 import httpx
-from rich.table import Table
 
 from bench.chaos.answers import Answer, ask
 from bench.chaos.faults import KILLED, Striker, left_behind
 from bench.chaos.mixed_requests import Request
-from bench.client.load import progress
-from bench.results.report import Bound, Floor, machine, table, tell
+from bench.program.command_line import progress
+from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
 from bench.servers.ports import free_port
 from bench.soak.clients import (
     KEY_MAX_CHOICES,
@@ -205,12 +204,12 @@ def samples_table(samples: Sequence[Sample]) -> Table:
         )
         for one in [*samples[:-1:every], *samples[-1:]]
     ]
-    return table(list(zip(heads.split(), forms.split(), strict=True)), rows)
+    return columns_table(list(zip(heads.split(), forms.split(), strict=True)), rows)
 
 
 def growth_table(growth: Mapping[str, Growth]) -> Table:
     columns = [("figure", "<"), ("after the first minutes", ".1f"), ("at the end", ".1f"), ("an hour", "+.2f")]
-    return table(columns, [(name, *asdict(one).values()) for name, one in growth.items()])
+    return columns_table(columns, [(name, *asdict(one).values()) for name, one in growth.items()])
 
 
 @dataclass(frozen=True)

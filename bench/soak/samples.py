@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.servers.processes import gone
+from bench.servers.processes import ignore_ended
 from motet.tracing.sender import PROGRAM
 
 MB = 1e6
@@ -127,7 +127,7 @@ class Watcher:
         spent = 0.0
         root = psutil.Process(self._pid)
         for process in (root, *root.children(recursive=True)):
-            with gone():
+            with ignore_ended():
                 times = process.cpu_times()
                 spent += times.user + times.system + times.children_user + times.children_system
         return spent

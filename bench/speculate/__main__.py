@@ -27,14 +27,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
-from rich.table import Table
 
-from bench.client.load import PATH, options, progress
+from bench.client.load import PATH
 from bench.client.stream import follow
-from bench.fork import server
-from bench.results.report import Bound, Floor, machine, table, tell
-from bench.servers.contender import Contender, Manner, contender
+from bench.program.command_line import load_parser, progress
+from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
+from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup
+from bench.servers.motet_server import motet_server
 from bench.servers.peer import PeerSetup, all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from bench.speculate.tasks import Task, long_text, tasks
@@ -105,7 +105,7 @@ class Row:
 class SpeculateBench:
     """Asks every server for every case by turns."""
 
-    servers: Mapping[str, Contender]
+    servers: Mapping[str, ComparedServer]
     tokenizer: Tokenizer
     prompts: Mapping[str, Sequence[list[int]]]
     """Of each kind."""
@@ -159,7 +159,7 @@ class SpeculateBench:
         if (grammar := self.grammars.get(kind)) is not None:
             body |= form_for(name, grammar)
         talk = Conversation(1 if temperature == 0.0 else n)
-        await asyncio.sleep(contender.manner.settle_s)
+        await asyncio.sleep(contender.style.settle_s)
         await follow(contender.client, PATH, body, talk.feed)
         return talk
 
@@ -191,7 +191,7 @@ def row_of(case: Case, name: str, taken: Taken, plain: Taken) -> Row:
 def table_of(rows: Sequence[Row]) -> Table:
     heads = [("kind", "<"), ("temperature", ""), ("n", ""), ("server", "<"), ("tokens", ""), ("tokens/s", ".0f")]
     heads += [("of no drafts", ".2f"), ("same", "")]
-    return table(heads, ([*row.record().values()] for row in rows))
+    return columns_table(heads, ([*row.record().values()] for row in rows))
 
 
 def floors(rows: Sequence[Row]) -> list[Floor]:
@@ -223,8 +223,10 @@ async def measure(
     urls: Mapping[str, str], chosen: Sequence[Task], tokenizer: Tokenizer, arguments: argparse.Namespace
 ) -> list[Row]:
     async with AsyncExitStack() as stack:
-        manner = Manner(settle_s=0.2)
-        servers = {name: await stack.enter_async_context(contender(name, url, manner)) for name, url in urls.items()}
+        manner = RequestStyle(settle_s=0.2)
+        servers = {
+            name: await stack.enter_async_context(connect_server(name, url, manner)) for name, url in urls.items()
+        }
         bench = SpeculateBench(
             servers,
             tokenizer,
@@ -244,7 +246,7 @@ async def measure(
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, ns=(1, 8), max_tokens=160)
+    parser = load_parser("bench.speculate", __doc__, ns=(1, 8), max_tokens=160)
     parser.add_argument("--temperatures", default="0,0.6,1", help="e.g. 0,0.6,1")
     parser.add_argument("--kinds", help="kinds of prompts, e.g. chat,JSON; all if left out")
     parser.add_argument("--before", metavar="URL", help="another running server that gets the same requests")
@@ -267,8 +269,8 @@ def main(argv: Sequence[str]) -> int:
     chosen = [task for task in known if kinds is None or task.name in kinds]
     with ExitStack() as stack:
         urls = {
-            OURS: stack.enter_context(server(arguments.model)).url,
-            PLAIN: stack.enter_context(server(arguments.model, "--draft-tokens", "0")).url,
+            OURS: stack.enter_context(motet_server(arguments.model)).url,
+            PLAIN: stack.enter_context(motet_server(arguments.model, "--draft-tokens", "0")).url,
             **({BEFORE: arguments.before} if arguments.before else {}),
         }
         for name, setup in peers_of(arguments, folder).items():

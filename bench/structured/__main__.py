@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from rich.table import Table
-
-from bench.client.load import Load, Setup, options, progress
-from bench.client.prompts import TEXT, FreshPrompts, seed_of_this_run
-from bench.fork import connected, server
-from bench.results.report import Bound, Floor, machine, table, tell
+from bench.client.load import Load, LoadSetup, open_client
+from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.program.command_line import load_parser, progress
+from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
+from bench.servers.motet_server import motet_server
 from bench.servers.peer import all_cores, peer_server
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
 from bench.structured.step_cost import SCHEMA, StepCost, step_costs
@@ -62,13 +61,13 @@ async def with_schema(body: dict[str, object]) -> dict[str, object]:
     return {**body, "ignore_eos": False, "structured_outputs": {"json": SCHEMA}}
 
 
-async def measure(url: str, setup: Setup, tokens: list[int], *, model: str | None = None) -> list[Row]:
+async def measure(url: str, setup: LoadSetup, tokens: list[int], *, model: str | None = None) -> list[Row]:
     """`model`: the model's name in requests, for a server that is not ours."""
     rows = []
-    async with connected(url) as client:
+    async with open_client(url) as client:
         free = Load(client, setup.max_tokens, model=model, count_blocks=False, seeded=model is None)
         bound = replace(free, prepare=with_schema)
-        fresh = FreshPrompts(tokens, seed=seed_of_this_run())
+        fresh = FreshPrompts(tokens, seed=new_seed())
         for load in (free, bound):  # warm-up: the grammar is compiled
             await load.group(fresh.next(setup.prompt_tokens), max(setup.ns), seed=0)
         for n in setup.ns:
@@ -86,13 +85,13 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     heads = [("n", ""), ("free tokens/s", ".0f"), ("schema tokens/s", ".0f")]
     heads += [("ratio", ".2f"), ("lowest", ".2f"), ("highest", ".2f")]
     cells = [(row.n, median(row.free), median(row.bound), row.ratio, min(row.ratios), max(row.ratios)) for row in rows]
-    return table(heads, cells, title=title)
+    return columns_table(heads, cells, title=title)
 
 
 def cost_table(costs: Sequence[StepCost]) -> Table:
     heads = [("n", ""), *((f"{part} ms", ".2f") for part in ("fill", "apply", "consume", "all"))]
     cells = [(cost.n, cost.fill_ms, cost.apply_ms, cost.consume_ms, cost.total_ms) for cost in costs]
-    return table(heads, cells, title="a step, without the model")
+    return columns_table(heads, cells, title="a step, without the model")
 
 
 def floors(rows: Sequence[Row]) -> list[Floor]:
@@ -101,7 +100,7 @@ def floors(rows: Sequence[Row]) -> list[Floor]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = options(__doc__, ns=(1, 8, 32), prompt_tokens=256, max_tokens=160, repeats=5)
+    parser = load_parser("bench.structured", __doc__, ns=(1, 8, 32), prompt_tokens=256, max_tokens=160, repeats=5)
     parser.add_argument("--url", help="a running server, in place of one started here")
     parser.add_argument("--vllm", type=Path, metavar="VENV", help="virtual environment with vLLM, to measure it too")
     return parser.parse_args(argv)
@@ -109,11 +108,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    setup, about = Setup.of(arguments), machine()
+    setup, about = LoadSetup.of(arguments), machine()
     folder = resolve(arguments.model, cache=cache_folder(environment()), revision=None, say=progress)
     tokens = Tokenizer.load(folder).encode(TEXT)
     with ExitStack() as stack:
-        url = arguments.url or stack.enter_context(server(arguments.model)).url
+        url = arguments.url or stack.enter_context(motet_server(arguments.model)).url
         measured = {"motet": asyncio.run(measure(url, setup, tokens))}
     if arguments.vllm is not None:
         with peer_server(VLLMSetup(arguments.vllm, folder, all_cores())) as peer:

@@ -98,7 +98,7 @@ def test_a_tiny_run_fills_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
     wired = wire((8,), Effort(questions=5, messages=5, loads=1, turns=2))
     planned = [Planned(demand, need(demand, prices(fleets[0], indexes[0], wired))) for demand in demands(2, 10)]
     for rows in (fleets, indexes, wired.events, wired.tokens, planned):
-        assert table_of("", list(rows)).row_count == len(rows)
+        assert len(table_of("", list(rows)).rows) == len(rows)
     assert planned[0].need.gateways == 1
     assert set(record(wired, fleet=fleets, gateways=planned)) == {"wire", "tables"}
 

@@ -11,8 +11,8 @@ from bench.client.load import Timing
 from bench.compare.__main__ import main, mix, parse
 from bench.compare.grid import QUICK, Cell, Grid, Row, figures_of, floors
 from bench.compare.tables import cells_of
-from bench.results.report import Bound, Floor
-from bench.servers.contender import Sample, Versus
+from bench.program.report import Bound, Floor
+from bench.servers.compared_server import FigurePair, TimedSample
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
@@ -51,7 +51,7 @@ def urls(pair: tuple[RecordingServer, RecordingServer]) -> list[str]:
 
 
 def row(n: int, *, peer: Mapping[str, float] = PEER, **ours: float) -> Row:
-    return Row(Cell(1340, 64, n), Versus({**PEER, **ours}, peer))
+    return Row(Cell(1340, 64, n), FigurePair({**PEER, **ours}, peer))
 
 
 def rows_that_meet() -> list[Row]:
@@ -116,16 +116,17 @@ def test_floors_are_met_at_their_limits() -> None:
 )
 def test_each_floor_can_be_missed_alone(n: int, worse: dict[str, float]) -> None:
     rows = [
-        replace(r, versus=Versus({**r.versus.ours, **worse}, PEER)) if r.cell.n == n else r for r in rows_that_meet()
+        replace(r, versus=FigurePair({**r.versus.ours, **worse}, PEER)) if r.cell.n == n else r
+        for r in rows_that_meet()
     ]
     assert sum(not floor.met for floor in floors(rows)) == 1
 
 
 def test_the_last_first_token_has_a_floor_against_the_peer_and_one_against_our_own() -> None:
     one, eight, many = rows_that_meet()
-    late = replace(many, versus=Versus({**many.versus.ours, "last_first_s": 1.05}, PEER))
+    late = replace(many, versus=FigurePair({**many.versus.ours, "last_first_s": 1.05}, PEER))
     assert [floor.what for floor in floors([one, eight, late]) if not floor.met] == ["last first token of peer's, n=32"]
-    quick = replace(one, versus=Versus({**one.versus.ours, "last_first_s": 0.9}, PEER))
+    quick = replace(one, versus=FigurePair({**one.versus.ours, "last_first_s": 0.9}, PEER))
     missed = [floor.what for floor in floors([quick, eight, many]) if not floor.met]
     assert missed == ["last first token of our own at n=1, n=32"]
 
@@ -143,7 +144,7 @@ def test_a_floor_can_bound_a_figure_from_below_or_above() -> None:
 
 def test_figures_are_medians_and_the_highest_peak() -> None:
     times = [(1.0, 5.0, 9.0), (2.0, 4.0, 8.0), (3.0, 6.0, 7.0)]
-    samples = [Sample(Timing(*t, tokens=60), peak) for t, peak in zip(times, (7.0, 9.0, None), strict=True)]
+    samples = [TimedSample(Timing(*t, tokens=60), peak) for t, peak in zip(times, (7.0, 9.0, None), strict=True)]
     assert figures_of(samples) == {
         "first_s": 2.0,
         "last_first_s": 5.0,
@@ -155,7 +156,7 @@ def test_figures_are_medians_and_the_highest_peak() -> None:
 
 
 def test_there_is_a_ratio_where_both_servers_have_a_figure() -> None:
-    versus = Versus({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
+    versus = FigurePair({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
     assert [versus.ratio(name) for name in "abcde"] == [0.25, None, None, None, None]
     assert [versus.text(name, 1) for name in "ad"] == ["1.0 / 4.0", "3.0 / -"]
     assert cells_of(row(8))[:5] == [1340, 64, 8, "- / -", None]

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from bench.client.load import Timing, middle, numbers
-from bench.fork import Row, floors, main
+from bench.client.load import Timing, median_timing
+from bench.fork import ForkRow, floors, main
+from bench.program.command_line import numbers
 from motet.deploy.child import CounterSnapshot, figures_in
 
 NOTHING = CounterSnapshot(**dict.fromkeys(CounterSnapshot.__dataclass_fields__, 0))
@@ -15,8 +16,8 @@ def timing(last_first_s: float, total_s: float) -> Timing:
     return Timing(first_s=last_first_s, last_first_s=last_first_s, total_s=total_s, tokens=64)
 
 
-def row(n: int, last_first_s: float, total_s: float, *, separate_s: float) -> Row:
-    return Row(n, timing(last_first_s, total_s), NOTHING, timing(last_first_s, separate_s))
+def row(n: int, last_first_s: float, total_s: float, *, separate_s: float) -> ForkRow:
+    return ForkRow(n, timing(last_first_s, total_s), NOTHING, timing(last_first_s, separate_s))
 
 
 @pytest.mark.slow
@@ -39,8 +40,8 @@ def test_each_floor_is_met_at_its_limit_and_missed_beyond() -> None:
 
 def test_medians_are_taken_figure_by_figure() -> None:
     timings = [Timing(1, 5, 9, 64, 7), Timing(2, 4, 8, 64, 6), Timing(3, 6, 7, 64, 5)]
-    assert middle(timings) == Timing(2, 5, 8, 64, 7)
-    assert middle(timings).decode_tokens_per_s == 64 / 3
+    assert median_timing(timings) == Timing(2, 5, 8, 64, 7)
+    assert median_timing(timings).decode_tokens_per_s == 64 / 3
 
 
 def test_counters_are_read_from_the_exposition() -> None:

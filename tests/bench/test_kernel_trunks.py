@@ -2,11 +2,13 @@
 
 import pytest
 
-from bench.kernel_trunks import BLOCK_SIZE, CASES, Case, inputs_of
+from bench.kernel_trunks import BLOCK_SIZE, CASES, TrunkCase, inputs_of
 
 
-@pytest.mark.parametrize("case", [Case(3, 1, 40), Case(3, 2, 64, 20), Case(2, 1, 0, 40), *CASES.values()], ids=str)
-def test_groups_share_the_blocks_of_what_they_have_in_common_and_no_others(case: Case) -> None:
+@pytest.mark.parametrize(
+    "case", [TrunkCase(3, 1, 40), TrunkCase(3, 2, 64, 20), TrunkCase(2, 1, 0, 40), *CASES.values()], ids=str
+)
+def test_groups_share_the_blocks_of_what_they_have_in_common_and_no_others(case: TrunkCase) -> None:
     plan = inputs_of(case).attention
     tables = [trunk.table for trunk in plan.trunks]
     shared = case.common // BLOCK_SIZE  # and a last one that is not full, where the prompts are equal

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from bench.client.load import Load
-from bench.servers.llama import in_its_words
+from bench.servers.llama import for_llama
 from motet.errors import EngineError
 
 pytestmark = pytest.mark.anyio
@@ -59,13 +59,13 @@ def url() -> Iterator[str]:
 
 async def test_its_choices_and_its_token_ids_are_read(url: str) -> None:
     async with httpx.AsyncClient(base_url=url) as client:
-        load = in_its_words(Load(client, MAX_TOKENS, count_blocks=False))
+        load = for_llama(Load(client, MAX_TOKENS, count_blocks=False))
         timing = await load.group([1, 2, 3, 4], 2, seed=0)
         assert (timing.tokens, await load.answer([1, 2, 3, 4], seed=0)) == (2 * MAX_TOKENS, [0, 1, 2])
 
 
 async def test_an_answer_that_ended_early_is_an_error(url: str) -> None:
     async with httpx.AsyncClient(base_url=url) as client:
-        load = in_its_words(Load(client, MAX_TOKENS + 1, count_blocks=False))
-        with pytest.raises(EngineError, match="asked for 4 tokens, but counts"):
+        load = for_llama(Load(client, MAX_TOKENS + 1, count_blocks=False))
+        with pytest.raises(EngineError, match="requested 4 tokens, but the server reported"):
             await load.group([1, 2, 3, 4], 2, seed=0)

@@ -48,11 +48,11 @@ def say(process: subprocess.Popen[str], line: str) -> None:
 @pytest.mark.slow
 def test_forgetting_the_peak_starts_a_new_one() -> None:
     with hungry_server() as (process, found):
-        found.forget_peak()
+        found.reset_peak()
         before = found.peak_bytes()
         say(process, str(100 * MIB))
         assert 99 * MIB < found.peak_bytes() - before < 110 * MIB
-        found.forget_peak()
+        found.reset_peak()
         assert found.peak_bytes() - before < 10 * MIB
 
 
@@ -67,7 +67,7 @@ def test_processor_time_between_two_readings_is_what_was_computed() -> None:
 def test_a_server_that_has_ended_uses_nothing() -> None:
     with hungry_server() as (_, found):
         pass
-    found.forget_peak()
+    found.reset_peak()
     assert (found.peak_bytes(), found.cpu_s()) == (0, 0.0)
 
 

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from rich.console import Console
 
 from bench.client.load import Timing
 from bench.ray.hop_costs import Cost, Row, model_table, scripted_table
@@ -46,11 +45,11 @@ def test_medians_are_taken_figure_by_figure() -> None:
     assert Cost.middle(costs) == Cost(2.0, 0.2, {"proxy": 3.0, "rest": 0.0})
 
 
-def test_the_tables_show_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_show_every_way() -> None:
     rows = [Row("one server", 8, 16, Cost(1000.0, 0.02, {"worker": 4.0})), Row("direct", 8, 16, Cost(500.0, 0.03, {}))]
     timing = Timing(first_s=0.5, last_first_s=0.6, total_s=1.6, tokens=64)
-    Console(width=120).print(scripted_table(rows), model_table({"local cell": {8: timing}}))
-    head, one, direct, _, cell = capsys.readouterr().out.splitlines()
+    head, one, direct = str(scripted_table(rows)).splitlines()
+    _, cell = str(model_table({"local cell": {8: timing}})).splitlines()
     assert one.split() == ["8", "16", "one", "server", "1,000", "20.0", "4.00", "4.00", "-", "-", "-"]
     assert direct.split() == ["8", "16", "direct", "500", "30.0", "0.00", "-", "-", "-", "-"]
     assert cell.split() == ["8", "local", "cell", "0.50", "0.60", "1.60", "64"]

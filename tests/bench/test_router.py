@@ -97,8 +97,8 @@ def test_a_tiny_run_fills_every_table() -> None:
     plan = replace(plan, decisions=[(4, 100)])
     routing, queueing = list(route(plan)), list(queue(plan))
     decisions = [decision_cost(workers, blocks) for workers, blocks in plan.decisions]
-    assert routing_table(routing).row_count == len(ways(vary_weights=True)) == len(routing)
-    assert queue_table(queueing).row_count == len(queueing)
-    assert decision_table(decisions).row_count == 1
+    assert len(routing_table(routing).rows) == len(ways(vary_weights=True)) == len(routing)
+    assert len(queue_table(queueing).rows) == len(queueing)
+    assert len(decision_table(decisions).rows) == 1
     assert decisions[0].total_us > 0
     assert set(record(routing, queueing, decisions)) == {"horizon_steps", "routing", "queue", "decision"}

@@ -65,12 +65,12 @@ async def test_the_error_of_a_refusal_has_the_servers_words() -> None:
 
 
 async def test_a_connection_that_closes_in_mid_answer_is_an_error() -> None:
-    with pytest.raises(ConnectionError, match="before its answer had ended"):
+    with pytest.raises(ConnectionError, match="before the end of its answer"):
         await lines_of([HEAD, b"9\r\ndata: a\n\n\r\n"])
 
 
 async def test_an_answer_that_is_not_http_is_an_error() -> None:
-    with pytest.raises(EngineError, match="does not speak HTTP"):
+    with pytest.raises(EngineError, match="did not answer in HTTP"):
         await lines_of([b"hello\r\n\r\n"])
 
 

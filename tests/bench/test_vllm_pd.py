@@ -20,7 +20,7 @@ def test_a_prompt_that_is_moved_twice_is_reported() -> None:
 
 def test_totals_are_compared_with_the_gateways() -> None:
     assert row(1).ratio("naive") == 2.5
-    assert table_of([row(1)]).row_count == 2
+    assert len(table_of([row(1)]).rows) == 2
 
 
 def test_the_vllm_flag_is_required(capsys: pytest.CaptureFixture[str]) -> None:

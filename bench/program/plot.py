@@ -1,4 +1,5 @@
-"""Draws figures: a row of panels, each with a few curves over a doubling axis. Needs the extra `bench`."""
+"""Draws figures: a row of panels, each with a few curves over an axis that doubles. Needs the extra `bench`
+(matplotlib)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Panel:
 
 
 def save(panels: Sequence[Panel], path: Path) -> None:
-    """Writes the picture in the format of the file's ending."""
+    """Saves the picture in the format of the file's suffix."""
     columns = min(len(panels), MAX_COLUMNS)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * lines), layout="constrained")
