@@ -18,6 +18,22 @@ SOURCE = ROOT / "src"
 
 EVERYBODY_SEES = ("types", "metrics.stats", "ids", "errors", "settings", "log", "block_names")
 
+BELOW_API = (
+    "policies",
+    "text",
+    "grammar",
+    "engine",
+    "engines.upstream.text_source",
+    "engines.wire",
+    "transfer.ticket",
+    "metrics",
+    "models.checkpoint",
+    "models.folder",
+    "tracing",
+)
+API_SHARED = ("api.http", "api.known_groups", "api.served", "api.service")
+API_GENERATION = (*API_SHARED, "api.generation")
+
 LAYERS: dict[str, tuple[str, ...]] = {
     "types": ("transfer.ticket", "tracing.context"),
     "metrics.stats": ("transfer.figures", "metrics.declare"),
@@ -88,19 +104,22 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "metrics.routing",
         "tracing",
     ),
-    "api": (
-        "policies",
-        "text",
-        "grammar",
-        "engine",
-        "engines.upstream.text_source",
-        "engines.wire",
-        "transfer.ticket",
-        "metrics",
-        "models.checkpoint",
-        "models.folder",
-        "tracing",
-    ),
+    # Inside api: http, then what all routes share, then generation, then the dialects; app and openapi see all of it.
+    "api": BELOW_API,
+    "api.http": ("engines.wire", "metrics", "tracing", "transfer.ticket"),
+    "api.known_groups": ("api.http",),
+    "api.served": ("engine", "engines.upstream.text_source", "grammar", "text"),
+    "api.service": (*API_SHARED, "api.trainers.incoming_weights", *BELOW_API),
+    "api.generation": (*API_SHARED, *BELOW_API),
+    "api.texts": (*API_GENERATION, *BELOW_API),
+    "api.openai": (*API_GENERATION, "api.texts", *BELOW_API),
+    "api.anthropic": (*API_GENERATION, "api.openai", *BELOW_API),
+    "api.vllm": (*API_GENERATION, "api.openai", *BELOW_API),
+    "api.trainers": (*API_SHARED, *BELOW_API),
+    "api.sglang": (*API_GENERATION, "api.trainers", *BELOW_API),
+    "api.worker": (*API_GENERATION, "api.trainers", *BELOW_API),
+    "api.operators": (*API_SHARED, *BELOW_API),
+    "api.page": API_SHARED,
     "deploy": ("api", "text", "engine", "engines", "routing", "transfer", "metrics", "models", "kv_events", "tracing"),
     "__main__": ("cli",),
     "weights": ("models.checkpoint",),

@@ -143,8 +143,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SamplingField:
-    """The range of a field of `SamplingParams`. The HTTP schemas (`api.generation.schema`) and the worker's routes
-    (`api.worker.engine_routes`) refuse other values."""
+    """The range of a field of `SamplingParams`. The HTTP schemas (`api.generation.sampling_fields`) and the routes for
+    gateways (`api.worker.engine_routes`) refuse other values."""
 
     low: float | None = None
     """Lower bound; None if the values have no order, as for a bool."""

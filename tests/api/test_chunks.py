@@ -12,13 +12,14 @@ from starlette.types import Message
 
 from motet.api.app import create_app
 from motet.api.generation.plan import AnswerHead, Plan
-from motet.api.openai.chat import ChatChunks
+from motet.api.openai.chat_completions import ChatChunks
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import CompletionChunks
-from motet.api.openai.completions_schema import CompletionRequest, TokensRequest
+from motet.api.openai.completions_schema import CompletionRequest
 from motet.api.served import one_model
 from motet.api.service import Service
 from motet.api.vllm.generate import TokensChunks
+from motet.api.vllm.generate_schema import TokensRequest
 from motet.engine import Worker
 from motet.ids import RequestId
 from motet.settings.server_config import ServerConfig

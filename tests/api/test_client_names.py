@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from motet.api.generation.one_answer import MESSAGE_NAMES, RESPONSE_NAMES
 from motet.api.http.failure import renamed
+from motet.api.openai.converted_chat import MESSAGE_NAMES, RESPONSE_NAMES
 from motet.errors import RequestError, UpstreamRefusalError
 from tests.api import messaging
 from tests.api.calling import CallingServing

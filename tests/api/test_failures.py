@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
-from motet.api.http.caller import RefusalLog
+from motet.api.http.request_ids import RefusalLog
 from motet.errors import EngineDiedError
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, coded, later, named
 

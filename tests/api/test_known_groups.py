@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from motet.api.generation.known_groups import KnownGroup, KnownGroups
+from motet.api.known_groups import KnownGroup, KnownGroups
 from motet.errors import NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId
 from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying
@@ -245,14 +245,14 @@ def test_kept_groups_are_forgotten_when_their_time_is_up() -> None:
 
 def test_a_client_with_many_kept_groups_drives_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = KnownGroups(lambda: 0.0)
-    monkeypatch.setattr("motet.api.generation.known_groups.MAX_KEPT", 3)
+    monkeypatch.setattr("motet.api.known_groups.MAX_KEPT", 3)
     ended(groups, known("other", 60.0, client="b"))
     for number in range(4):
         ended(groups, known(str(number), 60.0))
     assert names(groups, "0", "1", "2", "3") == ["2", "3"]
     assert names(groups, "other", client="b") == ["other"]
     size = groups.find("3", client="a").num_bytes
-    monkeypatch.setattr("motet.api.generation.known_groups.MAX_KEPT_BYTES", 2 * size)
+    monkeypatch.setattr("motet.api.known_groups.MAX_KEPT_BYTES", 2 * size)
     ended(groups, known("4", 60.0))
     assert names(groups, "2", "3", "4") == ["4"]
     assert names(groups, "other", client="b") == ["other"]

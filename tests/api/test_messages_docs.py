@@ -19,7 +19,7 @@ from motet.api.anthropic.messages_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from motet.api.generation.schema import Schema
+from motet.api.http.schema import Schema
 from motet.errors import RequestError
 from tests.api.messaging import ask, refused
 from tests.api.one_answer import assert_no_words_of_chats

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from motet.api.http.caller import PostRoute
+from motet.api.http.routes import PostRoute
 from tests.api.serving import Served, Serving
 
 pytestmark = pytest.mark.anyio

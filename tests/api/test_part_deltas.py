@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.api.openai.chat import ChatBody, ChatChunks
+from motet.api.openai.chat_completions import ChatBody, ChatChunks
 from motet.api.openai.chat_schema import ChatRequest
 from motet.text.choice import ChoiceEvent
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.api.generation.schema import Schema
+from motet.api.http.schema import Schema
 from motet.api.openai.responses import KEPT_ELSEWHERE
 from motet.api.openai.responses_schema import (
     FunctionTool,

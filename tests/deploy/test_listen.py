@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from motet.api.http.caller import WRITE_EXTENSION
+from motet.api.http.streaming import WRITE_EXTENSION
 from motet.deploy.connection import connection_limits
 from motet.deploy.listen import allow_open_files, listen, port_of, url_at, url_of, writer_of
 from motet.deploy.server import favour_streams

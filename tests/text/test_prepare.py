@@ -3,9 +3,9 @@
 import pytest
 import tokenizers
 
-from motet.api.generation.plan import chat_prompt
+from motet.api.openai.chat_plan import chat_prompt
 from motet.api.openai.chat_schema import ChatPrompt
-from motet.api.openai.completions_schema import TokenizeBody
+from motet.api.openai.tokenizing import TokenizeBody
 from motet.errors import ContextLengthError, RequestError
 from motet.testing.fake_engine import fake_info
 from motet.text.prepare import PromptPreparer

@@ -1,11 +1,13 @@
-"""The HTTP side of a server.
+"""The HTTP side of a server. Folders and modules from the bottom up; each sees those above it in this list:
 
-app, service, served    the application and its layers; what all routes share; the models that a server serves
-http/                   what every request passes: identification, keys, limits, the body, errors, spans
-generation/             what all routes that generate share: the checked request as a plan, its groups, its response
-openai/  anthropic/  sglang/  vllm/     routes of one dialect each, with the schemas of their bodies
-texts/                  requests for models on third-party servers, which take texts
-trainers/               routes that pause a server and bring it new weights (`--rl`)
-worker/                 this server as a worker of a gateway
-operators/  page/       status, metrics and membership; the page in a browser
+http/                    what every request passes: ids, keys, limits, its body, errors, spans
+known_groups, served, service    what all routes of a server share: groups by id, models, workers and limits
+generation/              what all routes that generate share: the request as a plan, its groups, its response
+texts/                   requests for models on third-party servers, which take texts
+openai/                  OpenAI's routes;  anthropic/  vllm/  sglang/  the routes of the other dialects
+trainers/  worker/       routes that pause a server and bring it new weights (`--rl`); the server as a gateway's worker
+operators/  page/        status, metrics and membership; the page in a browser
+openapi, app             the description of the routes; the application
+
+`tools/layers.py` enforces the order.
 """

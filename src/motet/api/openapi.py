@@ -14,9 +14,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from motet import __version__
-from motet.api.generation.answer import json_response
-from motet.api.http.caller import PostRoute, new_router
 from motet.api.http.dialect import of_messages
+from motet.api.http.routes import PostRoute, json_response, new_router
 from motet.api.service import Service
 
 REF_TEMPLATE = "#/components/schemas/{model}"

@@ -17,9 +17,9 @@ from typing import Protocol, TypeVar
 
 from prometheus_client import ProcessCollector
 
-from motet.api.generation.known_groups import KnownGroups
 from motet.api.http.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.http.failure import above_maximum
+from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.api.trainers.incoming_weights import IncomingWeights
 from motet.engine import (

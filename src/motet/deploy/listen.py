@@ -13,7 +13,7 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from motet.api.http.caller import WRITE_EXTENSION, Write
+from motet.api.http.streaming import WRITE_EXTENSION, Write
 from motet.deploy.connection import ClientConnection, ConnectionLimits
 from motet.engines.http import NO_FILES, NO_FILES_LEFT
 from motet.errors import ConfigError

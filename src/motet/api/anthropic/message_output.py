@@ -15,9 +15,9 @@ import msgspec
 import pydantic_core
 
 from motet.api.generation.answer import GroupsWriter
-from motet.api.generation.one_answer import MakeNames, NamedEvent, WholeOutput
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import message_error
+from motet.api.openai.converted_chat import MakeNames, NamedEvent, WholeOutput
 from motet.text.choice import ChoiceEvent
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep

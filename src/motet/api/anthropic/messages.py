@@ -29,12 +29,12 @@ from motet.api.anthropic.messages_schema import (
     ToolUseBlock,
     TurnInput,
 )
-from motet.api.generation.answer import GroupsWriter, json_response
-from motet.api.generation.one_answer import MESSAGE_NAMES, PASSED_ON, ConvertedRequest
+from motet.api.generation.answer import GroupsWriter
 from motet.api.generation.plan import Plan
-from motet.api.http.caller import PostRoute, new_router, with_body
 from motet.api.http.dialect import MESSAGES
+from motet.api.http.routes import PostRoute, json_response, new_router, with_body
 from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.converted_chat import MESSAGE_NAMES, PASSED_ON, ConvertedRequest
 from motet.api.service import Service
 
 ID_PREFIX = "msg_"

@@ -9,15 +9,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from motet.api.generation.schema import (
-    GeneratingFields,
-    JsonObject,
-    OpenSchema,
-    Schema,
-    StopStrings,
-    StructuredFields,
-    check_told,
-)
+from motet.api.generation.answer_form import StructuredFields
+from motet.api.generation.request_fields import GeneratingFields
+from motet.api.generation.sampling_fields import StopStrings
 from motet.api.http.failure import (
     FieldError,
     invalid_type,
@@ -26,6 +20,7 @@ from motet.api.http.failure import (
     unknown_parameter,
     unsupported_parameter,
 )
+from motet.api.http.schema import JsonObject, OpenSchema, Schema, check_told
 from motet.api.openai.chat_schema import MAX_TOOLS
 from motet.errors import RequestError
 

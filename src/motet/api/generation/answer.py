@@ -36,8 +36,8 @@ from motet.api.generation.groups import (
 from motet.api.generation.plan import AnswerHead, Plan
 from motet.api.http.admission import ANOTHER_SERVER, AdmissionSlot
 from motet.api.http.body import in_turn
-from motet.api.http.caller import body_send, body_write, while_client_stays
 from motet.api.http.failure import CLIENT_GONE, error_json
+from motet.api.http.streaming import body_send, body_write, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
 from motet.policies.steering import GroupReport
@@ -373,7 +373,3 @@ def spans_before(closing: bytes, event: ChoiceEvent) -> bytes:
     """Returns the end of a chunk's choice, with the versions of the weights that have written it if that is told."""
     spans = event.weight_versions
     return b',"weight_versions":' + json_bytes(spans) + closing if spans else closing
-
-
-def json_response(body: object, status: int = 200) -> Response:
-    return Response(json_bytes(body), status, media_type="application/json")

@@ -6,7 +6,8 @@ from functools import partial
 import msgspec
 
 from motet.api.generation.answer import GroupsWriter, head_json
-from motet.api.generation.plan import LONG_TEXT, Plan
+from motet.api.generation.plan import Plan
+from motet.api.generation.prompts import LONG_TEXT
 from motet.policies.steering import GroupReport, Keep
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ranked_logprobs

@@ -4,8 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
-from motet.api.generation.schema import GeneratingFields, Schema, StreamingFields
+from motet.api.generation.request_fields import GeneratingFields, StreamingFields
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
+from motet.api.http.schema import Schema
 from motet.errors import RequestError
 from motet.policies.confidence import ConfidenceRule
 from motet.policies.criteria import Agree, AnyOf, Condition, Finished, Posterior, Window

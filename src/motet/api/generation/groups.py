@@ -14,10 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Generic, Self, TypeVar
 
-from motet.api.generation.known_groups import ChoiceReport, ChoiceState, KnownGroup
 from motet.api.generation.plan import Plan
 from motet.api.http.admission import AdmissionSlot
 from motet.api.http.request_spans import end_group_span, error_of, group_span_of
+from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup
 from motet.api.served import ServedModel, TextModel
 from motet.api.service import Service
 from motet.metrics.group_metrics import ShownChoice
@@ -243,7 +243,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
 
     def open(self, place: AdmissionSlot) -> None:
         plan, served, number = self._plan, self._plan.served, self._number
-        self._span = span = group_span_of(plan.span, served, request=self._request)
+        self._span = span = group_span_of(plan.span, self._request, model=served.name)
         request = self._request = span.placed(self._request)
         if plan.order is None:
             self._text = TextGroup(

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from motet.api.generation.answer import GeneratedResponse, GroupsWriter
 from motet.api.generation.groups import TokenGroup
-from motet.api.generation.known_groups import KnownGroup, MoreChoices
 from motet.api.generation.plan import Plan
+from motet.api.known_groups import KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.ids import RequestId
 from motet.text.text_group import GroupStep

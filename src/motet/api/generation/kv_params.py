@@ -19,7 +19,7 @@ from typing import Annotated
 import anyio
 import msgspec
 
-from motet.api.generation.schema import GeneratingFields
+from motet.api.generation.request_fields import GeneratingFields
 from motet.api.http.caller import Caller
 from motet.api.http.failure import invalid_value, unsupported_parameter
 from motet.api.served import ServedModel

@@ -7,38 +7,32 @@
 4. `make_plan` checks what only the model's limits and the prompts can refuse, and plans a group a prompt
 """
 
-import asyncio
 import logging
-import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TypeVar
 
 import msgspec
 
+from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
-from motet.api.generation.schema import AnswerForm, GeneratingFields, SamplingFields, schema_text
-from motet.api.http.body import in_turn
-from motet.api.http.failure import above_maximum, invalid_value, unsupported_parameter
+from motet.api.generation.prompts import beside_the_loop
+from motet.api.generation.request_fields import GeneratingFields
+from motet.api.generation.sampling_fields import SamplingFields
+from motet.api.http.failure import above_maximum, invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
-from motet.api.openai.chat_schema import ChatPrompt, ChatRequest
-from motet.api.openai.completions_schema import Prompt
 from motet.api.served import ServedModel
 from motet.api.service import Service
-from motet.errors import GrammarError, RequestError
-from motet.grammar.closed import closed_schema, closed_source
+from motet.errors import RequestError
+from motet.grammar.closed import closed_source
 from motet.ids import RequestId, new_request_id
-from motet.log import ONCE_A_MINUTE
 from motet.policies.steering import GroupPolicy
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
-from motet.text.prepare import PromptPreparer
 from motet.text.stop_strings import StopStrings
-from motet.text.tools.grammar import json_rule
-from motet.text.tools.tool_format import ToolFormat, ToolMode, ToolRules
 from motet.types import (
     VERBATIM_FIELDS,
     GenerateRequest,
@@ -60,15 +54,8 @@ MAX_KEY_CHARS = 50
 """Limits on what an error lists of wrong keys."""
 MAX_ID_DIGITS = 20
 """Digits that a token id may have as a JSON key; far more than any vocabulary needs."""
-LONG_TEXT = 8192
-"""Texts with more characters are tokenised, and schemas closed, in a thread; for shorter ones the way there and back
-costs more."""
-TURN_CHARS = 64
-"""A message takes as long as so many characters more."""
 GROUP_CHARS = 64
 """To plan a group takes as long as so many characters, and to make ready for the answers of four choices too."""
-TOOL_CHARS = 1024
-"""The grammar of a tool takes as long as so many characters of a schema; it may take a hundred times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,114 +295,6 @@ def _listed(keys: Sequence[str]) -> str:
     return few if len(keys) <= MAX_KEYS else f"{few} and {len(keys) - MAX_KEYS} more"
 
 
-async def chat_prompt(preparer: PromptPreparer, chat: ChatPrompt, *, param: str = "messages") -> list[int]:
-    """`param`: the field that the messages came in."""
-    tools = [] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools]
-    num_chars = sum(TURN_CHARS + len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
-    template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
-
-    def rendered() -> list[int]:
-        text = preparer.template.render(
-            [message.for_template() for message in chat.messages],
-            add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
-            continue_final_message=chat.continue_final_message,
-            tools=tools,
-            template_kwargs=template_kwargs,
-        )
-        # The template writes the special tokens.
-        return preparer.text_prompt(text, bool(chat.add_special_tokens), param=param)
-
-    ids = await beside_the_loop(rendered, num_chars)
-    preparer.check_prompt(ids, param=param)
-    return ids
-
-
-def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:
-    """Returns the variables that the chat template has for `reasoning_effort`."""
-    if effort is None:
-        return {}
-    known: dict[str, object] = {"reasoning_effort": effort} if preparer.template.knows("reasoning_effort") else {}
-    if effort == "none":
-        return known | ({"enable_thinking": False} if preparer.template.knows("enable_thinking") else {})
-    if not known:
-        log.info("reasoning_effort is ignored: the model's chat template has no word for it", extra=ONCE_A_MINUTE)
-    return known
-
-
-async def text_prompt(preparer: PromptPreparer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-    return await beside_the_loop(partial(preparer.text_prompt, text, add_special_tokens, param=param), len(text))
-
-
-async def completion_prompts(
-    preparer: PromptPreparer, prompts: Sequence[Prompt], *, add_special_tokens: bool, param: str = "prompt"
-) -> list[Sequence[int]]:
-    """`param`: the field that they came in."""
-    checked: list[Sequence[int]] = []
-    for number, prompt in enumerate(prompts):
-        place = param if len(prompts) == 1 else f"{param}[{number}]"
-        ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
-        if isinstance(prompt, str):
-            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=place)
-        await beside_the_loop(partial(preparer.check_prompt, ids, param=place), len(ids))
-        checked.append(ids)
-        await asyncio.sleep(0)  # others' turn: there may be hundreds of prompts with thousands of tokens each
-    return checked
-
-
-async def beside_the_loop(work: Callable[[], T], size: int) -> T:
-    """Does work in a thread if it is long. `size`: characters, or as many tokens."""
-    return work() if size < LONG_TEXT else await in_turn(work)
-
-
-def check_reading(served: ServedModel, chat: ChatRequest) -> None:
-    """Raises `RequestError` if the request asks for a way to read answers that does not fit this model."""
-    if served.formats.harmony and not chat.separate_reasoning:
-        why = "cannot be false for this model, which thinks on a channel of its own"
-        raise unsupported_parameter("separate_reasoning", why)
-    if chat.tool_rules is not None and served.formats.tools is None:
-        raise RequestError(
-            "Invalid 'tools': calls of tools are not read from this model's answers (see --tool-parser).",
-            param="tools",
-            code="unsupported_parameter",
-        )
-
-
-async def with_answer_rules(options: RouteOptions, chat: ChatRequest, *, prompt: Sequence[int]) -> RouteOptions:
-    """Returns the options with the format and the grammar of answers to `prompt`, if answers are wanted."""
-    if options.context.order is not None:
-        return options
-    formats, rules = options.context.served.formats, chat.tool_rules
-    begun = chat.messages[-1].text if chat.continue_final_message else ""
-    format = formats.for_request(prompt, begun=begun, tools=rules, separate_reasoning=chat.separate_reasoning)
-    read = options if format is None else replace(options, format=format)
-    form = await beside_the_loop(partial(form_of, chat, options.context), len(chat.tools) * TOOL_CHARS)
-    if form is None:
-        return read
-    thinking = formats.thinking(prompt, begun=begun, calls=form != chat.form)
-    try:
-        return await held_to(read, form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking)))
-    except GrammarError:
-        if rules is not None:
-            await _check_each(chat, rules, options=read)
-        raise
-
-
-async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOptions) -> None:
-    """Raises `GrammarError` if no grammar can be made of the form alone, or of a tool that may be called."""
-    if rules.mode is ToolMode.AUTO:
-        await held_to(options, chat.form)
-    names = {tool.name for tool in rules.callable}
-    for number, tool in enumerate(chat.tools):
-        name, param = tool.function.name, f"tools[{number}].function.parameters"
-        if name in names:
-            parameters = schema_text(tool.tool().parameters)
-            if options.context.closes_objects:
-                parameters = await beside_the_loop(partial(closed_source, parameters), TOOL_CHARS + len(parameters))
-            grammar = Grammar(GrammarKind.JSON, parameters)
-            await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
-        await asyncio.sleep(0)  # others' turn
-
-
 async def held_to(options: RouteOptions, form: AnswerForm | None) -> RouteOptions:
     """Returns the options with the form's grammar, which compiles. Raises `RequestError`."""
     if form is None or options.context.order is not None:
@@ -432,51 +311,3 @@ def as_closed(form: AnswerForm, context: RequestContext) -> AnswerForm:
     if form.grammar.kind is not GrammarKind.JSON or not (form.closed or context.closes_objects):
         return form
     return form._replace(grammar=msgspec.structs.replace(form.grammar, source=closed_source(form.grammar.source)))
-
-
-def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
-    """Returns what an answer must be: as it is asked for, or a call, or either. Raises `RequestError` if it cannot."""
-    served = context.served
-    rules, asked, tools = chat.tool_rules, chat.form, served.formats.tools
-    if rules is None or tools is None:
-        return asked
-    if chat.response_format is not None and rules.mode is ToolMode.REQUIRED:
-        asked = None  # the form is about content, and there will be none
-    if asked is None:
-        # A call must be there, or one of the tools wants nothing but valid ones.
-        constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
-        return _calls(tools, rules, context=context) if constrained else None
-    if served.formats.harmony:
-        raise RequestError(
-            f"'{asked.param}' and 'tools' cannot be used together with this model; 'tool_choice' 'none' can.",
-            param=asked.param,
-        )
-    if asked.grammar.kind is not GrammarKind.JSON or rules.mode is ToolMode.REQUIRED:
-        raise RequestError(
-            f"'{asked.param}' and 'tools' cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'.",
-            param=asked.param,
-        )
-    calls = _calls(tools, replace(rules, mode=ToolMode.REQUIRED), context=context)
-    return _calls_or(as_closed(asked, context), calls)
-
-
-def _calls(tools: ToolFormat, rules: ToolRules, *, context: RequestContext) -> AnswerForm:
-    if context.closes_objects:
-        closed = [replace(tool, parameters=closed_schema(tool.parameters)) for tool in rules.callable]
-        rules = replace(rules, callable=tuple(closed))
-    try:
-        source = tools.grammar(rules, context.served.tokenizer.special_tokens)
-    except GrammarError as error:
-        raise GrammarError(f"Invalid 'tools': {error.message}.", param="tools") from error
-    return AnswerForm(Grammar(GrammarKind.LARK, source), "tools")
-
-
-def _calls_or(asked: AnswerForm, calls: AnswerForm) -> AnswerForm:
-    """Calls in the model's own way, or JSON as it was asked for, laid out as calls are."""
-    as_rule = re.sub(r"^start:", "tool_calls:", calls.grammar.source, count=1, flags=re.MULTILINE)
-    try:
-        schema = msgspec.json.decode(asked.grammar.source, type=dict[str, object])
-    except msgspec.MsgspecError:
-        return asked  # it is refused as it would be without tools
-    source = f"start: asked_for | tool_calls\nasked_for: {json_rule(schema)}\n{as_rule}"
-    return AnswerForm(Grammar(GrammarKind.LARK, source), asked.param, f"'tools' or '{asked.param}'")

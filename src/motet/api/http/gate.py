@@ -17,7 +17,7 @@ So what a page posts must be JSON, for which browsers ask first. And a name of t
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -27,7 +27,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.api.http.dialect import is_below, route_of
 from motet.api.http.failure import ErrorResponse
-from motet.api.page import PAGE_ROUTES
 from motet.engines.wire import WORKER_KEY_CODE
 from motet.errors import ForbiddenError, RequestError, UnauthorizedError
 from motet.settings.server_config import ServerConfig
@@ -109,8 +108,10 @@ class KeyCheck:
 class Gate:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, *, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, page_routes: Collection[str]) -> None:
+        """`page_routes`: the paths of the page's files, which need no key."""
         self._app = app
+        self._open_routes = OPEN_ROUTES | frozenset(page_routes)
         api, admin, worker = map(_encoded, (config.api_keys, (config.admin_key,), (config.worker_key,)))
         self._clients = KeyCheck(client=CLIENT, keys=api, missing=NO_KEY, wrong=WRONG_KEY)
         self._workers = KeyCheck(
@@ -159,7 +160,7 @@ class Gate:
         )
 
     def _lock(self, path: str) -> KeyCheck | None:
-        if path in OPEN_ROUTES or path in PAGE_ROUTES:
+        if path in self._open_routes:
             return None
         if is_below(path, *WORKERS):
             return self._workers

@@ -15,8 +15,6 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from motet.api.http.dialect import route_of
-from motet.api.http.failure import error_body
-from motet.api.served import ServedModel
 from motet.errors import MotetError
 from motet.log import cut
 from motet.metrics.group_metrics import GroupRecord
@@ -63,7 +61,7 @@ def end_request_span(scope: Scope, route: str, *, status: int) -> None:
     if not span.recorded:
         return
     error: object = state.get("error")
-    code = error_body(error).code if isinstance(error, MotetError) else None
+    code = error.code if isinstance(error, MotetError) else None
     code = code and cut(code, MAX_NAME_CHARS)  # another server may have chosen it
     failure = error_of(status) and (code or error_of(status))
     method = scope["method"]
@@ -83,12 +81,12 @@ def end_request_span(scope: Scope, route: str, *, status: int) -> None:
     span.end(error=failure)
 
 
-def group_span_of(parent: RequestSpan, served: ServedModel, *, request: GenerateRequest) -> Span:
+def group_span_of(parent: RequestSpan, request: GenerateRequest, *, model: str) -> Span:
     """Begins the span of a group of tokens."""
     if not parent.span.recorded:
         return parent.span
     sampling = request.sampling
-    span = group_span(parent, model=served.name, num_choices=len(request.choices), group=request.request_id)
+    span = group_span(parent, model=model, num_choices=len(request.choices), group=request.request_id)
     span.note(
         {
             "gen_ai.conversation.id": request.session_id or None,

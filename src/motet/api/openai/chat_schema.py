@@ -6,19 +6,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from motet.api.generation.answer_form import FormattedFields
 from motet.api.generation.group_schema import SteeredFields
-from motet.api.generation.schema import (
-    IGNORED_FIELDS,
-    IGNORED_OF_VLLM,
-    TOLD,
-    FormattedFields,
-    JsonObject,
-    OpenSchema,
-    Schema,
-    TextOrObject,
-    in_range,
-)
+from motet.api.generation.request_fields import IGNORED_FIELDS, IGNORED_OF_VLLM
+from motet.api.generation.sampling_fields import in_range
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
+from motet.api.http.schema import TOLD, JsonObject, OpenSchema, Schema, TextOrObject
 from motet.errors import RequestError
 from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 

@@ -10,17 +10,10 @@ from motet.api.generation.answer import GroupsWriter, TokenChunks, spans_before
 from motet.api.generation.collect import LogprobFields, WholeChoice, WholeGroup, WholeWriter, usage_json, usage_shape
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import (
-    GROUP_CHARS,
-    Plan,
-    RouteOptions,
-    beside_the_loop,
-    check_size,
-    completion_prompts,
-    held_to,
-    make_plan,
-)
-from motet.api.http.caller import PostRoute, caller_of, drop_body, new_router, read_body
+from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, held_to, make_plan
+from motet.api.generation.prompts import beside_the_loop, completion_prompts
+from motet.api.http.caller import caller_of
+from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
 from motet.api.openai.completions_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
 from motet.api.texts.text_requests import answer_from_texts, pass_through

@@ -12,11 +12,11 @@ a 404, as for one that does not exist.
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from motet.api.generation.answer import json_response
-from motet.api.generation.known_groups import KnownGroup, MoreChoices
-from motet.api.generation.schema import StreamingFields
-from motet.api.http.caller import PostRoute, caller_of, new_router, with_body
+from motet.api.generation.request_fields import StreamingFields
+from motet.api.http.caller import caller_of
 from motet.api.http.failure import unsupported_parameter
+from motet.api.http.routes import PostRoute, json_response, new_router, with_body
+from motet.api.known_groups import KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.errors import NotFoundError
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from motet.api.generation.one_answer import NamedEvent
 from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.converted_chat import NamedEvent
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ChatLogprob, chat_logprobs
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin

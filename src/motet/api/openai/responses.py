@@ -16,8 +16,12 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.generation.answer import GroupsWriter, json_response
-from motet.api.generation.one_answer import (
+from motet.api.generation.answer import GroupsWriter
+from motet.api.generation.plan import AnswerHead, Plan
+from motet.api.http.failure import Names, error_body, invalid_value, names_table
+from motet.api.http.routes import PostRoute, json_response, new_router, with_body
+from motet.api.openai.chat_schema import ChatRequest, joined
+from motet.api.openai.converted_chat import (
     PASSED_ON,
     RESPONSE_NAMES,
     ConvertedRequest,
@@ -25,10 +29,6 @@ from motet.api.generation.one_answer import (
     NamedEvent,
     WholeOutput,
 )
-from motet.api.generation.plan import AnswerHead, Plan
-from motet.api.http.caller import PostRoute, new_router, with_body
-from motet.api.http.failure import Names, error_body, invalid_value, names_table
-from motet.api.openai.chat_schema import ChatRequest, joined
 from motet.api.openai.response_output import INCOMPLETE, ItemStatus, Members, ResponseOutput
 from motet.api.openai.responses_schema import (
     NOT_KEPT,

@@ -8,16 +8,11 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
-from motet.api.generation.schema import (
-    IGNORED_FIELDS,
-    TOLD,
-    GeneratingFields,
-    OpenSchema,
-    Schema,
-    StructuredFields,
-    in_range,
-)
+from motet.api.generation.answer_form import StructuredFields
+from motet.api.generation.request_fields import IGNORED_FIELDS, GeneratingFields
+from motet.api.generation.sampling_fields import in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
+from motet.api.http.schema import TOLD, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
 from motet.errors import RequestError
 

@@ -13,10 +13,9 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
 
 from motet import __version__
-from motet.api.generation.answer import json_response
-from motet.api.generation.schema import Schema
-from motet.api.http.caller import new_router
 from motet.api.http.failure import invalid_value
+from motet.api.http.routes import json_response, new_router
+from motet.api.http.schema import Schema
 from motet.api.service import WITHOUT_ENGINE, Membership, Service, WorkerSnapshot, snapshot_workers
 from motet.engine import Killable, WorkerState
 from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError, RequestError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from motet.api.http.caller import new_router
+from motet.api.http.routes import new_router
 from motet.api.service import Service
 from motet.errors import NotFoundError
 

@@ -16,22 +16,15 @@ from pathlib import Path
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.generation.answer import DONE, EVENTS, json_response
+from motet.api.generation.answer import DONE, EVENTS
 from motet.api.generation.collect import LogprobFields, WholeChoice, WholeGroup, WholeWriter, in_pieces
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import (
-    GROUP_CHARS,
-    Plan,
-    RouteOptions,
-    beside_the_loop,
-    check_size,
-    completion_prompts,
-    held_to,
-    make_plan,
-)
-from motet.api.http.caller import PostRoute, caller_of, new_router, with_body
+from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, held_to, make_plan
+from motet.api.generation.prompts import beside_the_loop, completion_prompts
+from motet.api.http.caller import caller_of
 from motet.api.http.failure import names_table, renamed
+from motet.api.http.routes import PostRoute, json_response, new_router, with_body
 from motet.api.service import Service
 from motet.api.sglang.sglang_schema import SglangAbort, SglangContinue, SglangPause, SglangRequest, SglangWeights
 from motet.api.trainers.weight_routes import bring_weights

@@ -6,21 +6,13 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from motet.api.generation.schema import (
-    ANY_OBJECT,
-    MAX_SEED,
-    MAX_VERSION_CHARS,
-    MIN_SEED,
-    TOLD,
-    AnswerForm,
-    GeneratingFields,
-    SamplingFields,
-    Schema,
-    TokenId,
-    in_range,
-)
+from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm
+from motet.api.generation.prompts import Prompt, parse_prompts
+from motet.api.generation.request_fields import GeneratingFields
+from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED, SamplingFields, TokenId, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
-from motet.api.openai.completions_schema import Prompt, parse_prompts
+from motet.api.http.schema import TOLD, Schema
+from motet.api.trainers.weight_routes import MAX_VERSION_CHARS
 from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
 
 DEFAULT_MAX_NEW_TOKENS = 128

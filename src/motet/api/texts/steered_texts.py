@@ -10,7 +10,7 @@ next read, as of any choice.
 from collections.abc import Sequence
 from operator import attrgetter
 
-from motet.api.generation.known_groups import ChoiceReport, ChoiceState
+from motet.api.known_groups import ChoiceReport, ChoiceState
 from motet.engines.upstream.text_source import TextGroupStream, TextPiece
 from motet.policies.steering import GroupPolicy, GroupReport, Steering
 from motet.types import FinishReason

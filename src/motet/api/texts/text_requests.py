@@ -25,14 +25,16 @@ from motet.api.generation.answer import AnswerWriter, EventWriter, GeneratedResp
 from motet.api.generation.collect import chat_usage_json
 from motet.api.generation.group_schema import PARAM, GroupFields, check_keep
 from motet.api.generation.groups import AnswerGroup, GroupAccount, Take
-from motet.api.generation.known_groups import KnownGroup
 from motet.api.generation.plan import AnswerHead
-from motet.api.generation.schema import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
+from motet.api.generation.request_fields import SessionId, StreamingFields, StreamOptions
+from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED
 from motet.api.http.admission import AdmissionSlot
 from motet.api.http.body import SHORT_BYTES, check_counts, in_turn
-from motet.api.http.caller import Caller, body_of, caller_of
+from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import invalid_value, schema_failure, unsupported_parameter
 from motet.api.http.request_spans import group_span
+from motet.api.http.routes import body_of
+from motet.api.known_groups import KnownGroup
 from motet.api.served import TextModel
 from motet.api.service import Service
 from motet.api.texts.steered_texts import SteeredPrompt

@@ -17,17 +17,14 @@ from dataclasses import dataclass, field
 
 from anyio import to_thread
 from fastapi import Request
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from motet.api.http.failure import invalid_value
-from motet.engines.wire import INVALID_WEIGHTS, TENSORS
+from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import BodyTooLargeError, ModelLoadError, RequestError
 from motet.models.checkpoint import Checkpoint, MemoryFile
 from motet.models.folder import check_safetensors
 
-TENSOR_ROUTES = ("/update_weights", "/engine/weights")
-"""Their bodies may be tensors, and are then as large as a model."""
 ANNOUNCED_S = 300.0
 """Seconds for tensors to come that were named; a client of vLLM waits as long for the answer."""
 MAX_LENGTH_DIGITS = 18
@@ -35,15 +32,6 @@ MAX_PIECES = 4096
 """Most bodies of one update. Each takes an open file."""
 
 NOT_STARTED = "No weight update is open: POST /start_weight_update first."
-
-
-def is_tensors(headers: Headers) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == TENSORS
-
-
-def takes_tensors(path: str, headers: Headers) -> bool:
-    """Returns True for a body whose bytes must not be counted among those of requests."""
-    return path.endswith(TENSOR_ROUTES) and is_tensors(headers)
 
 
 async def read_tensors(request: Request) -> MemoryFile:

@@ -8,9 +8,8 @@ POST /reset_prefix_cache  nothing that was cached is found any more
 
 from fastapi import APIRouter, Response
 
-from motet.api.generation.answer import json_response
-from motet.api.generation.schema import Schema
-from motet.api.http.caller import new_router
+from motet.api.http.routes import json_response, new_router
+from motet.api.http.schema import Schema
 from motet.api.service import Service
 from motet.types import PauseMode
 

@@ -7,8 +7,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 
 from motet import __version__
-from motet.api.generation.answer import json_response
-from motet.api.http.caller import new_router
+from motet.api.http.routes import json_response, new_router
 from motet.api.service import Service
 from motet.types import EngineInfo, LogprobsMode
 

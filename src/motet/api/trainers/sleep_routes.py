@@ -8,8 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from motet.api.generation.answer import json_response
-from motet.api.http.caller import new_router
+from motet.api.http.routes import json_response, new_router
 from motet.api.service import Service, Sleep
 from motet.engine import SleepTag
 from motet.types import PauseMode

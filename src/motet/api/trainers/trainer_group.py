@@ -18,8 +18,8 @@ from typing import Annotated
 from anyio import to_thread
 from pydantic import Field
 
-from motet.api.generation.schema import Schema
 from motet.api.http.failure import invalid_value
+from motet.api.http.schema import Schema
 from motet.api.service import Service
 from motet.engine import TrainerGroup, WeightReceiver
 from motet.errors import EngineError, RequestError

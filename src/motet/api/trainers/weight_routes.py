@@ -15,18 +15,20 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue
 
-from motet.api.generation.answer import json_response
-from motet.api.generation.schema import MAX_VERSION_CHARS, Schema
-from motet.api.http.caller import new_router, with_body
+from motet.api.http.body_limit import is_tensors
 from motet.api.http.failure import invalid_value
+from motet.api.http.routes import json_response, new_router, with_body
+from motet.api.http.schema import Schema
 from motet.api.service import Service
-from motet.api.trainers.incoming_weights import is_tensors, read_tensors
+from motet.api.trainers.incoming_weights import read_tensors
 from motet.api.trainers.trainer_group import InitInfo, UpdateInfo, join_group, leave_group, take_announced
 from motet.engine import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
 from motet.models.checkpoint import ZEROS, Checkpoint, MemoryFile
 
+MAX_VERSION_CHARS = 200
+"""Maximum number of characters in the name of a weight version."""
 Version = Annotated[str, Field(min_length=1, max_length=MAX_VERSION_CHARS)]
 
 

@@ -19,11 +19,13 @@ from motet.api.generation.collect import (
 )
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import Plan, RouteOptions, beside_the_loop, check_size, held_to, make_plan
-from motet.api.http.caller import PostRoute, caller_of, new_router, with_body
+from motet.api.generation.plan import Plan, RouteOptions, check_size, held_to, make_plan
+from motet.api.generation.prompts import beside_the_loop
+from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value
-from motet.api.openai.completions_schema import GenerateSampling, StartedChoice, TokensRequest
+from motet.api.http.routes import PostRoute, new_router, with_body
 from motet.api.service import Service
+from motet.api.vllm.generate_schema import GenerateSampling, StartedChoice, TokensRequest
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import id_logprobs
 from motet.text.text_group import GroupStep

@@ -7,12 +7,12 @@ conversation and generates from its token ids gets the tokens that the chat itse
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.generation.answer import json_response
 from motet.api.generation.kv_params import PARAM, request_context
 from motet.api.generation.plan import Plan
-from motet.api.http.caller import Caller, PostRoute, caller_of, new_router, with_body
+from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import unsupported_parameter
-from motet.api.openai.chat import plan_chat
+from motet.api.http.routes import PostRoute, json_response, new_router, with_body
+from motet.api.openai.chat_plan import plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import plan_completions
 from motet.api.openai.completions_schema import CompletionRequest

@@ -28,11 +28,12 @@ from motet.api.generation.collect import WholeWriter
 from motet.api.generation.groups import AnswerGroup, GroupAccount, Take, TokenGroup
 from motet.api.generation.kv_params import MAX_READERS, PrefillOrder
 from motet.api.generation.plan import AnswerHead, Plan, check_scores
-from motet.api.generation.schema import MAX_KEEP_S
+from motet.api.generation.request_fields import MAX_KEEP_S
 from motet.api.http.admission import AdmissionSlot
-from motet.api.http.caller import body_of, caller_of, drop_body, is_id, new_router
+from motet.api.http.caller import caller_of, is_id
 from motet.api.http.failure import INTERNAL, invalid_value
 from motet.api.http.request_spans import RequestSpan, error_of, group_span_of
+from motet.api.http.routes import body_of, drop_body, new_router
 from motet.api.served import ServedModel
 from motet.api.service import Service, snapshot_workers
 from motet.engine import GroupStream, Worker, WorkerReport, WorkerState
@@ -202,7 +203,7 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
     def open(self, place: AdmissionSlot) -> None:
         served = self._served
         check_group(served, self._request)
-        self._span = span = group_span_of(self._parent, served, request=self._request)
+        self._span = span = group_span_of(self._parent, self._request, model=served.name)
         request = self._request = span.placed(self._request)
         if request.request_id in self._open_ids:
             raise OverloadedError(f"The group {request.request_id} is still open here. Try again, or another worker.")

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from motet.api.http.caller import new_router
+from motet.api.http.body_limit import is_tensors
+from motet.api.http.routes import new_router
 from motet.api.service import Service
-from motet.api.trainers.incoming_weights import MAX_PIECES, is_tensors, read_tensors
+from motet.api.trainers.incoming_weights import MAX_PIECES, read_tensors
 from motet.api.worker.engine_routes import msgpack_response, read_body
 from motet.engines.wire import WeightOrder, WeightVersion
 from motet.errors import RequestError

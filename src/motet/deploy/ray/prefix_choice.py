@@ -15,10 +15,12 @@ from itertools import count
 import msgspec
 from pydantic import ValidationError
 
-from motet.api.generation.plan import chat_prompt, completion_prompts
+from motet.api.generation.prompts import completion_prompts
+from motet.api.openai.chat_plan import chat_prompt
 from motet.api.openai.chat_schema import ChatRequest
-from motet.api.openai.completions_schema import CompletionRequest, TokensRequest
+from motet.api.openai.completions_schema import CompletionRequest
 from motet.api.served import Models, ServedModel, TextModel, model_named
+from motet.api.vllm.generate_schema import TokensRequest
 from motet.deploy.ray.directory import DirectoryCopy, ListedWorkers, RayDirectory
 from motet.deploy.ray.running import ReplicaTasks
 from motet.deploy.server import make_gateway

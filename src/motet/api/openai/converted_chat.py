@@ -17,14 +17,15 @@ from fastapi import Request, Response
 from pydantic import ValidationError
 
 from motet.api.generation.answer import GroupsWriter
+from motet.api.generation.answer_form import StructuredFields
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import request_context
-from motet.api.generation.plan import Plan, chat_prompt, check_reading
-from motet.api.generation.schema import GeneratingFields, StructuredFields
+from motet.api.generation.plan import Plan
+from motet.api.generation.request_fields import GeneratingFields
 from motet.api.http.body import in_turn
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import Names, names_table, renamed, schema_failure
-from motet.api.openai.chat import plan_chat
+from motet.api.openai.chat_plan import chat_prompt, check_reading, plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.service import Service
 from motet.errors import RequestError

@@ -8,17 +8,11 @@ from fastapi import APIRouter, Request, Response
 from motet.api.generation.answer import GroupsWriter, TokenChunks, spans_before
 from motet.api.generation.collect import LogprobFields, WholeChoice, WholeWriter, chat_usage_json, usage_shape
 from motet.api.generation.known_answers import answer_plan
-from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import (
-    Plan,
-    RouteOptions,
-    chat_prompt,
-    check_reading,
-    check_size,
-    make_plan,
-    with_answer_rules,
-)
-from motet.api.http.caller import PostRoute, caller_of, drop_body, new_router, read_body
+from motet.api.generation.kv_params import request_context
+from motet.api.generation.plan import Plan
+from motet.api.http.caller import caller_of
+from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
+from motet.api.openai.chat_plan import plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.service import Service
 from motet.api.texts.text_requests import answer_from_texts, pass_through
@@ -57,33 +51,6 @@ async def answer_chat(service: Service, body: ChatRequest, *, request: Request) 
             return (ChatChunks if stream else ChatBody)(plan, body)
 
         return answer_plan(service, plan, writer=write(plan, body.stream), more=write)
-
-
-async def plan_chat(
-    service: Service,
-    body: ChatRequest,
-    *,
-    context: RequestContext,
-    prefix: str = "chatcmpl",
-    prompt_param: str = "messages",
-) -> Plan:
-    """Returns the plan of a checked chat, for any form of its answer."""
-    options = RouteOptions(
-        context=context,
-        prefix=prefix,
-        prompt_param=prompt_param,
-        num_choices=body.n,
-        default_max_tokens=None,
-        logprobs=body.num_logprobs,
-        logprobs_param="top_logprobs",
-        prompt_logprobs=body.prompt_logprobs,
-        group=body.group,
-    )
-    check_reading(context.served, body)
-    check_size(service, 1, options=options)
-    prompt = await chat_prompt(context.served.preparer, body, param=prompt_param)
-    options = await with_answer_rules(options, body, prompt=prompt)
-    return make_plan(service, [prompt], sampling=body, around=body, options=options)
 
 
 class ChatBody(WholeWriter):

@@ -1,0 +1,144 @@
+"""The form that answers must have, as requests give it: `response_format`, or vLLM's `structured_outputs`."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from motet.api.generation.sampling_fields import SamplingFields, in_range
+from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unsupported_parameter
+from motet.api.http.schema import TOLD, JsonObject, Schema, TextOrObject, schema_text
+from motet.grammar.limits import MAX_SOURCE_CHARS
+from motet.types import Grammar, GrammarKind
+
+ANY_OBJECT = '{"type":"object"}'
+
+FORMER_PREFIX = "guided_"
+"""vLLM before 0.12 had fields of this prefix in place of the keys of `structured_outputs`."""
+
+
+class AnswerForm(NamedTuple):
+    """The grammar that answers must follow, and how errors name it."""
+
+    grammar: Grammar
+    param: str
+    """The name of the field that says so, inside the fields of sampling."""
+    called: str = ""
+    """`schema for response_format 'answer'`; empty: as `param`."""
+    closed: bool = False
+    """True if the client wants objects closed, whatever the server does."""
+    clients_own: bool = False
+    """True if the client wrote the rules of the grammar."""
+
+
+class JsonSchemaFormat(Schema):
+    """`strict` changes nothing: answers always follow the schema, or it is refused."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    strict: bool = False
+    wanted: JsonObject = Field(alias="schema")
+
+
+class ResponseFormat(Schema):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def check_schema_given(self) -> Self:
+        if self.json_schema is None and self.type == "json_schema":
+            raise FieldError(missing_parameter, "json_schema")
+        if self.json_schema is not None and self.type != "json_schema":
+            raise FieldError(unsupported_parameter, "json_schema", f"does not go with type '{self.type}'")
+        return self
+
+    @property
+    def form(self) -> AnswerForm | None:
+        if self.json_schema is not None:
+            called = f"schema for response_format '{self.json_schema.name}'"
+            return AnswerForm(
+                Grammar(GrammarKind.JSON, schema_text(self.json_schema.wanted)), "response_format", called
+            )
+        if self.type == "json_object":
+            return AnswerForm(Grammar(GrammarKind.JSON, ANY_OBJECT), "response_format")
+        return None
+
+
+def _check_choices(value: object) -> object:
+    if isinstance(value, list) and sum(len(one) for one in value if isinstance(one, str)) > MAX_SOURCE_CHARS:
+        raise FieldError(invalid_value, None, f"the choices may have {MAX_SOURCE_CHARS} characters together")
+    return value
+
+
+class StructuredOutputs(Schema):
+    ignored = frozenset({"disable_fallback"})
+    refused = frozenset({"structural_tag", "whitespace_pattern"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"disable_any_whitespace": (False,)}
+
+    disable_additional_properties: bool = False
+    json_wanted: TextOrObject | None = Field(None, alias="json")
+    regex: Annotated[str, TOLD] | None = Field(None, min_length=1)
+    choice: Annotated[list[str], TOLD, BeforeValidator(_check_choices)] | None = Field(None, min_length=1)
+    grammar: Annotated[str, TOLD] | None = Field(None, min_length=1)
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def check_one_given(self) -> Self:
+        if self.json_object is False or len(self._given()) != 1:
+            why = "exactly one of json, regex, choice, grammar and json_object (which can only be true) must be given"
+            raise FieldError(invalid_value, None, why)
+        return self
+
+    def _given(self) -> dict[str, object]:
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude={"disable_additional_properties"})
+
+    @property
+    def form(self) -> AnswerForm:
+        ((name, value),) = self._given().items()
+        param, closed = f"structured_outputs.{name}", self.disable_additional_properties
+        if isinstance(value, str):
+            kinds = {"json": GrammarKind.JSON, "regex": GrammarKind.REGEX, "grammar": GrammarKind.LARK}
+            return AnswerForm(Grammar(kinds[name], value), param, closed=closed, clients_own=name == "grammar")
+        if isinstance(value, list):
+            return AnswerForm(Grammar(GrammarKind.CHOICE, json.dumps(value, ensure_ascii=False)), param)
+        source = ANY_OBJECT if value is True else schema_text(value)
+        return AnswerForm(Grammar(GrammarKind.JSON, source), param, closed=closed)
+
+
+class StructuredFields(SamplingFields):
+    """The fields of sampling, and the grammar that every choice must follow."""
+
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_former_names(cls, data: object) -> object:
+        for key in ("json", "regex", "choice", "grammar", "json_object"):
+            name = FORMER_PREFIX + key
+            if isinstance(data, dict) and data.get(name) is not None:
+                raise FieldError(unsupported_parameter, name, f"is now 'structured_outputs': {{'{key}': ...}}")
+        return data
+
+    @property
+    def form(self) -> AnswerForm | None:
+        return None if self.structured_outputs is None else self.structured_outputs.form
+
+
+class FormattedFields(StructuredFields):
+    """The fields of the routes whose answers are texts."""
+
+    response_format: ResponseFormat | None = None
+    prompt_logprobs: int | None = in_range("prompt_logprobs", None)
+    """Alternatives beside each token of the prompt."""
+
+    @model_validator(mode="after")
+    def check_one_form(self) -> Self:
+        if self.structured_outputs is not None and self.response_format is not None:
+            why = "it and 'response_format' both say what an answer must be; give one of them"
+            raise FieldError(invalid_value, "structured_outputs", why, "response_format")
+        return self
+
+    @property
+    def form(self) -> AnswerForm | None:
+        return super().form if self.response_format is None else self.response_format.form

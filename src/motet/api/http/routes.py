@@ -1,0 +1,109 @@
+"""The routes of this server: a router, a route with a JSON body, and a JSON response."""
+
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from itertools import islice
+
+from fastapi import APIRouter, Request, Response
+from msgspec.json import encode as json_bytes
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from motet.api.http.body import Body, read_json
+from motet.api.http.failure import schema_failure, validation_failure
+from motet.api.http.schema import ignored_paths
+from motet.errors import RequestError
+
+log = logging.getLogger("motet.api")
+
+MAX_NAMES = 20
+MAX_NAME_CHARS = 100
+"""Limits on lines of the log with the client's own names of fields and routes."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_JSON_TYPE = re.compile(r"\s*$|application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
+
+
+def new_router(prefix: str = "", *, told: bool = True) -> APIRouter:
+    """Returns a router without routes. JSON is read also if a client gives it no content type. `told`: the OpenAPI
+    document has the routes."""
+    return APIRouter(prefix=prefix, redirect_slashes=False, strict_content_type=False, include_in_schema=told)
+
+
+async def body_of(request: Request) -> bytes:
+    """Returns the body, which the request keeps for whoever reads it next, until `drop_body`."""
+    state = request.scope["state"]
+    try:
+        if "body" not in state:
+            state["body"] = b"".join([piece async for piece in request.stream()])
+        body: bytes = state["body"]
+        return body
+    except ClientDisconnect as error:
+        raise RequestError("The client left before the body was complete.") from error
+
+
+def drop_body(request: Request) -> None:
+    """Frees the body and its part of the memory for bodies: the request itself lives as long as its answer."""
+    request.scope["state"].pop("body", None)
+    request.scope["state"]["release_body"]()
+
+
+class PostRoute(Route):
+    """A route without FastAPI's own way to the body, which is longer. Figures of HTTP name it like FastAPI's."""
+
+    def __init__(self, path: str, handle: Handler, *, body: type[BaseModel], summary: str) -> None:
+        """`body`, `summary`: for the OpenAPI document."""
+        super().__init__(path, handle, methods=["POST"])
+        self.body = body
+        self.summary = summary
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+
+async def read_body(request: Request, schema: type[Body]) -> Body:
+    """Returns the request's JSON body, checked against its schema. Raises RequestError for a body that does not match,
+    and for other content types than JSON: browsers let pages of any site post those."""
+    content_type = request.headers.get("content-type", "")
+    if not _JSON_TYPE.match(content_type):
+        message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
+        raise RequestError(message, code="invalid_content_type")
+    try:
+        body = await read_json(await body_of(request), schema)
+    except ValidationError as error:
+        raise schema_failure(error) from error
+    except (ValueError, RecursionError) as error:  # the body is not JSON
+        raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
+    if log.isEnabledFor(logging.DEBUG):
+        _log_ignored(json.loads(await body_of(request)), body, request=request)
+    return body
+
+
+def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Response]]) -> Handler:
+    """Returns a handler that reads the body, frees its memory when the response is prepared, and calls `answer`."""
+
+    async def handle(request: Request) -> Response:
+        response = await answer(await read_body(request, schema), request)
+        drop_body(request)
+        return response
+
+    return handle
+
+
+def _log_ignored(given: object, body: BaseModel, *, request: Request) -> None:
+    """Writes one line with the places of the fields that nothing reads, if there are any."""
+    paths = [*islice(ignored_paths(given, body), MAX_NAMES + 1)]
+    if paths:
+        names = ", ".join(path[:MAX_NAME_CHARS] for path in paths[:MAX_NAMES]) + ", ..." * (len(paths) > MAX_NAMES)
+        fields = {"request_id": request.state.trace, "route": request.url.path, "ignored": names}
+        log.debug("fields of a request are ignored", extra={"fields": fields})
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    return Response(json_bytes(body), status, media_type="application/json")
