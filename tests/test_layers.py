@@ -1,4 +1,4 @@
-"""`tools/layers.py` finds wrong imports, and the imports of the command line and the API load no torch.
+"""`tools/layers.py` finds wrong imports and cycles, and the imports of the command line and the API load no torch.
 
 `make check` runs the tool over the source.
 """
@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tools.layers import SOURCE, Import, find_wrong, imports_of, layer_of, wrong
+from tools.layers import (
+    KNOWN_CYCLES,
+    SOURCE,
+    Graph,
+    Import,
+    cycles_in,
+    find_wrong,
+    import_graph,
+    imports_of,
+    layer_of,
+    longest_chain,
+    wrong,
+    wrong_cycles,
+)
 
 HEAVY = ("torch", "transformers", "nixl", "ray", "opentelemetry.sdk")
 LIGHT = (
@@ -75,6 +88,80 @@ def test_imports_inside_functions_and_relative_ones_are_seen(tmp_path: Path) -> 
         ("text.choice", "motet.api.app", 4),
     ]
     assert len(find_wrong(tmp_path)) == 3
+
+
+def write_package(folder: Path, files: dict[str, str]) -> Graph:
+    """Writes these modules of a package, and returns their graph."""
+    for name, text in files.items():
+        file = folder / "motet" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return import_graph(folder)
+
+
+def test_the_graph_has_imports_at_the_top_of_modules_also_those_for_types(tmp_path: Path) -> None:
+    graph = write_package(
+        tmp_path,
+        {
+            "text/__init__.py": "",
+            "text/stop.py": "import re\nfrom motet.types import Finish\n",
+            "text/choice.py": "from motet.text import stop\nif TYPE_CHECKING:\n    import motet.text.group\n",
+            "text/group.py": "def f():\n    from motet.text.choice import Choice\n",
+            "types.py": "class Finish:\n    import motet.text.stop\n",
+        },
+    )
+    assert graph == {
+        "text": set(),
+        "text.stop": {"types"},
+        "text.choice": {"text.stop", "text.group"},
+        "text.group": set(),
+        "types": {"text.stop"},
+    }
+
+
+CYCLES: Graph = {
+    "a": {"b"},
+    "b": {"c"},
+    "c": {"b", "d"},
+    "d": {"e"},
+    "e": {"f"},
+    "f": {"d", "g"},
+    "g": set(),
+}
+
+
+def test_modules_that_import_each_other_are_found_and_those_beyond_are_not() -> None:
+    assert cycles_in(CYCLES) == [{"b", "c"}, {"d", "e", "f"}]
+
+
+def test_a_new_cycle_is_refused_with_the_order_of_its_imports() -> None:
+    assert wrong_cycles(CYCLES, known={frozenset("bc"): "a reason"}) == [
+        "d, e, f import each other: d -> e -> f -> d",
+    ]
+
+
+def test_a_known_cycle_that_has_been_opened_is_refused() -> None:
+    known = dict.fromkeys([frozenset("bc"), frozenset("def"), frozenset("ab")], "a reason")
+    assert wrong_cycles(CYCLES, known=known) == [
+        "KNOWN_CYCLES has a, b, which are no such cycle: remove the entry",
+    ]
+
+
+def test_known_cycles_have_a_reason() -> None:
+    assert all(KNOWN_CYCLES.values())
+
+
+def test_the_depth_of_a_folder_is_its_longest_chain_of_imports() -> None:
+    graph = {
+        "api.app": {"api.chat", "api.body"},
+        "api.chat": {"text.stop", "api.plan"},
+        "api.plan": {"api.body"},
+        "api.body": {"errors"},
+        "text.stop": {"api.body"},
+        "errors": set(),
+    }
+    assert longest_chain(graph, folder="api") == ["api.app", "api.chat", "api.plan", "api.body"]
+    assert longest_chain(graph, folder="") == ["api.app", "api.chat", "api.plan", "api.body", "errors"]
 
 
 @pytest.mark.slow

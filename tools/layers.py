@@ -1,16 +1,24 @@
-"""Checks that layers look down only: fails if a module imports what its layer may not see.
+"""Checks that layers look down only: fails if a module imports what its layer may not see, or if imports form a cycle.
 
 The table below is the architecture. A layer sees itself, the layers that its row names, and `EVERYBODY_SEES`. No layer
 sees `testing`, which is for tests and benchmarks. Only the modules in `ONLY_IN` may import heavy packages, so that the
 command line starts quickly and `import motet` loads no torch. Imports inside functions count too.
 
-Run: python tools/layers.py
+A cycle is a chain of imports at the top of modules that leads back to its first module. Imports under
+`if TYPE_CHECKING` count: the modules of such a cycle can only be understood together.
+
+Run: python tools/layers.py [--depth FOLDER]
 """
 
+import argparse
 import ast
+import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,35 +154,68 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("cli",),
 }
 
+KNOWN_CYCLES: dict[frozenset[str], str] = {
+    frozenset(f"engines.native.step.{module}" for module in ("drafts", "sequence", "step_plan")): (
+        "a sequence names the type of its group's drafts, which will have a module below both"
+    ),
+}
+"""Cycles that exist today: their modules, with the reason. The change that opens a cycle removes its entry."""
+
+Graph = Mapping[str, set[str]]
+"""Modules with those that they import at their top; all without the leading `motet.`."""
+
 
 @dataclass(frozen=True)
 class Import:
-    """Module `importer` imports `target`; names of our own modules are without the leading `motet.`."""
+    """Module `importer` imports `target`. Names of Motet's modules are without the leading `motet.`."""
 
     importer: str
     target: str
     line: int
+    at_top: bool = True
+    """False inside a function, which imports later."""
+
+
+@cache
+def all_imports(source: Path) -> Mapping[Path, Sequence[Import]]:
+    """Returns the imports of each file."""
+    gc.disable()  # syntax trees are many small objects, and collecting among them takes most of the time
+    return {path: list(imports_of(path, source=source)) for path in sorted(source.rglob("*.py"))}
 
 
 def imports_of(path: Path, *, source: Path = SOURCE) -> Iterator[Import]:
     """Yields every import in a file, also those inside functions."""
-    parts = path.relative_to(source).with_suffix("").parts
-    importer = ".".join(part for part in parts[1:] if part != "__init__")
-    for node in ast.walk(ast.parse(path.read_text())):
+    importer = module_of(path, source=source)
+    for node, at_top in import_statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(importer, alias.name, node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                yield Import(importer, "a relative import", node.lineno)
-                continue
+                yield Import(importer, alias.name, node.lineno, at_top)
+        elif node.level:
+            yield Import(importer, "a relative import", node.lineno, at_top)
+        else:
             for alias in node.names:
                 # `from motet.text import choice` names a module too.
-                yield Import(importer, f"{node.module}.{alias.name}", node.lineno)
+                yield Import(importer, f"{node.module}.{alias.name}", node.lineno, at_top)
+
+
+def module_of(path: Path, *, source: Path) -> str:
+    """Returns the name of a file's module without the leading `motet.`; a package has the name of its folder."""
+    parts = path.relative_to(source).with_suffix("").parts
+    return ".".join(part for part in parts[1:] if part != "__init__")
+
+
+def import_statements(node: ast.AST, *, at_top: bool = True) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yields the import statements below a node, each with False if it is inside a function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, at_top
+        elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from import_statements(child, at_top=at_top and not is_function)
 
 
 def is_in(module: str, layer: str) -> bool:
-    return module == layer or module.startswith(layer + ".")
+    return layer == "" or module == layer or module.startswith(layer + ".")
 
 
 def layer_of(module: str) -> str | None:
@@ -209,18 +250,97 @@ def find_wrong(source: Path = SOURCE) -> list[str]:
     """Returns a line for each wrong import, as `path:line: what`."""
     return [
         f"{path.relative_to(source.parent)}:{imported.line}: {imported.importer} imports {imported.target}: {reason}"
-        for path in sorted(source.rglob("*.py"))
-        for imported in imports_of(path, source=source)
+        for path, imports in all_imports(source).items()
+        for imported in imports
         if (reason := wrong(imported))
     ]
 
 
+def import_graph(source: Path = SOURCE) -> Graph:
+    """Returns the modules of the package, each with those that it imports at its top."""
+    graph: dict[str, set[str]] = {module_of(path, source=source): set() for path in all_imports(source)}
+    for imported in chain.from_iterable(all_imports(source).values()):
+        module = imported.target.removeprefix("motet.")
+        if module not in graph:
+            module = module.rpartition(".")[0]  # the last part is a class or function of the module
+        if imported.at_top and module in graph and module not in ("", imported.importer):
+            graph[imported.importer].add(module)
+    return graph
+
+
+def reachable(graph: Graph, start: str) -> set[str]:
+    """Returns the modules that a module imports, directly or through others."""
+    found: set[str] = set()
+    todo = [start]
+    while todo:
+        new = graph[todo.pop()] - found
+        found |= new
+        todo += new
+    return found
+
+
+def cycles_in(graph: Graph) -> list[frozenset[str]]:
+    """Returns the groups of modules that import each other, directly or through others."""
+    reached = {module: reachable(graph, module) for module in graph}
+    groups = {frozenset(other for other in below if module in reached[other]) for module, below in reached.items()}
+    return sorted((group for group in groups if group), key=sorted)
+
+
+def longest_chain(graph: Graph, *, folder: str) -> list[str]:
+    """Returns the longest chain of imports among the modules of a folder, from the highest module to the lowest.
+    Imports of a cycle do not count."""
+    in_cycle = {module: group for group in cycles_in(graph) for module in group}
+    inside = {
+        module: sorted(target for target in targets - in_cycle.get(module, frozenset()) if is_in(target, folder))
+        for module, targets in graph.items()
+        if is_in(module, folder)
+    }
+    chains: dict[str, list[str]] = {}
+    for module in TopologicalSorter(inside).static_order():
+        chains[module] = [module, *max((chains[target] for target in inside[module]), key=len, default=[])]
+    return max(chains.values(), key=len, default=[])
+
+
+def wrong_cycles(graph: Graph, *, known: Mapping[frozenset[str], str] = KNOWN_CYCLES) -> list[str]:
+    """Returns a line for each cycle that is not known, and for each known one that is not there."""
+    cycles = cycles_in(graph)
+    new = [sorted(group) for group in cycles if group not in known]
+    gone = [sorted(group) for group in known if group not in cycles]
+    return [
+        *(f"{', '.join(group)} import each other: {' -> '.join(one_cycle(graph, group))}" for group in new),
+        *(f"KNOWN_CYCLES has {', '.join(group)}, which are no such cycle: remove the entry" for group in gone),
+    ]
+
+
+def one_cycle(graph: Graph, group: Sequence[str]) -> list[str]:
+    """Returns the modules of a cycle in the order in which they import each other; the first one is also the last."""
+    try:
+        TopologicalSorter({module: sorted(graph[module].intersection(group)) for module in group}).prepare()
+    except CycleError as error:
+        importers_last: list[str] = error.args[1]
+        return importers_last[::-1]
+    raise AssertionError(f"no cycle in {group}")
+
+
+def print_depth(folder: str) -> None:
+    module = folder.rstrip("/").removeprefix("src/").removeprefix("motet").lstrip("/").replace("/", ".")
+    modules = longest_chain(import_graph(), folder=module)
+    print(f"depth of {folder}: {len(modules)}, the longest chain of imports")
+    print(*modules, sep="\n  -> ")
+
+
 def main() -> int:
-    problems = find_wrong()
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    print(f"layers: {sum(1 for _ in SOURCE.rglob('*.py'))} modules, {len(problems)} wrong imports")
-    return 1 if problems else 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depth", metavar="FOLDER", help="print the longest chain of imports inside motet/FOLDER")
+    options = parser.parse_args()
+    if options.depth:
+        print_depth(options.depth)
+        return 0
+    graph = import_graph()
+    imports, cycles = find_wrong(), wrong_cycles(graph)
+    print(*imports, *cycles, sep="\n", file=sys.stderr, end="\n" if imports or cycles else "")
+    print(f"layers: {len(graph)} modules, {len(imports)} wrong imports, {len(cycles)} wrong cycles")
+    return 1 if imports or cycles else 0
 
 
 if __name__ == "__main__":
