@@ -102,7 +102,7 @@ def test_a_version_that_is_no_number_is_read_past() -> None:
 
 SECTIONS: dict[str, set[str]] = {
     "Workers": {"model_name", "worker", "role"},
-    "Prefill and decode apart": {"model_name", "worker", "role"},
+    "Separate prefill and decode": {"model_name", "worker", "role"},
     "Routing": {"model_name"},
     "Groups and choices": {"model_name"},
     "HTTP": set(),
