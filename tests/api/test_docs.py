@@ -61,7 +61,7 @@ def test_every_parser_is_listed() -> None:
 @pytest.mark.anyio
 async def test_the_example_of_status_has_exactly_the_fields_there_are(served: Served) -> None:
     told = (await served.http.get("/status")).json()
-    example = json.loads(PAGE.partition("`GET /status` asks")[2].partition("```json")[2].partition("```")[0])
+    example = json.loads(PAGE.partition("`GET /status` queries")[2].partition("```json")[2].partition("```")[0])
     (worker,) = example["workers"]
     assert worker.keys() == told["workers"][0].keys()
     assert example["totals"].keys() == told["totals"].keys()
