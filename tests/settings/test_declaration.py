@@ -100,11 +100,11 @@ def test_an_invalid_value_is_refused_and_its_flag_named(names: str, values: tupl
         (
             "num_threads",
             10_000,
-            "--threads 10000: must be 1 to 1024: threads beyond the machine's cores only wait for each other",
+            "--threads 10000: must be 1 to 1024: more threads than cores only wait for each other",
         ),
         ("port", 70000, "--port 70000: must be 0 (any free port) to 65535"),
         ("block_size", 256, "--block-size 256: must be one of 8, 16, 32, 64, 128"),
-        ("lease_s", 2.0, "--lease 2.0: must be at least 3: a reader gives a sign of life every second"),
+        ("lease_s", 2.0, "--lease 2.0: must be at least 3: a reader sends a heartbeat every second"),
         ("migration_limit", -1, "--migration-limit -1: must be 0 (never) or more"),
         ("gpu_memory_utilization", 2.0, "--gpu-memory-utilization 2.0: must be above 0 and at most 1"),
         ("gpus_per_worker", 2.0, "--gpus-per-worker 2.0: must be 0 to 1: an engine uses one GPU"),
@@ -127,6 +127,6 @@ def test_help_ends_with_the_range_and_the_default_in_its_unit() -> None:
     shown = {name: SETTINGS[name].full_help.partition(" [")[2] for name in SETTINGS}
     assert shown["queue_timeout_s"] == "above 0; default: 60 s]"
     assert shown["kv_cache_gb"] == "above 0; default: 2 GiB]"
-    assert shown["max_model_len"] == "at least 2; default: the model's own]"
+    assert shown["max_model_len"] == "at least 2; default: the model's maximum]"
     assert shown["prefix_cache"] == "default: on]"
     assert shown["worker_api_key"] == ""

@@ -37,7 +37,7 @@ def test_workers_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({}, "a gateway needs workers: --worker URL, several times, or --workers-file FILE"),
+        ({}, "a gateway needs workers: --worker URL (repeatable) or --workers-file FILE"),
         ({"workers": [URL], "max_choices": 1, "max_n": 2}, "--max-choices 1 with --max-n 2"),
     ],
 )

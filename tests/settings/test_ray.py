@@ -45,8 +45,8 @@ def test_ray_settings_come_from_flags_the_environment_and_a_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"min_prefill": 1}, "--min-prefill 1 with prefill 0 (default): --prefill is the greatest number"),
-        ({"min_decode": 3, "decode": 2}, "--min-decode 3 with --decode 2: --decode is the greatest number"),
+        ({"min_prefill": 1}, "--min-prefill 1 with prefill 0 (default): --prefill is the maximum"),
+        ({"min_decode": 3, "decode": 2}, "--min-decode 3 with --decode 2: --decode is the maximum"),
         ({"prefill": 1}, "--decode at least 1"),
         (
             {"prefill": 4, "decode": 1, "decode_port": 20003},
@@ -55,7 +55,10 @@ def test_ray_settings_come_from_flags_the_environment_and_a_file(tmp_path: Path)
         ({"decode": 37, "decode_port": 65500}, "--decode-port 65500 with --decode 37: each replica's port"),
         ({"prefill": 2, "decode": 1, "prefill_port": 65535}, "--prefill-port 65535 with --prefill 2"),
         ({"port": 0}, "--port 0 with ingress gateway (default): clients must know"),
-        ({"prefix_router": True}, "--prefix-router with ingress gateway (default): a gateway chooses by prefix"),
+        (
+            {"prefix_router": True},
+            "--prefix-router with ingress gateway (default): a gateway always considers prefixes",
+        ),
     ],
 )
 def test_invalid_settings_are_refused_and_the_flag_is_named(flags: dict[str, object], says: str) -> None:

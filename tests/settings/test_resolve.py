@@ -113,7 +113,7 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
         ({"max_n": 512}, "--max-n 512 with max_num_seqs 256 (default)"),
         ({"max_n": 8, "max_choices": 4}, "--max-choices 4 with --max-n 8"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "--max-num-batched-tokens 8 with --max-num-seqs 16"),
-        ({"cache_answers": True, "prefix_cache": False}, "--cache-answers with --no-prefix-cache: answers"),
+        ({"cache_answers": True, "prefix_cache": False}, "--cache-answers with --no-prefix-cache: the prefix cache"),
         ({"gpu_memory_utilization": 0.9, "device": "cpu"}, "--gpu-memory-utilization 0.9 with --device cpu"),
         ({"gpu_memory_utilization": 0.9, "prefill": 1, "decode": 1}, "--gpu-memory-utilization 0.9 with --prefill 1"),
         ({"quantization": "int8", "kernels": "torch"}, "--quantization int8 with --kernels torch"),
@@ -138,7 +138,7 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
         ({"prefill_urls": ["http://a"], "role": "prefill"}, "--prefill-url http://a with --role prefill"),
         ({"side_channel_port": 9, "prefill": 1, "decode": 1}, "--side-channel-port 9 with --prefill 1"),
         ({"kv_events_port": 65531, "prefill": 2, "decode": 1}, "--kv-events-port 65531 with --prefill 2"),
-        ({"kv_events_port": 0, "prefix_cache": False}, "--kv-events-port 0 with --no-prefix-cache: there"),
+        ({"kv_events_port": 0, "prefix_cache": False}, "--kv-events-port 0 with --no-prefix-cache: without"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused_by_name(flags: dict[str, object], names: str) -> None:

@@ -1,4 +1,4 @@
-"""The declaration of a setting, and all that is derived from it: its flag, its variable, its range, its help."""
+"""The declaration of a setting, and all that is derived from it: flag, variable, range and help."""
 
 import math
 import re
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class ServerCommand(StrEnum):
-    """A command that runs a server and therefore has settings: `motet serve`, `motet gateway`, `motet ray`."""
+    """A command that has settings: `motet serve`, `motet gateway` or `motet ray`."""
 
     SERVE = "serve"
     GATEWAY = "gateway"
@@ -25,7 +25,7 @@ class ServerCommand(StrEnum):
 
 
 class Panel(StrEnum):
-    """A group of settings in `--help` and the docs, in the order in which they are shown."""
+    """A group of settings in `--help` and docs/settings.md, in the order of the page."""
 
     SERVERS = "Servers"
     MODEL = "Model"
@@ -39,14 +39,14 @@ class Panel(StrEnum):
 
 
 MAX_PORT: Final = 65535
-PORT: Final = {"least": 0, "most": MAX_PORT, "zero": "any free port"}
+PORT: Final = {"minimum": 0, "maximum": MAX_PORT, "zero": "any free port"}
 NOT_BLANK: Final = r"[\s\S]*\S[\s\S]*"
 ONE_ADDRESS: Final = r"(?!\s*(0\.0\.0\.0|::|\*)\s*$)" + NOT_BLANK
 """Any address except those that mean every address of a machine."""
 SENT_KEY: Final = {"pattern": r"[!-~]*", "must": "visible ASCII characters without spaces", "secret": True}
-"""A key for a header; a line break after it, as in many files, would make every call fail."""
-ASKED_KEY: Final = r"[ -~]*[!-~][ -~]*"
-"""A key that clients send: browsers and other programs do not agree on how a header holds other characters."""
+"""A key that Motet sends in a header. A line break after it, as in many files, would make every request fail."""
+CLIENT_KEY: Final = r"[ -~]*[!-~][ -~]*"
+"""A key that clients send. Programs differ in how they encode other characters in a header."""
 
 SERVE: Final = (ServerCommand.SERVE,)
 GATEWAY: Final = (ServerCommand.GATEWAY,)
@@ -60,7 +60,7 @@ class Declaration:
     """One setting."""
 
     help: str
-    """Its meaning in a sentence or two; default, unit and range are added where it is shown."""
+    """Meaning in one or two sentences, to which default, unit and range are appended where it is shown."""
     panel: Panel = Panel.PROCESS
     commands: tuple[ServerCommand, ...] = ()
     name: str = ""
@@ -68,29 +68,29 @@ class Declaration:
     default: object = None
     flag: str = ""
     unset: str = ""
-    """What applies while the value is None or empty."""
+    """Effective value, in words, while the setting is None or empty."""
     unit: str = ""
-    least: float | None = None
+    minimum: float | None = None
     above: float | None = None
-    """The value must be larger than this; in place of `least`."""
-    most: float | None = None
+    """Exclusive lower bound; replaces `minimum`."""
+    maximum: float | None = None
     zero: str = ""
-    """The meaning of 0."""
+    """Meaning of the value 0."""
     choices: tuple[object, ...] = ()
     pattern: str = ""
-    """A regular expression that the whole text, or each of several texts, must match."""
+    """Regular expression that the entire text, or each text of a list, must match."""
     read: Callable[[Sequence[str]], object] | None = None
-    """Reads the texts; raises ConfigError if they are not valid."""
+    """Function that parses the texts and raises ConfigError if they are invalid."""
     must: str = ""
-    """What the value must be, if neither range nor choices say it."""
-    because: str = ""
-    """The reason for the range, shown when a value is refused."""
+    """Requirement on the value, in words, if neither range nor choices express it."""
+    reason: str = ""
+    """Reason for the range, shown when a value is refused."""
     secret: bool = False
-    """True if the value is never shown or written."""
+    """True if the value must never be shown or stored."""
     commas: bool = False
-    """True if one flag may name several values, with commas between them."""
+    """True if one flag can name several values, separated by commas."""
     of_this_machine: bool = False
-    """True if the environment's value is for this machine only, and not for the other nodes of a cluster."""
+    """True if a value from the environment applies to this machine only, not to the other nodes of a cluster."""
 
     @property
     def variable(self) -> str:
@@ -102,7 +102,7 @@ class Declaration:
 
     @property
     def flag_kind(self) -> Any:
-        """The type that the command line reads."""
+        """Type of the flag's value on the command line."""
         if isinstance(self.kind, UnionType):
             return next(part for part in get_args(self.kind) if part is not type(None))
         if self.is_list:
@@ -111,32 +111,32 @@ class Declaration:
 
     @property
     def placeholder(self) -> str:
-        """The word for the value in `--help`: its unit, if it has one."""
+        """Metavariable of the value in `--help`: its unit, if it has one."""
         if self.unit:
             return "SECONDS" if self.unit == "s" else self.unit.upper()
         return "NUMBER" if self.flag_kind in (int, float) else "TEXT"
 
     def flag_for(self, value: object) -> str:
-        """Returns the flag as it is typed for this value: a switch that is on by default has `--no-NAME`."""
+        """Returns the flag that sets this value: a switch that is on by default has `--no-NAME`."""
         return self.flag.replace("--no-", "--") if self.default is True and value is True else self.flag
 
     @property
     def range(self) -> str:
-        """The allowed choices or numbers, in words; empty if there is no limit."""
+        """Allowed choices or numbers, in words; empty if there is no limit."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
         if self.above is not None:
-            return f"above {self.above:g}" + (f" and at most {self.most:g}" if self.most is not None else "")
-        if self.least is None:
+            return f"above {self.above:g}" + (f" and at most {self.maximum:g}" if self.maximum is not None else "")
+        if self.minimum is None:
             return ""
-        least = f"{self.least:g}" + (f" ({self.zero})" if self.zero else "")
-        if self.most is not None:
-            return f"{least} to {self.most:g}"
-        return f"{least} or more" if self.least == 0 else f"at least {least}"
+        minimum = f"{self.minimum:g}" + (f" ({self.zero})" if self.zero else "")
+        if self.maximum is not None:
+            return f"{minimum} to {self.maximum:g}"
+        return f"{minimum} or more" if self.minimum == 0 else f"at least {minimum}"
 
     @property
     def shown_default(self) -> str:
-        """The default in words, with its unit; empty if there is none."""
+        """Default value in words, with its unit; empty if there is none."""
         if self.default in (None, (), ""):
             return self.unset
         if isinstance(self.default, bool):
@@ -146,16 +146,16 @@ class Declaration:
 
     @property
     def full_help(self) -> str:
-        """`help` with range and default: `Time that a group waits. [above 0; default: 60 s]`."""
+        """`help` with range and default: `Maximum time in the queue. [above 0; default: 60 s]`."""
         default = f"default: {self.shown_default}" if self.shown_default else ""
         shown = "; ".join(filter(None, [self.range, default]))
         return f"{self.help} [{shown}]" if shown else self.help
 
     def refusal(self, value: object) -> str:
-        """Returns why this value is not allowed, or an empty text if it is. None is always allowed."""
+        """Returns the reason why this value is not allowed; empty if it is. None is always allowed."""
         if value is None:
             return ""
-        why = f"must be {self.must or self.range}" + (f": {self.because}" if self.because else "")
+        why = f"must be {self.must or self.range}" + (f": {self.reason}" if self.reason else "")
         if self.choices and value not in self.choices:
             return why
         if isinstance(value, int | float) and not self._in_range(value):
@@ -173,20 +173,20 @@ class Declaration:
     def _in_range(self, value: float) -> bool:
         return (
             math.isfinite(value)
-            and (self.least is None or self.least <= value)
+            and (self.minimum is None or self.minimum <= value)
             and (self.above is None or self.above < value)
-            and (self.most is None or value <= self.most)
+            and (self.maximum is None or value <= self.maximum)
         )
 
 
 def setting(default: Value, help: str, **more: Any) -> Value:
-    """Declares a field of a record as a setting; `more` are fields of its Declaration."""
+    """Declares a field of a record as a setting; `more` are fields of its `Declaration`."""
     declared: Value = field(default=default, metadata={METADATA_KEY: more | {"help": help}})
     return declared
 
 
 def settings_of(record: Any, panel: Panel, *, commands: tuple[ServerCommand, ...]) -> Mapping[str, Declaration]:
-    """Returns the declarations of a record by name; `panel` and `commands`: for fields that do not set their own."""
+    """Returns the declarations of a record by name. `panel` and `commands` are for fields that do not set their own."""
     found = {}
     for one in fields(record):
         if (more := one.metadata.get(METADATA_KEY)) is not None:
@@ -199,8 +199,8 @@ def settings_of(record: Any, panel: Panel, *, commands: tuple[ServerCommand, ...
 
 
 def _flag(name: str, kind: Any, *, default: object) -> str:
-    """Returns the flag of a name: with dashes, without the `s` of a list or the `_s` of seconds, and with `--no-NAME`
-    if it is on by default."""
+    """Returns the flag for a name: dashes instead of underscores, without the plural `s` of a list or the `_s` of
+    seconds, and `--no-NAME` if the setting is on by default."""
     plain = name.removesuffix("_s")
     if get_origin(kind) is tuple:
         plain = plain.removesuffix("s")

@@ -1,4 +1,4 @@
-"""The settings of a gateway's servers, declared as those in `motet.settings.server_config` are."""
+"""The settings of a gateway's workers, declared in the manner of `motet.settings.server_config`."""
 
 from dataclasses import dataclass
 
@@ -12,56 +12,58 @@ class GatewayConfig:
 
     workers: tuple[str, ...] = setting(
         (),
-        "A worker's URL, or URL,role,kind with one or both behind it; several times.",
+        "URL of a worker, or URL,role,kind with one or both; repeatable.",
         commas=True,
         read=check_workers,
     )
     role_of: tuple[str, ...] = setting(
         (),
-        "Role of a worker that does not tell it: URL=prefill, URL=decode or URL=both; several times.",
+        "Role of a worker that does not report it: URL=prefill, URL=decode or URL=both; repeatable.",
         read=roles_by_url,
     )
-    workers_file: str | None = setting(None, "File with one worker a line; lines added or removed later join or leave.")
+    workers_file: str | None = setting(
+        None, "File with one worker per line; workers join and leave when lines are added and removed."
+    )
     worker_api_key: str | None = setting(
-        None, "API key that is sent to workers of other kinds; servers of ours get the worker key.", **SENT_KEY
+        None, "API key sent to workers that are not Motet servers; Motet servers get the worker key.", **SENT_KEY
     )
     key_of: tuple[str, ...] = setting(
         (),
-        "Key that is sent to one worker in place of the others, as URL=KEY; several times.",
+        "Key sent to one worker, as URL=KEY, instead of the common keys; repeatable.",
         read=by_url,
         pattern=r"[!-~]+",
         must="URL=KEY, such as http://host:8000=secret",
         secret=True,
     )
     worker_ca_file: str | None = setting(
-        None, "File with the certificates that sign those of workers at https URLs.", unset="the system's"
+        None, "File with the CA certificates of workers at https URLs.", unset="the system's certificates"
     )
     tokenizer_of: tuple[str, ...] = setting(
         (),
-        "Tokenizer of a model whose workers hand out none: MODEL=FOLDER or MODEL=ORG/NAME; several times.",
+        "Tokenizer of a model whose workers do not provide one: MODEL=FOLDER or MODEL=ORG/NAME; repeatable.",
         pattern=r"[^=]+=[\s\S]+",
         must="MODEL=FOLDER or MODEL=ORG/NAME",
     )
     leader_timeout_s: float = setting(
         30.0,
-        "Time that a prompt's KV may take to reach a vLLM decode server before the prompt is computed there.",
+        "Time after which a vLLM decode server stops waiting for a prompt's KV and computes the prompt.",
         above=0,
     )
     upstream_timeout_s: float = setting(
         300.0,
-        "Time after which an answer of which its worker sends nothing goes on elsewhere; one of a text upstream ends.",
+        "Time without data after which an answer moves to another worker; an answer of a text upstream fails instead.",
         above=0,
     )
     worker_timeout_s: float = setting(
         5.0,
-        "Time after which a worker that does not answer gets no groups, and those it has go on elsewhere.",
+        "Time without a status report after which a worker gets no groups and its groups move to other workers.",
         commands=GATEWAY + RAY,
-        least=2,
-        because="workers are asked every second",
+        minimum=2,
+        reason="workers are polled every second",
     )
     start_timeout_s: float = setting(
         300.0,
-        "Time that a starting gateway waits for the first worker that answers requests.",
+        "Time for which a starting gateway waits for its first ready worker.",
         commands=GATEWAY + RAY,
         above=0,
     )

@@ -1,4 +1,4 @@
-"""Settings that are texts with parts: workers, values for one of them or for a key, and resources of Ray."""
+"""Parsers of settings whose texts have parts: workers, values for one worker or key, and Ray resources."""
 
 import math
 import re
@@ -11,23 +11,25 @@ from motet.types import EngineKind, Role
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")
 REPLICAS = (Role.PREFILL.value, Role.DECODE.value, "gateway")
-"""Kinds of replicas that can have resources."""
+"""Kinds of replicas that can have custom resources."""
 
 
 @dataclass(frozen=True)
 class NamedWorker:
-    """A server that should be a worker."""
+    """A server to use as a worker."""
 
     url: str
-    """Its URL, without a slash or `/v1` at its end."""
+    """URL without a trailing slash or `/v1`."""
     role: Role | None = None
-    """The role that it must have; None for the one that it reports."""
+    """Required role; None for the role that the server reports."""
     kind: EngineKind | None = None
-    """The kind of server; None to find it out."""
+    """Kind of server; None to detect it."""
 
 
 def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
-    """Reads `URL`, `URL,role`, `URL,kind`, `URL,role,kind` or several with commas between. Raises ConfigError."""
+    """Parses `URL`, `URL,role`, `URL,kind` or `URL,role,kind`, or several of them separated by commas.
+
+    Raises ConfigError."""
     named: NamedWorker | None = None
     for part in (part.strip() for text in texts for part in text.split(",")):
         role = Role(part) if part in tuple(Role) else None
@@ -45,12 +47,12 @@ def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
 
 
 def check_workers(texts: Iterable[str]) -> None:
-    """Raises ConfigError if a text is no worker, or one is named twice."""
+    """Raises ConfigError if a text is not a worker, or if a worker occurs twice."""
     _check_distinct([worker.url for worker in named_workers(texts)])
 
 
 def check_urls(texts: Sequence[str]) -> None:
-    """Raises ConfigError if a text is no URL of a server, or one is named twice."""
+    """Raises ConfigError if a text is not the URL of a server, or if a URL occurs twice."""
     for url in texts:
         if not is_http_url(url):
             raise ConfigError(f"{url!r} is not a URL such as http://host:8000")
@@ -64,7 +66,7 @@ def _check_distinct(urls: list[str]) -> None:
 
 
 def by_url(texts: Iterable[str]) -> dict[str, str]:
-    """Reads `URL=WORD`, with the word after the last `=`. Raises ConfigError."""
+    """Parses `URL=WORD`, with the word after the last `=`. Raises ConfigError."""
     found = {}
     for text in texts:
         url, equals, word = text.rpartition("=")
@@ -75,7 +77,7 @@ def by_url(texts: Iterable[str]) -> dict[str, str]:
 
 
 def roles_by_url(texts: Iterable[str]) -> dict[str, Role]:
-    """Reads `URL=role`. Raises ConfigError."""
+    """Parses `URL=role`. Raises ConfigError."""
     words = by_url(texts)
     for url, word in words.items():
         if word not in tuple(Role):
@@ -84,7 +86,7 @@ def roles_by_url(texts: Iterable[str]) -> dict[str, Role]:
 
 
 def numbers_by_key(texts: Iterable[str]) -> dict[str, int]:
-    """Reads `KEY=NUMBER`, with the number after the last `=`. Raises ConfigError, which does not show the key."""
+    """Parses `KEY=NUMBER`, with the number after the last `=`. Raises ConfigError, which does not show the key."""
     found = {}
     for text in texts:
         key, equals, number = text.rpartition("=")
@@ -95,35 +97,35 @@ def numbers_by_key(texts: Iterable[str]) -> dict[str, int]:
 
 
 def resources_by_role(texts: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Reads `ROLE=NAME:AMOUNT`: custom resources of Ray. Raises ConfigError."""
+    """Parses `ROLE=NAME:AMOUNT`, custom Ray resources. Raises ConfigError."""
     found: dict[str, dict[str, float]] = {}
     for text in texts:
         role, _, resource = text.partition("=")
         name, colon, amount = resource.rpartition(":")
         try:
-            wanted = float(amount)
+            required = float(amount)
         except ValueError:
-            wanted = 0.0
-        if role not in REPLICAS or not (colon and name) or not 0 < wanted < math.inf:
+            required = 0.0
+        if role not in REPLICAS or not (colon and name) or not 0 < required < math.inf:
             raise ConfigError(
                 f"{text!r} is not ROLE=NAME:AMOUNT, such as decode=h100:1; a role is one of {', '.join(REPLICAS)}"
             )
-        found.setdefault(role, {})[name] = wanted
+        found.setdefault(role, {})[name] = required
     return found
 
 
-def server_url(written: str) -> str:
-    """Returns the URL without a slash or `/v1` at its end. Raises ConfigError unless it is a URL of a server."""
-    if not is_http_url(written):
+def server_url(text: str) -> str:
+    """Returns the URL of a server without a trailing slash or `/v1`. Raises ConfigError if it is not one."""
+    if not is_http_url(text):
         raise ConfigError(
-            f"{written!r} is neither a URL such as http://host:8000 nor a role ({', '.join(Role)}) "
+            f"{text!r} is neither a URL such as http://host:8000 nor a role ({', '.join(Role)}) "
             f"nor a kind ({', '.join(EngineKind)})"
         )
-    return written.rstrip("/").removesuffix("/v1").rstrip("/")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def is_http_url(url: str) -> bool:
-    """Returns True for http and https with a host and, if there is a port, a valid one."""
+    """Returns True for an http or https URL with a host and, if it has a port, a valid port."""
     try:
         parts = urlsplit(url)
         port = parts.port

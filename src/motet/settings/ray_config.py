@@ -1,4 +1,4 @@
-"""The settings of a cell on Ray, declared as those in `motet.settings.server_config` are."""
+"""The settings of a cell on Ray, declared in the manner of `motet.settings.server_config`."""
 
 from dataclasses import dataclass
 
@@ -13,37 +13,39 @@ class RayConfig:
 
     ingress: Ingress = setting(
         Ingress.GATEWAY,
-        "Who holds clients' streams: gateway replicas, so that a stream outlives its worker, or, without that hop, "
-        "the decode replicas (direct).",
+        "Replicas that hold clients' streams: gateway replicas, so that a stream outlives its worker, or decode "
+        "replicas (direct), with one hop less.",
     )
-    gateways: int = setting(1, "Number of gateway replicas.", least=1)
-    autoscale: bool = setting(False, "Run as many prefill and decode replicas as the load needs.")
-    min_prefill: int = setting(0, "Fewest prefill replicas, with --autoscale.", least=0)
-    min_decode: int = setting(1, "Fewest decode replicas, with --autoscale.", least=1)
+    gateways: int = setting(1, "Number of gateway replicas.", minimum=1)
+    autoscale: bool = setting(False, "Scale the number of prefill and decode replicas with the load.")
+    min_prefill: int = setting(0, "Minimum number of prefill replicas, with --autoscale.", minimum=0)
+    min_decode: int = setting(1, "Minimum number of decode replicas, with --autoscale.", minimum=1)
     choices_per_decode: int = setting(
-        64, "Open choices that one decode replica should have, with --autoscale.", least=1
+        64, "Target number of open choices per decode replica, with --autoscale.", minimum=1
     )
     prompts_per_prefill: int = setting(
-        4, "Running prompts that one prefill replica should have, with --autoscale.", least=1
+        4, "Target number of running prompts per prefill replica, with --autoscale.", minimum=1
     )
-    scale_up_delay_s: float = setting(5.0, "Time of more load before a replica is added.", least=0)
+    scale_up_delay_s: float = setting(5.0, "Time above the target load before a replica is added.", minimum=0)
     scale_down_delay_s: float = setting(
-        60.0, "Time of less load before a replica ends; the last one ends after five times as long.", least=0
+        60.0,
+        "Time below the target load before a replica is removed; five times as long for the last one.",
+        minimum=0,
     )
     cpus_per_worker: float = setting(
-        1.0, "CPUs that Ray keeps for each prefill and decode replica, and threads of its engine.", above=0
+        1.0, "CPUs that Ray reserves for each prefill and decode replica, and threads of its engine.", above=0
     )
     gpus_per_worker: float = setting(
         0.0,
-        "GPUs that Ray keeps for each prefill and decode replica; a fraction lets replicas share one.",
-        least=0,
-        most=1,
-        because="an engine uses one GPU",
+        "GPUs that Ray reserves for each prefill and decode replica; with a fraction, replicas share one.",
+        minimum=0,
+        maximum=1,
+        reason="an engine uses one GPU",
     )
     resources_of: tuple[str, ...] = setting(
         (),
-        "Custom resource of Ray that each replica of a role wants: ROLE=NAME:AMOUNT with the role prefill, decode or "
-        "gateway; several times.",
+        "Custom Ray resource that each replica of a role requires: ROLE=NAME:AMOUNT with the role prefill, decode or "
+        "gateway; repeatable.",
         read=resources_by_role,
     )
     prefill_port: int = setting(
@@ -55,9 +57,10 @@ class RayConfig:
     ray_address: str | None = setting(
         None,
         "Cluster to join: auto, HOST:PORT, or local, which starts one.",
-        unset="the cluster that is there, or a new one",
+        unset="a running cluster, or else a new one",
     )
     app_name: str = setting("motet", "Name of the Serve application.", pattern=NOT_BLANK, must="not empty")
     prefix_router: bool = setting(
-        False, "With direct ingress behind HAProxy, choose replicas by cached prefix too, through a hook inside Ray."
+        False,
+        "With direct ingress behind HAProxy, also choose replicas by cached prefix, through a private hook of Ray.",
     )

@@ -1,4 +1,4 @@
-"""A resolved value with its source, and the settings of one command, from which the parts get their records."""
+"""A resolved value with its source, and the resolved settings of one command, which make the records of its parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Setting:
     name: str
     value: object
     source: str
-    """`default`, the file's name, the variable or the flag."""
+    """Source of the value: `default`, the file's name, the variable or the flag."""
 
     @property
     def declared(self) -> Declaration:
@@ -36,7 +36,7 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """The value for people; secrets are counted, not shown."""
+        """The value as text. Secrets are counted, not shown."""
         match self.value:
             case None | ():
                 return "-"
@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def blamed(self) -> str:
-        """The setting as it was written: `--port 99999`, `--no-prefix-cache`, `port 99999 (motet.toml)`."""
+        """The setting as the user gave it: `--port 99999`, `--no-prefix-cache`, `port 99999 (motet.toml)`."""
         if self.source != self.declared.flag_for(self.value):
             return f"{self.name} {self.shown} ({self.source})"
         return self.source if isinstance(self.value, bool) else f"{self.source} {self.shown}"
@@ -61,7 +61,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one command by name, resolved; those of other commands have their defaults."""
+    """The resolved settings of one command by name. Settings of other commands have their defaults."""
 
     rows: Mapping[str, Setting]
 
@@ -96,7 +96,7 @@ class Settings:
         return self._fill(config.ServerConfig, served_model_name=served_model_name)
 
     def chosen(self) -> dict[str, object]:
-        """Returns the values that are not defaults, as JSON values, without those that are only for this machine."""
+        """Returns the values that are not defaults, as JSON values, except values for this machine only."""
         chosen = {}
         for row in self.rows.values():
             of_this_machine = row.declared.of_this_machine and row.source.startswith(ENVIRONMENT_PREFIX)

@@ -1,4 +1,4 @@
-"""Reads the sources of settings, lays them over each other, and refuses values that are not allowed."""
+"""Resolves settings from their sources in order of precedence, and refuses values that are not allowed."""
 
 import difflib
 import tomllib
@@ -16,7 +16,7 @@ from motet.settings.server_config import SETTINGS
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
 NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})
-"""Variables with our prefix that are no settings: the config file, and the folder of models."""
+"""Variables with Motet's prefix that are not settings: the config file, and the folder of models."""
 
 
 def resolve_settings(
@@ -26,7 +26,8 @@ def resolve_settings(
     file: Path | None = None,
     command: ServerCommand = ServerCommand.SERVE,
 ) -> Settings:
-    """Lays the sources over each other, without flags of None and settings of other commands. Raises ConfigError."""
+    """Returns the settings of a command: default < file < environment < flags. Flags that are None and settings of
+    other commands are ignored. Raises ConfigError."""
     rows = {name: Setting(name, SETTINGS[name].default, DEFAULT) for name in names_of(command)}
     if file is None and (named := environ.get(CONFIG_VARIABLE)):
         file = Path(named).expanduser()
@@ -41,7 +42,7 @@ def resolve_settings(
 
 
 def names_of(command: ServerCommand) -> tuple[str, ...]:
-    """Returns the settings of a command, in the order in which they are declared."""
+    """Returns the names of a command's settings, in the order of their declarations."""
     return tuple(name for name, declared in SETTINGS.items() if command in declared.commands)
 
 
@@ -81,24 +82,24 @@ def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
             yield Setting(name, converted(name, value, shown=f"{flag} {value}"), flag)
 
 
-def known_setting(written: str, *, shown: str, known: Mapping[str, str]) -> str:
-    """Returns the setting that `written` names; `known` maps written names to settings."""
-    if written in known:
-        return known[written]
-    near = difflib.get_close_matches(written, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+def known_setting(text: str, *, shown: str, known: Mapping[str, str]) -> str:
+    """Returns the setting that `text` names. `known` maps the names in a source to settings."""
+    if text in known:
+        return known[text]
+    near = difflib.get_close_matches(text, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known settings are {', '.join(known)}"
     raise ConfigError(f"{shown}: there is no such setting; {hint}")
 
 
 def converted(name: str, value: object, *, shown: str) -> object:
-    """Returns the value in the setting's own type. A text (from the environment) may be a number, bool or list."""
+    """Returns the value in the setting's type. A text (from the environment) can be a number, bool or list."""
     declared = SETTINGS[name]
-    wanted = declared.kind
+    kind = declared.kind
     if isinstance(value, str) and declared.is_list:
         value = [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(wanted, type) and issubclass(wanted, StrEnum) and value not in tuple(wanted):
+    if isinstance(kind, type) and issubclass(kind, StrEnum) and value not in tuple(kind):
         raise ConfigError(f"{shown}: must be {declared.range}")
     try:
-        return msgspec.convert(value, wanted, strict=not isinstance(value, str))
+        return msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as exc:
         raise ConfigError(f"{shown}: {str(exc)[0].lower()}{str(exc)[1:]}") from exc

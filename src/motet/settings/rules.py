@@ -16,45 +16,47 @@ class Rule:
     """A rule about two or more settings, for commands that have all of them."""
 
     names: tuple[str, ...]
-    """The settings, first the one that the error names first."""
+    """Settings in the order in which the error names them."""
     says: str
+    """What the error says after the names."""
     holds: Callable[[Settings], bool]
 
 
 def first_ports_are_apart(settings: Settings) -> bool:
-    """True if no rank of one role has the port of a rank of the other."""
+    """Returns True if no replica of one role has the port of a replica of the other role."""
     ray, cell = settings.ray, settings.cell
     lower, upper = sorted(((ray.prefill_port, cell.prefill), (ray.decode_port, cell.decode)))
     return 0 in (ray.prefill_port, ray.decode_port) or upper[0] - lower[0] >= lower[1]
 
 
-def admin_key_is_its_own(settings: Settings) -> bool:
-    """True if it is not set, or neither blank nor one of the API keys."""
+def admin_key_is_distinct(settings: Settings) -> bool:
+    """Returns True if the admin key is not set, or is neither blank nor one of the API keys."""
     server = settings.server()
     return server.admin_key == "" or server.admin_key.strip() not in ("", *map(str.strip, server.api_keys))
 
 
-def strangers_are_kept_out(settings: Settings) -> bool:
-    """True if the server is on loopback, has API keys, or was told to do without."""
+def clients_need_a_key(settings: Settings) -> bool:
+    """Returns True if the server is on loopback, has API keys, or is explicitly insecure."""
     server = settings.server()
     return bool(server.api_keys) or server.insecure or is_loopback(server.host)
 
 
-def strangers_hand_over_no_kv(settings: Settings) -> bool:
-    """True if no stranger can pass for a worker: a cell and Ray draw a cluster key, a server of one role does not."""
+def workers_need_a_key(settings: Settings) -> bool:
+    """Returns True if only workers with a cluster key are trusted, or the side channel is local. A cell and Ray
+    generate a cluster key; a server with one role must be given one."""
     engine = settings.engine()
     known = engine.role is Role.BOTH or is_loopback(engine.side_channel_host)
     return known or bool(engine.cluster_key) or settings.server().insecure
 
 
-def worker_key_is_its_own(settings: Settings) -> bool:
-    """True if it is not set, or is no key of clients or operators."""
+def worker_key_is_distinct(settings: Settings) -> bool:
+    """Returns True if the worker key is neither an API key nor the admin key."""
     server = settings.server()
     return server.worker_key not in map(str.strip, filter(None, (*server.api_keys, server.admin_key)))
 
 
-def priorities_are_of_keys(settings: Settings) -> bool:
-    """True if each key with a priority is an API key."""
+def priorities_belong_to_keys(settings: Settings) -> bool:
+    """Returns True if each key with a priority is an API key."""
     server = settings.server()
     return numbers_by_key(server.key_priority).keys() <= set(server.api_keys)
 
@@ -62,33 +64,34 @@ def priorities_are_of_keys(settings: Settings) -> bool:
 RULES = (
     Rule(
         ("key_priority", "api_keys"),
-        "a priority is for one of the API keys: --key-priority KEY=NUMBER with --api-key KEY",
-        priorities_are_of_keys,
+        "a priority needs its API key: --key-priority KEY=NUMBER with --api-key KEY",
+        priorities_belong_to_keys,
     ),
     Rule(
         ("host", "api_keys"),
-        "whoever reaches that address could use the server: give --api-key (better in MOTET_API_KEYS), or --insecure",
-        strangers_are_kept_out,
+        "anyone who reaches that address could use the server: give --api-key (better in MOTET_API_KEYS), or "
+        "--insecure",
+        clients_need_a_key,
     ),
     Rule(
         ("side_channel_host", "cluster_key"),
-        "whoever reaches that address is trusted as a worker: give --cluster-key (better in MOTET_CLUSTER_KEY), or "
-        "--insecure",
-        strangers_hand_over_no_kv,
+        "anyone who reaches that address would be trusted as a worker: give --cluster-key (better in "
+        "MOTET_CLUSTER_KEY), or --insecure",
+        workers_need_a_key,
     ),
     Rule(
         ("quantization", "kernels"),
-        "int8 weights are for the compiled kernels: --kernels auto or compiled",
+        "int8 weights need the compiled kernels: --kernels auto or compiled",
         lambda s: s.engine().quantization == "none" or s.engine().kernels != "torch",
     ),
     Rule(
         ("gpu_memory_utilization", "device"),
-        "there is no GPU to fill: give --kv-cache-gb",
+        "a CPU has no GPU memory: give --kv-cache-gb",
         lambda s: s.engine().gpu_memory_utilization is None or s.engine().device != "cpu",
     ),
     Rule(
         ("gpu_memory_utilization", "prefill"),
-        "each engine of a cell would take all that is free: give --kv-cache-gb",
+        "each engine of a cell would take all free memory: give --kv-cache-gb",
         lambda s: s.engine().gpu_memory_utilization is None or s.cell.prefill == 0 or s.ray.gpus_per_worker == 1,
     ),
     Rule(
@@ -98,7 +101,7 @@ RULES = (
     ),
     Rule(
         ("cache_answers", "prefix_cache"),
-        "answers are kept in the prefix cache, which is off",
+        "the prefix cache, which would hold the answers, is off",
         lambda s: s.engine().prefix_cache or not s.engine().cache_answers,
     ),
     Rule(
@@ -108,22 +111,22 @@ RULES = (
     ),
     Rule(
         ("role", "prefill"),
-        "a cell has engines of both roles: give --prefill and --decode, or --role for a server of its own",
+        "a cell has engines of both roles: give --prefill and --decode, or --role for a separate server",
         lambda s: s.engine().role is Role.BOTH or (s.cell.prefill == 0 and s.cell.decode == 0),
     ),
     Rule(
         ("prefill_urls", "prefill"),
-        "a cell has prefill engines of its own: prefill servers are asked by a server with --role decode",
+        "a cell has its own prefill engines: prefill servers are for a server with --role decode",
         lambda s: not s.cell.prefill_urls or s.cell.prefill == 0,
     ),
     Rule(
         ("prefill_urls", "role"),
-        "only a server with --role decode asks prefill servers",
+        "only a server with --role decode uses prefill servers",
         lambda s: not s.cell.prefill_urls or s.engine().role is Role.DECODE,
     ),
     Rule(
         ("side_channel_port", "prefill"),
-        "every engine of a cell needs a side channel of its own and takes a free port: leave it out",
+        "every engine of a cell needs its own side channel and takes a free port: omit it",
         lambda s: not s.engine().side_channel_port or s.cell.prefill == 0,
     ),
     Rule(
@@ -133,22 +136,22 @@ RULES = (
     ),
     Rule(
         ("kv_events_port", "prefix_cache"),
-        "there are no events, since the prefix cache is off",
+        "without the prefix cache there are no KV cache events",
         lambda s: s.kv_events.kv_events_port is None or s.engine().prefix_cache,
     ),
     Rule(
         ("workers", "workers_file"),
-        "a gateway needs workers: --worker URL, several times, or --workers-file FILE",
+        "a gateway needs workers: --worker URL (repeatable) or --workers-file FILE",
         lambda s: bool(s.gateway.workers or s.gateway.workers_file),
     ),
     Rule(
         ("min_prefill", "prefill"),
-        "--prefill is the greatest number: at least --min-prefill",
+        "--prefill is the maximum: at least --min-prefill",
         lambda s: s.ray.min_prefill <= s.cell.prefill,
     ),
     Rule(
         ("min_decode", "decode"),
-        "--decode is the greatest number: at least --min-decode",
+        "--decode is the maximum: at least --min-decode",
         lambda s: s.ray.min_decode <= max(1, s.cell.decode),
     ),
     Rule(
@@ -171,18 +174,18 @@ RULES = (
     ),
     Rule(
         ("prefix_router", "ingress"),
-        "a gateway chooses by prefix in any case: the flag is for --ingress direct",
+        "a gateway always considers prefixes: the flag is for --ingress direct",
         lambda s: not s.ray.prefix_router or s.ray.ingress is Ingress.DIRECT,
     ),
     Rule(
         ("admin_key", "api_keys"),
-        "must be neither blank nor an API key: clients could do what operators do",
-        admin_key_is_its_own,
+        "must be neither blank nor an API key: clients would have the rights of operators",
+        admin_key_is_distinct,
     ),
     Rule(
         ("worker_key", "api_keys", "admin_key"),
-        "must be neither an API key nor the admin key: clients could pass for workers",
-        worker_key_is_its_own,
+        "must be neither an API key nor the admin key: clients would have the rights of workers",
+        worker_key_is_distinct,
     ),
     Rule(
         ("max_n", "max_num_seqs"),
@@ -191,7 +194,7 @@ RULES = (
     ),
     Rule(
         ("max_choices", "max_n"),
-        "a request may have as many choices as one group: max_choices at least max_n",
+        "a request must be able to hold one full group: max_choices at least max_n",
         lambda s: s.server().max_choices >= s.server().max_n,
     ),
 )
@@ -201,11 +204,11 @@ FITTED: tuple[tuple[str, str, Callable[[int, int], int]], ...] = (
     ("max_num_batched_tokens", "max_num_seqs", max),
     ("max_choices", "max_n", max),
 )
-"""A setting, the setting on which its default depends, and the function of the default."""
+"""Settings whose default depends on another setting: (setting, other setting, function of the two values)."""
 
 
 def check_rules(settings: Settings) -> None:
-    """Raises ConfigError for the first value that its declaration does not allow, or combination that is forbidden."""
+    """Raises ConfigError for the first value that its declaration refuses, or the first forbidden combination."""
     for row in settings.rows.values():
         if refusal := row.declared.refusal(row.value):
             raise ConfigError(f"{row.blamed}: {refusal}")
@@ -216,7 +219,7 @@ def check_rules(settings: Settings) -> None:
 
 
 def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Fits defaults to values that were set: `--max-num-seqs 64` alone lowers the default of `max_n` from 256."""
+    """Adapts defaults to values that were set: `--max-num-seqs 64` alone lowers the default of `max_n` from 256."""
     fitted = dict(rows)
     for name, other, bound in FITTED:
         if not {name, other} <= fitted.keys():
