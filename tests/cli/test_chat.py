@@ -120,8 +120,8 @@ def test_square_brackets_of_an_answer_are_no_markup() -> None:
 
 
 def test_a_thought_is_shown_until_the_answer_begins() -> None:
-    assert any("Hm." in line for line in drawn([StreamedChoice(thought="Hm.")], width=80))
-    said = drawn([StreamedChoice("Yes.", thought="Hm.")], width=80)
+    assert any("Hm." in line for line in drawn([StreamedChoice(reasoning="Hm.")], width=80))
+    said = drawn([StreamedChoice("Yes.", reasoning="Hm.")], width=80)
     assert any("Yes." in line for line in said)
     assert not any("Hm." in line for line in said)
 

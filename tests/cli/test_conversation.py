@@ -51,7 +51,7 @@ def test_thoughts_are_not_part_of_the_answer_but_count_as_first_text() -> None:
     for delta in ({"reasoning_content": "Hm", "reasoning": "Hm"}, {"reasoning_content": "."}, {"content": "Yes."}):
         talk.feed(line({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
     (answer,) = talk.answers
-    assert (answer.thought, answer.text, answer.first_s) == ("Hm.", "Yes.", 1)
+    assert (answer.reasoning, answer.text, answer.first_s) == ("Hm.", "Yes.", 1)
 
 
 def test_completions_are_read_alike() -> None:

@@ -87,16 +87,16 @@ def test_the_table_shows_the_work_that_was_saved() -> None:
     shown = words(Receipt.of(whole(), CELL, block=BLOCK))
     assert "prefills 1 2, one for each choice" in shown
     assert "KV transfers 1 2, one for each choice" in shown
-    assert "KV bytes moved 18,000 36,000" in shown
+    assert "KV bytes transferred 18,000 36,000" in shown
 
 
 def test_the_table_of_a_single_server_has_no_transfers() -> None:
     shown = words(Receipt.of(whole(), SINGLE, block=BLOCK))
     assert "transfer" not in shown
     assert "280 of 280 560" in shown
-    assert "draft tokens right 17 of 31" in shown
+    assert "draft tokens accepted 17 of 31" in shown
 
 
 def test_a_stream_without_usage_gives_no_receipt() -> None:
-    with pytest.raises(EngineError, match="without a usage"):
+    with pytest.raises(EngineError, match="without usage"):
         Receipt.of(conversation("[DONE]"), CELL, block=BLOCK)

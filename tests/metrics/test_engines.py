@@ -28,7 +28,7 @@ def test_a_silent_worker_keeps_its_last_figures_and_a_new_engine_adds_to_them() 
         (second, counted(0)),
         (second, counted(4, late=2)),
     ):
-        counters.note([engine_sample("a", stats, engine=engine)], asked_s=0.0)
+        counters.note([engine_sample("a", stats, engine=engine)], sampled_s=0.0)
         shown.append(counters.of("a"))
     assert [one.steps for one in shown if one] == [10, 10, 10, 10, 14]
     last = shown[-1]
@@ -39,17 +39,17 @@ def test_a_silent_worker_keeps_its_last_figures_and_a_new_engine_adds_to_them() 
 
 def test_a_worker_that_never_answered_has_counted_nothing() -> None:
     counters = EngineCounters()
-    counters.note([engine_sample("a")], asked_s=0.0)
+    counters.note([engine_sample("a")], sampled_s=0.0)
     assert counters.of("a") is counters.total() is None
 
 
 def test_answers_that_come_late_are_not_noted() -> None:
     """A slow worker holds up one scrape, while the next, to which it answers at once, overtakes it."""
     counters, first, second = EngineCounters(), object(), object()
-    counters.note([engine_sample("a", counted(6), engine=first)], asked_s=1.0)
-    counters.note([engine_sample("a", counted(3), engine=second)], asked_s=3.0)
-    counters.note([engine_sample("a", counted(8), engine=first), engine_sample("b", counted(1))], asked_s=2.0)
-    counters.note([engine_sample("a", counted(3), engine=second)], asked_s=4.0)
+    counters.note([engine_sample("a", counted(6), engine=first)], sampled_s=1.0)
+    counters.note([engine_sample("a", counted(3), engine=second)], sampled_s=3.0)
+    counters.note([engine_sample("a", counted(8), engine=first), engine_sample("b", counted(1))], sampled_s=2.0)
+    counters.note([engine_sample("a", counted(3), engine=second)], sampled_s=4.0)
     assert counters.total() == counters.of("a")
     assert (counters.of("a") or EngineStats()).steps == 9
 
@@ -57,10 +57,10 @@ def test_answers_that_come_late_are_not_noted() -> None:
 def test_workers_that_come_and_go_leave_only_a_sum() -> None:
     counters = EngineCounters()
     for number in range(100):
-        counters.note([engine_sample(f"worker-{number}", counted(2))], asked_s=0.0)
+        counters.note([engine_sample(f"worker-{number}", counted(2))], sampled_s=0.0)
     assert (counters.total() or EngineStats()).steps == 200
     assert [number for number in range(100) if counters.of(f"worker-{number}")] == [99]
-    counters.note([], asked_s=0.0)
+    counters.note([], sampled_s=0.0)
     assert (counters.total() or EngineStats()).steps == 200
 
 
@@ -135,7 +135,7 @@ def test_whatever_happens_the_sums_are_those_of_all_engines_and_never_fall(event
                 fleet.leave(worker)
             case _:
                 fleet.start(worker)
-        counters.note(fleet.scrape(silent), asked_s=number)
+        counters.note(fleet.scrape(silent), sampled_s=number)
         assert {name: steps(counters.of(name)) for name in WORKERS} == {name: fleet.steps(name) for name in WORKERS}
         assert steps(counters.total()) == shown(fleet.engines)
         assert total <= (total := steps(counters.total()) or 0)

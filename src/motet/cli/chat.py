@@ -1,4 +1,5 @@
-"""`motet chat`: shows n answers side by side and goes on with the one you pick; without a terminal, one by one."""
+"""`motet chat`: shows n answers side by side and continues with the one that the user picks. Without a terminal it
+prints the answers one after the other."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -27,21 +28,22 @@ BORDER_LINES = 2
 
 def chat(
     prompt: Annotated[
-        str | None, typer.Argument(help="Asks this and ends; without it, a conversation.", show_default=False)
+        str | None,
+        typer.Argument(help="Send one prompt and exit; starts a conversation without it.", show_default=False),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="A running server; without it, one is started.", show_default=False)
+        str | None, typer.Option(help="URL of a running server; starts one without it.", show_default=False)
     ] = None,
     *,
-    model: Annotated[str, typer.Option(help="The model of a server that is started here.")] = DEFAULT_MODEL,
-    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Answers to each question.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
+    model: Annotated[str, typer.Option(help="Model of the server that is started.")] = DEFAULT_MODEL,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of answers to each prompt.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.8,
-    seed: Annotated[int | None, typer.Option(help="Choice i has seed + i.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; choice i uses seed + i.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
-    api_key: Annotated[str | None, typer.Option(help="Key of the running server.", show_default=False)] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key of the running server.", show_default=False)] = None,
 ) -> None:
-    """Ask, and watch n answers being written side by side."""
+    """Chat with a model and watch n answers being generated side by side."""
     console = Console()
     settings = ChatQuestion([], n=n, max_tokens=max_tokens, temperature=temperature, seed=seed)
     with ExitStack() as stack:
@@ -49,13 +51,13 @@ def chat(
             console.print(f"starting a server with {model} ...", style="dim")
             url = stack.enter_context(ChildServer([model])).url
         client = stack.enter_context(connect(url, api_key=api_key))
-        talk = ChatSession(client, console, settings=settings, system=system)
+        session = ChatSession(client, console, settings=settings, system=system)
         if prompt is not None:
-            talk.turn(prompt)
+            session.turn(prompt)
             return
-        with suppress(EOFError):  # the end of the input is the end of the conversation
+        with suppress(EOFError):  # the end of the input ends the conversation
             while question := console.input("[bold]you[/bold] (empty line ends): ").strip():
-                talk.choose(talk.turn(question))
+                session.choose(session.turn(question))
 
 
 class ChatSession:
@@ -68,22 +70,23 @@ class ChatSession:
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
 
     def turn(self, question: str) -> Conversation:
-        """Asks one question and shows its answers."""
+        """Sends one question and shows its answers."""
         self._messages.append({"role": "user", "content": question})
-        asked = replace(self._settings, messages=self._messages)
-        return show(self._console, asked.n, follow=partial(ask, asked, client=self._client))
+        request = replace(self._settings, messages=self._messages)
+        return show(self._console, request.n, follow=partial(ask, request, client=self._client))
 
     def choose(self, conversation: Conversation) -> None:
-        """Lets the user choose the answer with which the conversation goes on."""
+        """Lets the user choose the answer with which the conversation continues."""
         chosen = 0
         if len(conversation.answers) > 1:
             choices = [str(i) for i in range(len(conversation.answers))]
-            chosen = IntPrompt.ask("go on with choice", choices=choices, default=0, console=self._console)
+            chosen = IntPrompt.ask("continue with choice", choices=choices, default=0, console=self._console)
         self._messages.append({"role": "assistant", "content": conversation.answers[chosen].text})
 
 
 def layout(answers: Sequence[StreamedChoice], *, width: int, height: int | None = None) -> RenderableType:
-    """Lays out panels in as many columns as fit. With a `height`, each shows only its last lines, so that all fit."""
+    """Lays out one panel per answer in as many columns as fit the width. With a `height`, each panel shows only its
+    last lines, so that all fit."""
     columns = max(1, min(len(answers), width // MIN_COLUMN))
     rows = -(-len(answers) // columns)
     lines = None if height is None else max(1, height // rows - BORDER_LINES)
@@ -109,25 +112,26 @@ def panel(index: int, answer: StreamedChoice, *, width: int, lines: int | None) 
 
 
 def shown(answer: StreamedChoice) -> Text:
-    """Returns the answer's text, or the model's thoughts while there is none; neither may move a terminal's cursor."""
-    said, thought = (escaped(text.strip(), keep="\n\t") for text in (answer.text, answer.thought))
-    return Text(said) if said else Text(thought, style="dim")
+    """Returns the answer's text, or the model's reasoning while there is no text. Control characters are escaped, so
+    that neither can move a terminal's cursor."""
+    text, reasoning = (escaped(text.strip(), keep="\n\t") for text in (answer.text, answer.reasoning))
+    return Text(text) if text else Text(reasoning, style="dim")
 
 
 def show(console: Console, n: int, *, follow: Callable[[Conversation], None]) -> Conversation:
-    """Draws n answers while `follow` reads them to their end, and leaves them on the screen."""
-    talk = Conversation(n)
+    """Shows n answers while `follow` reads them to their end, and leaves them on the screen."""
+    conversation = Conversation(n)
     if console.is_terminal:
 
-        def drawn() -> RenderableType:  # called when the screen is drawn, not at every token
-            return layout(talk.answers, width=console.width, height=console.height - 1)
+        def render() -> RenderableType:  # called at each refresh of the screen, not at each token
+            return layout(conversation.answers, width=console.width, height=console.height - 1)
 
-        with Live(get_renderable=drawn, console=console, refresh_per_second=REFRESH_PER_S, transient=True):
-            follow(talk)
-        console.print(layout(talk.answers, width=console.width))
+        with Live(get_renderable=render, console=console, refresh_per_second=REFRESH_PER_S, transient=True):
+            follow(conversation)
+        console.print(layout(conversation.answers, width=console.width))
     else:
-        follow(talk)
-        for index, answer in enumerate(talk.answers):
+        follow(conversation)
+        for index, answer in enumerate(conversation.answers):
             console.print(escaped(f"--- choice {index} ({answer.finish_reason})"), highlight=False, markup=False)
             console.print(shown(answer), highlight=False, soft_wrap=True)
-    return talk
+    return conversation

@@ -1,7 +1,7 @@
-"""A client of a chat server: sends a question and reads the stream into one object for each choice, with times.
+"""A streaming client of chat servers: sends a request and reads the stream into one object per choice, with times.
 
-`Conversation` does no I/O, so the terminal feeds it from a plain client and a benchmark from an asynchronous one. It
-reads chats and completions.
+`Conversation` does no I/O: the terminal feeds it from a synchronous client, benchmarks from an asynchronous one. It
+reads streams of chats and of completions.
 """
 
 import time
@@ -17,7 +17,7 @@ DATA = "data: "
 DONE = "[DONE]"
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 600.0
-"""Most seconds between two chunks; long, since a long prompt may be ahead in the queue."""
+"""Maximum time between two chunks; long, since long prompts can be ahead in the queue."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class CountedUsage(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-class _ErrorWords(msgspec.Struct):
+class _ErrorDetail(msgspec.Struct):
     message: str
 
 
 class _StreamChunk(msgspec.Struct):
     choices: list[_ChunkChoice] = []
     usage: CountedUsage | None = None
-    error: _ErrorWords | None = None
+    error: _ErrorDetail | None = None
 
 
 CHUNK = msgspec.json.Decoder(_StreamChunk)
@@ -74,24 +74,24 @@ CHUNK = msgspec.json.Decoder(_StreamChunk)
 
 @dataclass
 class StreamedChoice:
-    """One choice, as much of it as has come."""
+    """One choice, as far as it was received."""
 
     text: str = ""
-    thought: str = ""
-    """The model's reasoning before the text, which is not part of the conversation."""
+    reasoning: str = ""
+    """Reasoning before the text, which is not part of the conversation."""
     finish_reason: str | None = None
     first_s: float | None = None
-    """Seconds until its first text or thought."""
+    """Seconds until the first text or reasoning."""
 
 
 class Conversation:
-    """One request and its n answers. Times count from when this was made."""
+    """One request and its n answers. Times count from the construction of this object."""
 
     def __init__(self, n: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.answers = [StreamedChoice() for _ in range(n)]
         self.usage: CountedUsage | None = None
         self.total_s: float | None = None
-        """Seconds until the end of the stream; None before it."""
+        """Seconds until the end of the stream; None before the end."""
         self._clock = clock
         self._started = clock()
 
@@ -105,7 +105,7 @@ class Conversation:
         return min((a.first_s for a in self.answers if a.first_s is not None), default=None)
 
     def feed(self, line: str) -> None:
-        """Takes one line of the stream. Raises `EngineError` if it says that the server failed."""
+        """Reads one line of the stream. Raises `EngineError` if it reports a failure of the server."""
         if not line.startswith(DATA):
             return
         data = line.removeprefix(DATA)
@@ -123,37 +123,39 @@ class Conversation:
     def _take(self, choice: _ChunkChoice, now_s: float) -> None:
         answer = self.answers[choice.index]
         text = choice.text or (choice.delta.content if choice.delta else None) or ""
-        thought = (choice.delta.reasoning_content if choice.delta else None) or ""
-        if (text or thought or choice.finish_reason) and answer.first_s is None:
+        reasoning = (choice.delta.reasoning_content if choice.delta else None) or ""
+        if (text or reasoning or choice.finish_reason) and answer.first_s is None:
             answer.first_s = now_s
         answer.text += text
-        answer.thought += thought
+        answer.reasoning += reasoning
         answer.finish_reason = choice.finish_reason or answer.finish_reason
 
 
 def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
-    """Makes a client of the server at `url`, which may end in `/v1`."""
+    """Returns a client of the server at `url`, which can end in `/v1`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
 
 
-def ask(question: ChatQuestion, talk: Conversation, *, client: httpx.Client) -> None:
-    """Reads the answers into `talk`, to their end. Raises `MotetError` if the server refuses, fails or is not there."""
+def ask(question: ChatQuestion, conversation: Conversation, *, client: httpx.Client) -> None:
+    """Sends a request and reads its answers into `conversation` to their end. Raises `MotetError` if the server
+    refuses, fails or cannot be reached."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=question.body()) as response:
             if response.status_code != httpx.codes.OK:
                 raise MotetError(_refusal(response.status_code, response.read()))
             for line in _lines_of(response):
-                talk.feed(line)
+                conversation.feed(line)
     except httpx.HTTPError as exc:
         raise MotetError(f"{client.base_url}: {exc}") from exc
-    if not talk.done:
+    if not conversation.done:
         raise MotetError("the server closed the stream before its end")
 
 
 def _lines_of(response: httpx.Response) -> Iterator[str]:
-    """Yields the lines of a stream. httpx would also end them at U+0085, U+2028 and others, which a text may hold."""
+    """Yields the lines of a stream. `httpx.Response.iter_lines` would also split at U+0085, U+2028 and other characters
+    that a text can contain."""
     rest = b""
     for piece in response.iter_bytes():
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""`motet demo`: starts a cell, shows n answers to one prompt side by side, and then what they cost."""
+"""`motet demo`: starts a cell, shows n answers to one prompt side by side, and then their cost."""
 
 import json
 from dataclasses import dataclass
@@ -35,25 +35,25 @@ CELL_CHOICES, SINGLE_CHOICES = 8, 4
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="Which model to show.")] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Option(help="Model to serve.")] = DEFAULT_MODEL,
     n: Annotated[
         int | None,
         typer.Option(
             "-n",
             "--n",
             min=1,
-            help=f"Choices (default {CELL_CHOICES}; {SINGLE_CHOICES} with --single).",
+            help=f"Number of choices (default {CELL_CHOICES}; {SINGLE_CHOICES} with --single).",
             show_default=False,
         ),
     ] = None,
     *,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a choice.")] = 120,
-    seed: Annotated[int, typer.Option(help="Choice i has seed + i.")] = 1,
-    prefill: Annotated[int, typer.Option(min=1, help="Prefill engines.")] = 1,
-    decode: Annotated[int, typer.Option(min=1, help="Decode engines.")] = 1,
-    single: Annotated[bool, typer.Option("--single", help="One engine that does it all.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of a choice.")] = 120,
+    seed: Annotated[int, typer.Option(help="Seed; choice i uses seed + i.")] = 1,
+    prefill: Annotated[int, typer.Option(min=1, help="Number of prefill engines.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Number of decode engines.")] = 1,
+    single: Annotated[bool, typer.Option("--single", help="Use one engine for prefill and decode.")] = False,
 ) -> None:
-    """Start a server, ask one question, watch n answers, and see what they cost. The last line is JSON."""
+    """Start a server, send one prompt, watch n answers, and see their cost. The last line is JSON."""
     console = Console()
     folder = resolve(model, cache=cache_folder(environment()), say=say)
     n = n or (SINGLE_CHOICES if single else CELL_CHOICES)
@@ -62,13 +62,13 @@ def demo(
     console.print(f"starting a server with {model}: {what} ...", style="dim")
     arguments = [str(folder), "--served-model-name", model, *shape]
     with ChildServer(arguments) as server, connect(server.url) as client:
-        console.print(f"{server.url} answers; {n} choices of one prompt:", style="dim")
+        console.print(f"{server.url} is ready; {n} choices of one prompt:", style="dim")
         before, block = read_figures(client), read_block_size(client)
         question = ChatQuestion(
             [{"role": "user", "content": QUESTION}], n=n, max_tokens=max_tokens, temperature=0.8, seed=seed
         )
-        talk = show(console, n, follow=partial(ask, question, client=client))
-        receipt = Receipt.of(talk, read_figures(client) - before, block=block)
+        conversation = show(console, n, follow=partial(ask, question, client=client))
+        receipt = Receipt.of(conversation, read_figures(client) - before, block=block)
     console.print(receipt.table())
     typer.echo(receipt.json())
 
@@ -83,32 +83,33 @@ class Receipt:
     total_s: float
     spent: CounterSnapshot
     trunk_bytes: int
-    """KV bytes of the prompt without its last token, which decode computes itself: all that must be moved."""
+    """KV bytes of the prompt except its last token, which the decode worker computes: the minimum to transfer."""
 
     @classmethod
-    def of(cls, talk: Conversation, spent: CounterSnapshot, *, block: BlockSize) -> "Receipt":
-        if talk.usage is None or talk.total_s is None or talk.first_s is None:
-            raise EngineError("the stream ended without a usage")
-        trunk_bytes = block.bytes_of(talk.usage.prompt_tokens - 1)
-        return cls(len(talk.answers), talk.usage, round(talk.first_s, 3), round(talk.total_s, 3), spent, trunk_bytes)
+    def of(cls, answers: Conversation, spent: CounterSnapshot, *, block: BlockSize) -> "Receipt":
+        if answers.usage is None or answers.total_s is None or answers.first_s is None:
+            raise EngineError("the stream ended without usage")
+        trunk_bytes = block.bytes_of(answers.usage.prompt_tokens - 1)
+        first_s, total_s = round(answers.first_s, 3), round(answers.total_s, 3)
+        return cls(len(answers.answers), answers.usage, first_s, total_s, spent, trunk_bytes)
 
     @property
     def tokens_per_s(self) -> float:
         return round(self.usage.completion_tokens / self.total_s, 1)
 
     def table(self) -> Table:
-        table = Table("what it cost", "", "instead of", box=None, pad_edge=False)
+        table = Table("cost", "", "instead of", box=None, pad_edge=False)
         n, prompt, spent = self.n, self.usage.prompt_tokens, self.spent
-        if spent.prefills:  # prefill and decode apart: the last column has the cost of n choices elsewhere
+        if spent.prefills:  # disaggregated: the last column has the cost of n choices in other systems
             table.add_row("prefills", f"{spent.prefills}", f"{n}, one for each choice")
             table.add_row("KV transfers", f"{spent.kv_transfers}", f"{n}, one for each choice")
-            table.add_row("KV bytes moved", f"{spent.kv_transfer_bytes:,}", f"{n * self.trunk_bytes:,}")
+            table.add_row("KV bytes transferred", f"{spent.kv_transfer_bytes:,}", f"{n * self.trunk_bytes:,}")
             table.add_row("KV bytes of the prompt", f"{self.trunk_bytes:,}")
-            table.add_row("prompt tokens run on decode", f"{spent.recomputed_tokens}", f"{n}, one for each choice")
+            table.add_row("prompt tokens computed by decode", f"{spent.recomputed_tokens}", f"{n}, one for each choice")
         table.add_row("prompt tokens computed", f"{spent.prefill_tokens} of {prompt}", f"{n * prompt}")
-        table.add_row("answer tokens", f"{self.usage.completion_tokens} in {n} choices")
-        drafts, right = spent.spec_decode_num_draft_tokens, spent.spec_decode_num_accepted_tokens
-        table.add_row("draft tokens right", f"{right} of {drafts}")
+        table.add_row("output tokens", f"{self.usage.completion_tokens} in {n} choices")
+        drafts, accepted = spent.spec_decode_num_draft_tokens, spent.spec_decode_num_accepted_tokens
+        table.add_row("draft tokens accepted", f"{accepted} of {drafts}")
         table.add_row("KV blocks shared", f"{spent.blocks_shared}")
         table.add_row("KV bytes not copied", f"{spent.bytes_saved:,}")
         table.add_row("first token", f"{self.first_token_s} s")
@@ -117,7 +118,7 @@ class Receipt:
 
     def json(self) -> str:
         spent = self.spent
-        counted = {
+        figures = {
             "n": self.n,
             "prefills": spent.prefills,
             "transfers": spent.kv_transfers,
@@ -136,4 +137,4 @@ class Receipt:
             "total_s": self.total_s,
             "tokens_per_s": self.tokens_per_s,
         }
-        return json.dumps(counted)
+        return json.dumps(figures)

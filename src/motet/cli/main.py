@@ -1,4 +1,4 @@
-"""The command `motet`: gathers its commands, and turns expected errors into one line and an exit code."""
+"""The command `motet`: its subcommands, and the translation of expected errors into one line and an exit code."""
 
 from typing import Annotated, Any
 
@@ -21,14 +21,14 @@ GB = 10**9
 
 
 class Motet(TyperGroup):
-    """Prints an expected error as one line on standard error; only unexpected errors have a traceback."""
+    """Prints an expected error as one line on standard error. Only unexpected errors have a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except MotetError as exc:
-            told = escaped(exc.message, keep="\n")  # it may quote a worker
-            Console(stderr=True, soft_wrap=True).print("motet:", told, style="red", markup=False, highlight=False)
+            message = escaped(exc.message, keep="\n")  # it can quote a worker
+            Console(stderr=True, soft_wrap=True).print("motet:", message, style="red", markup=False, highlight=False)
             code = exc.exit_code if isinstance(exc, StartupError) else StartupError.exit_code
             raise typer.Exit(code) from exc
         except KeyboardInterrupt as exc:
@@ -45,7 +45,7 @@ for command in (serve, gateway, ray):
     app.command(cls=ServerHelp, context_settings={"max_content_width": 120})(command)
 app.command()(chat)
 app.command()(demo)
-models = typer.Typer(help="Fetch models and list them.", no_args_is_help=True)
+models = typer.Typer(help="Download and list models.", no_args_is_help=True)
 app.add_typer(models, name="models")
 
 
@@ -57,10 +57,10 @@ def version() -> None:
 
 @models.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="A hub name (org/name) or smollm2.")] = DEFAULT_MODEL,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    name: Annotated[str, typer.Argument(help="Hugging Face model (org/name) or smollm2.")] = DEFAULT_MODEL,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hugging Face Hub.")] = None,
 ) -> None:
-    """Fetch a model unless it is here, and print its folder."""
+    """Download a model unless it is on this machine, and print its folder."""
     typer.echo(resolve(name, cache=cache_folder(environment()), revision=revision, say=say))
 
 
@@ -70,5 +70,5 @@ def list_models() -> None:
     kept = kept_models(cache_folder(environment()))
     width = max(len(model.name) for model in kept)
     for model in kept:
-        size = f"{model.size_bytes / GB:.2f} GB" if model.size_bytes else "not here yet (motet models pull)"
+        size = f"{model.size_bytes / GB:.2f} GB" if model.size_bytes else "not downloaded (motet models pull)"
         typer.echo(f"{model.name:<{width}}  {size:>8}  {model.path}")

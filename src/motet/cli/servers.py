@@ -1,6 +1,6 @@
 """The commands that run a server until a signal ends it: `motet serve`, `motet gateway`, `motet ray`.
 
-Each takes one flag for each of its settings, made from the declarations in `motet.settings.server_config`.
+Each has one flag per setting, made from the declarations in `motet.settings`.
 """
 
 import asyncio
@@ -32,13 +32,17 @@ from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import SETTINGS, cache_folder, environment
 from motet.tracing.sender import traces_wanted
 
-EVERY_FLAG = "Every flag may also be given as MOTET_<NAME> in the environment, or in a TOML file."
+EVERY_FLAG = "Every flag can also be set as MOTET_<NAME> in the environment or in a TOML file."
 
 Run = Callable[..., int]
-"""Runs a server until it ends, `run(settings, stop_with_stdin=...)`, and returns the exit code."""
+"""Runs a server until it ends, as `run(settings, stop_with_stdin=...)`, and returns the exit code."""
 Model = Annotated[
     str | None,
-    typer.Argument(help="A folder, a hub name, or smollm2 (the default).", show_default=False, metavar="MODEL"),
+    typer.Argument(
+        help="Local folder, Hugging Face model (org/name), or smollm2 (the default).",
+        show_default=False,
+        metavar="MODEL",
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -55,7 +59,7 @@ StopWithStdin = Annotated[
 
 
 class ServerHelp(TyperCommand):
-    """A command whose `--help` shows its flags by panel in plain text: rich's columns would cut long flags short."""
+    """A command whose `--help` lists its flags by panel in plain text: rich's columns would truncate long flags."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -73,7 +77,8 @@ class ServerHelp(TyperCommand):
 
 
 def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None]]:
-    """Makes a command of a function that runs a server, with a flag for each setting and the function's own flags."""
+    """Returns a decorator that makes a command of a function that runs a server. The command has a flag for each
+    setting, and the function's own flags."""
     declared = [one for one in SETTINGS.values() if command in one.commands and one.name != "model"]
     flags = [flag_parameter(one) for panel in Panel for one in declared if one.panel is panel]
 
@@ -104,7 +109,8 @@ def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None
 
 
 def flag_parameter(declared: Declaration) -> inspect.Parameter:
-    """Makes the flag of a setting. Its default is None, so that only a typed flag overrides file and environment."""
+    """Returns the flag of a setting. Its default is None, so that only a flag on the command line overrides the file
+    and the environment."""
     off, on = declared.flag, declared.flag_for(True)
     option = typer.Option(
         off if off == on else f"{on}/{off}",
@@ -122,7 +128,7 @@ def flag_parameter(declared: Declaration) -> inspect.Parameter:
 
 
 def typed(flags: Mapping[str, object]) -> dict[str, object]:
-    """Returns the settings among the flags that were typed; a list flag that was not typed is empty."""
+    """Returns the settings that were given on the command line. Typer passes an empty list for an absent list flag."""
     return {name: value for name, value in flags.items() if name in SETTINGS and value not in (None, [], ())}
 
 
@@ -141,8 +147,8 @@ def serve(settings: Settings, *, stop_with_stdin: bool) -> int:
 
 @server_command(ServerCommand.GATEWAY)
 def gateway(settings: Settings, *, stop_with_stdin: bool) -> int:
-    """Serve the OpenAI API in front of other servers, the workers: Motet's, vLLM's, or any with an API like
-    OpenAI's."""
+    """Serve the OpenAI API in front of other servers, its workers: Motet servers, vLLM servers, or any server with an
+    OpenAI-compatible API."""
     plan = gateway_plan(settings, cache=cache_folder(environment()), say=say)
 
     def on_ready(serving: Serving[Gateway]) -> None:
@@ -171,7 +177,7 @@ def ray(
 
         typer.echo(serve_config(settings), nl=False)
         return 0
-    # Imported here, so that the other commands start without Ray, and faster.
+    # Imported here so that the other commands start faster, and without Ray.
     from motet.deploy.ray.foreground import run_application
 
     def on_ready(url: str, replicas: Mapping[str, int]) -> None:
@@ -184,13 +190,13 @@ def ray(
 def check_extra(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
     """Raises ConfigError if Ray is not installed."""
     if find("ray") is None:
-        raise ConfigError("motet ray needs Ray Serve: pip install '.[ray]' in Motet's folder")
+        raise ConfigError("motet ray needs Ray Serve: run pip install '.[ray]' in Motet's folder")
 
 
 def run_until_stopped(
     run: Callable[..., Awaitable[Outcome]], settings: Settings, *, command: str, stop_with_stdin: bool
 ) -> Outcome:
-    """Runs a server, `run(signals=...)`, in a loop of its own."""
+    """Runs a server, as `run(signals=...)`, in a new event loop."""
     print_settings(settings, command)
     config = settings.server()
     setup_logging(format=config.log_format, level=config.log_level)
@@ -206,7 +212,7 @@ def run_until_stopped(
 
 
 def print_settings(settings: Settings, command: str) -> None:
-    """Prints all settings with their sources on standard error; standard output has only the ready line."""
+    """Prints all settings with their sources on standard error. Standard output has only the ready line."""
     table = Table("setting", "value", "from", title=command, title_justify="left", box=None, pad_edge=False)
     for row in settings.rows.values():
         table.add_row(row.name, row.shown, row.source, style="dim" if row.is_default else "bold")
@@ -214,5 +220,5 @@ def print_settings(settings: Settings, command: str) -> None:
 
 
 def say(line: str) -> None:
-    """Tells people about a slow stage."""
+    """Prints a progress line on standard error."""
     typer.echo(line, err=True)

@@ -1,16 +1,15 @@
-"""How a metric is declared: once, beside the field that holds its value.
+"""Declarations of metrics. A metric is declared once, next to the field that holds its value:
 
-    transfers: int = counter_field("kv_transfers", "pulls", "Pulls that brought what ...", in_status=True)
+    transfers: int = counter_field("kv_transfers", "pulls", "Pulls that brought ...", in_status=True)
 
-The field's name goes over the wire, from an engine to its server and on to gateways. From the declaration come the
-exposition at `/metrics` (`metrics.prometheus`), the sum over several workers (`routing.router`), the field in `/status`
-(`api.operators`) and the row in docs/metrics.md, which a test compares. Metrics that are observed
-as things happen, and are in no struct, are declared as constants where they are observed (`metrics.group_metrics`,
-`metrics.prometheus`).
+The field's name is used on the wire, from an engine to its server and on to gateways. The exposition at `/metrics`
+(`metrics.prometheus`), the sum over several workers (`metrics.stats`), the field in `/status` (`api.operators`) and the
+row in docs/metrics.md, which a test compares, follow from the declaration. Metrics that are observed as events happen
+are declared as constants where they are observed (`metrics.group_metrics`, `metrics.prometheus`).
 
-Names that vLLM has too have the same meaning, with `motet:` in place of `vllm:`. A request of vLLM is a choice here,
-since vLLM makes a request of every choice. A declaration says so by `in_vllm`, and `--metric-prefix vllm` then exposes
-the value under vLLM's name as well.
+A metric with the name of a vLLM metric has its meaning, with the prefix `motet:` instead of `vllm:`. A vLLM request is
+a choice here, since vLLM makes one request of every choice. With `in_vllm` in the declaration, `--metric-prefix vllm`
+also exposes the value under vLLM's name.
 """
 
 from collections import Counter
@@ -26,55 +25,55 @@ METADATA_KEY: Final = "metrics"
 
 
 class MetricPrefix(StrEnum):
-    """The names that `/metrics` has."""
+    """The names of the metrics at `/metrics`."""
 
     MOTET = "motet"
-    """Ours."""
+    """Motet's names."""
     VLLM = "vllm"
-    """Ours, and beside them vLLM's for what vLLM counts too."""
+    """Motet's names, and additionally vLLM's names of the metrics that vLLM has."""
 
 
 class MetricKind(StrEnum):
     """Kinds of metrics in Prometheus."""
 
     COUNTER = "counter"
-    """Only grows while the server lives."""
+    """Never decreases while the server runs."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """One metric. Its exposed name is `prefix` + `name`, and a counter's ends in `_total`."""
+    """One metric. Its exposed name is `prefix` + `name`, followed by `_total` for a counter."""
 
     name: str
     unit: str
     meaning: str
-    """A sentence, which is shown in the exposition and in docs/metrics.md."""
+    """Sentence shown in the exposition and in docs/metrics.md."""
     _: KW_ONLY
     kind: MetricKind
     labels: tuple[str, ...] = ()
-    """Labels beside those of its source, such as the model. The field is then a mapping from label values."""
+    """Labels in addition to those of the source, such as the model. The field is then a mapping from label values."""
     bounds: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets. Its field has one count for each bucket, and one more for larger values;
-    it is empty while nothing has been counted."""
+    """Upper bounds of a histogram's buckets. Its field has one count per bucket and one more for larger values; it is
+    empty before the first observation."""
     sum_in: str = ""
-    """The field with the sum of all values of a histogram."""
+    """Name of the field with the sum of all values of a histogram."""
     share_of: str = ""
-    """The field with the whole, if the metric is its own field's share of that."""
+    """Name of the field with the total, if the metric is a fraction of it."""
     highest: bool = False
-    """True if the value of several workers is their highest one; else it is their sum."""
+    """True if the value for several workers is their maximum instead of their sum."""
     in_status: bool = False
     """True if `/status` shows it under the field's name: a gauge with its worker, a counter among the totals."""
     in_vllm: bool = False
-    """True if vLLM has a metric of this name, with the same meaning and unit."""
+    """True if vLLM has a metric with this name, meaning and unit."""
     once_in_vllm: str = ""
-    """The name that the metric had in older versions of vLLM, if they called it otherwise."""
+    """Name of the metric in older versions of vLLM, if it differed."""
     prefix: str = PREFIX
 
     @property
     def family_name(self) -> str:
-        """The name of the family, which Prometheus' text has in its comments: without `_total`."""
+        """Name of the metric family, as in the comments of Prometheus' text format: without `_total`."""
         return self.prefix + self.name
 
     @property
@@ -83,13 +82,13 @@ class Declared:
 
     @property
     def aliases(self) -> tuple["Declared", ...]:
-        """The same metric under each name that it has, or had, in vLLM."""
+        """The metric under each name that it has, or had, in vLLM."""
         names = filter(None, (self.name if self.in_vllm else "", self.once_in_vllm))
         return tuple(replace(self, name=name, prefix=VLLM_PREFIX, in_vllm=False, once_in_vllm="") for name in names)
 
     @property
     def row(self) -> str:
-        """The row of docs/metrics.md."""
+        """Row of the table in docs/metrics.md."""
         by = " By " + ", ".join(f"`{label}`" for label in self.labels) + "." if self.labels else ""
         return f"| `{self.exposed_name}` | {self.kind} | {self.unit} | {self.meaning}{by} |"
 
@@ -99,11 +98,13 @@ gauge = partial(Declared, kind=MetricKind.GAUGE)
 histogram = partial(Declared, kind=MetricKind.HISTOGRAM)
 
 
-def figure(  # sizes: a table of figures is read by its rows
+def figure(  # sizes: a table of metrics is read by its rows
     name: str, unit: str, meaning: str, *, kind: MetricKind, also: Declared | None = None, default: Any = 0, **more: Any
 ) -> Any:
-    """Declares a dataclass field as the value of a metric. `also`: another metric with the same value; `default`: the
-    first value of a counter or gauge without labels (with labels it is a Counter); `more`: fields of `Declared`."""
+    """Declares a dataclass field as the value of a metric.
+
+    `also` is another metric with the same value, `default` the initial value of a counter or gauge without labels (with
+    labels it is a `Counter`), and `more` has fields of `Declared`."""
     declared = Declared(name, unit, meaning, kind=kind, **more)
     metadata = {METADATA_KEY: (declared,) if also is None else (declared, also)}
     if declared.labels:
@@ -118,23 +119,23 @@ histogram_field = partial(figure, kind=MetricKind.HISTOGRAM)
 
 @cache
 def declared_in(figures: type) -> Sequence[tuple[str, Declared]]:
-    """Returns the metrics of a dataclass with the names of their fields, in the order of the fields."""
+    """Returns the field names and metrics of a dataclass, in the order of the fields."""
     named: Any = figures
     return tuple((one.name, declared) for one in fields(named) for declared in one.metadata.get(METADATA_KEY, ()))
 
 
 @cache
 def aliases_in(figures: type) -> Sequence[tuple[str, Declared]]:
-    """Returns the same for the metrics that vLLM has too, under vLLM's names."""
+    """Returns the field names and metrics of a dataclass under vLLM's names, for the metrics that vLLM has."""
     return tuple((field, alias) for field, declared in declared_in(figures) for alias in declared.aliases)
 
 
 def numbers(figures: object, field: str, *, declared: Declared) -> Mapping[tuple[str, ...], float]:
-    """Returns the values of a counter or gauge by label values; a missing one (None) is 0."""
+    """Returns the values of a counter or gauge by label values; a missing value (None) is 0."""
     value = getattr(figures, field)
     if isinstance(value, Mapping):
         return {key if isinstance(key, tuple) else (key,): number for key, number in value.items()}
     if declared.share_of:
-        whole = getattr(figures, declared.share_of)
-        return {(): value / whole if whole else 0.0}
+        total = getattr(figures, declared.share_of)
+        return {(): value / total if total else 0.0}
     return {(): value or 0}

@@ -1,13 +1,13 @@
-"""The figures of engines at each scrape. Their counters never fall while the server lives, whatever becomes of engines.
+"""Metrics of engines at each scrape. Counters never decrease while the server runs, even when engines are replaced.
 
-    decode-0                        read    shown
-    its engine writes               10      10
-    it is silent, or dead           -       10      what was read last
-    another engine is in its place  0       10      begins at what the one before had counted
-    and writes                      4       14
-    it has left the fleet           -       -       its own series end; in the sum over all workers its 14 stay
+    decode-0                          read    exposed
+    its engine generates tokens       10      10
+    the engine is silent or dead      -       10      the last reading
+    another engine replaces it        0       10      continues from the total of the previous engine
+    and generates tokens              4       14
+    the worker has left the fleet     -       -       its series end; the sum over all workers keeps the 14
 
-What an engine counted between its last reading and its end nobody knows.
+Events between an engine's last reading and its end are not counted.
 """
 
 from collections.abc import Iterable
@@ -20,27 +20,27 @@ from motet.types import EngineInfo, Role
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSample:
-    """A worker whose figures are published here."""
+    """A worker whose metrics this server exposes, at one scrape."""
 
     worker: str
     role: Role
     engine: object
-    """The engine it has, or had last. Each start of an engine is another object, whose counters begin at 0."""
+    """Current or last engine. Each start of an engine is another object, whose counters start at 0."""
     info: EngineInfo | None = None
-    """None while it has no engine."""
+    """Facts about the engine; None while the worker has none."""
     stats: EngineStats | None = None
-    """None if it did not answer."""
+    """Metrics of the engine; None if it did not answer."""
 
 
 @dataclass
 class WorkerTotals:
-    """What the engines of one worker have counted, one after the other."""
+    """Totals over the successive engines of one worker."""
 
     engine: object
     last: EngineStats
-    """The last reading of this engine."""
+    """Last reading of this engine."""
     before: EngineStats
-    """The sum of the last readings of those before it."""
+    """Sum of the last readings of earlier engines."""
 
     @property
     def total(self) -> EngineStats:
@@ -48,38 +48,38 @@ class WorkerTotals:
 
 
 class EngineCounters:
-    """Remembers one reading and one sum for each worker that is there, and one sum for all that have left.
+    """Keeps the totals of each worker of the fleet, and one sum for all workers that have left.
 
-    Of the figures that it returns only counters and histograms mean anything: gauges are of this moment."""
+    Only counters and histograms of the returned stats are meaningful: gauges describe the present moment."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerTotals] = {}
         self._left: EngineStats | None = None
-        self._asked_s = -inf
+        self._sampled_s = -inf
 
-    def note(self, samples: Iterable[EngineSample], *, asked_s: float) -> None:
-        """Notes what all workers said when they were asked at `asked_s`. Answers to an older question than the last
-        are not noted: they come late because one worker was slow, and newer figures are here already."""
-        if asked_s < self._asked_s:
+    def note(self, samples: Iterable[EngineSample], *, sampled_s: float) -> None:
+        """Records the samples of all workers for a scrape that started at `sampled_s`. Samples of an older scrape than
+        the last are ignored: they are late because one worker was slow, and newer ones are already recorded."""
+        if sampled_s < self._sampled_s:
             return
-        self._asked_s = asked_s
-        there = set[str]()
+        self._sampled_s = sampled_s
+        present = set[str]()
         for one in samples:
-            there.add(one.worker)
+            present.add(one.worker)
             if one.stats is not None:
                 self._read(one.worker, engine=one.engine, stats=one.stats)
-        for worker in self._workers.keys() - there:
+        for worker in self._workers.keys() - present:
             gone = self._workers.pop(worker).total
             self._left = gone if self._left is None else total_stats([self._left, gone])
 
     def of(self, worker: str) -> EngineStats | None:
-        """Returns what a worker has counted; None if it has never answered, or has left."""
-        counted = self._workers.get(worker)
-        return None if counted is None else counted.total
+        """Returns the total of one worker; None if it has never answered, or has left."""
+        totals = self._workers.get(worker)
+        return None if totals is None else totals.total
 
     def total(self) -> EngineStats | None:
-        """Returns what all workers together have counted; None if none has ever answered."""
-        parts = [counted.total for counted in self._workers.values()]
+        """Returns the total over all workers; None if none has ever answered."""
+        parts = [totals.total for totals in self._workers.values()]
         if self._left is not None:
             parts.append(self._left)
         return total_stats(parts) if parts else None

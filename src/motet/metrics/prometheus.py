@@ -102,7 +102,7 @@ class Scrape:
     """The figures of engines and routing for one scrape."""
 
     engines: Sequence[EngineSample] = ()
-    asked_s: float = 0.0
+    sampled_s: float = 0.0
     """Time of the server's clock at which the engines were asked."""
     routing: RoutingFigures = field(default_factory=RoutingFigures)
     states: Mapping[tuple[str, str], bool] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class Metrics(Collector):
         for model in models:
             self.of(model)
         self._scrape, self._waiting, self._tasks = scrape, waiting, tasks
-        self._counters.note(scrape.engines, asked_s=scrape.asked_s)
+        self._counters.note(scrape.engines, sampled_s=scrape.sampled_s)
         if OPENMETRICS not in (kind.partition(";")[0].strip() for kind in accept.split(",")):
             return Exposition(generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4)
         encode, _ = choose_encoder(f"{OPENMETRICS}; {WITH_COLONS}")

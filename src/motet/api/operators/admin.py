@@ -109,11 +109,11 @@ async def _check_ready(service: Service) -> None:
 
 async def _scrape(service: Service) -> Scrape:
     """Asks the workers of this server: those elsewhere publish their own figures."""
-    reports, draining, asked_s = service.workers.reports(), service.admission.draining, service.clock()
+    reports, draining, sampled_s = service.workers.reports(), service.admission.draining, service.clock()
     workers = await snapshot_workers(reports, patience_s=PATIENCE_S, draining=draining, local_only=True)
     return Scrape(
         engines=[sample for seen in workers if (sample := _sample(seen)) is not None],
-        asked_s=asked_s,
+        sampled_s=sampled_s,
         routing=service.figures(),
         states={(seen.report.id, state.value): seen.state is state for seen in workers for state in WorkerState},
     )
