@@ -99,6 +99,10 @@ PHRASES: tuple[tuple[str, str], ...] = (
         "releases, frees, returns",
     ),
     (r"lets? (?:it |them |[a-z]+ )?go(?! (?:of|on)\b)", "releases"),
+    (
+        "(?:settles?|settling|drops?|gives? up) (?:an? |the |its |their |all )?(?:tickets?|leases?)",
+        "releases, acknowledges",
+    ),
     # Forms of a sentence.
     (
         "(?<!there )(?:is|are|was|were|be) no (?!longer|more|matter|different|doubt|guarantee|good|use|fewer|less"
