@@ -8,7 +8,7 @@ import pytest
 
 from motet.engine import WorkerState
 from motet.ids import ModelName
-from motet.metrics.routing import TicketBook
+from motet.metrics.routing import TicketLog
 from motet.routing.member import pair_key
 from motet.routing.router import Router
 from motet.testing.fake_engine import fake_info
@@ -151,7 +151,7 @@ async def test_a_ticket_that_nobody_can_give_back_is_counted() -> None:
     server = KindsScene("prefill-a-vllm-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("prefill-a-vllm-0", WorkerState.DEAD)
-    tickets = TicketBook()
+    tickets = TicketLog()
     await Router(server.fleet, tickets=tickets).release(ticket)
     assert tickets.tickets_unused == {"released": 0, "left": 1}
 

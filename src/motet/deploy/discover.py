@@ -25,7 +25,7 @@ from motet.engines.vllm.vllm_server import VLLMServer
 from motet.engines.wire import TOKENIZER_FILES, EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, ModelLoadError, OtherServerError
 from motet.ids import ModelName
-from motet.metrics.routing import TicketBook
+from motet.metrics.routing import TicketLog
 from motet.routing.member import numbers_of
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, by_url
@@ -119,7 +119,7 @@ class ProbeSettings:
     pass_keys: bool = False
     """True if clients' keys may be passed to text upstreams; never if they are keys of this server."""
     find_tokenizer: FindTokenizer | None = None
-    tickets: TicketBook = field(default_factory=TicketBook)
+    tickets: TicketLog = field(default_factory=TicketLog)
     worker_key: str = ""
     """Sent to servers of ours, unless one has a key of its own."""
 

@@ -1,6 +1,6 @@
 """Metrics of groups and choices, by model: observed when a group is admitted, at its steps, and at its end.
 
-`GroupRecord` notes what happens to one group; `GroupMetrics` observes it for a model.
+`GroupRecord` records the events of one group; `GroupMetrics` observes them for a model.
 """
 
 from bisect import bisect_left
@@ -20,17 +20,17 @@ from motet.types import FinishReason
 
 MODEL = "model_name"
 ENGINE = "engine"
-"""vLLM's label for its data-parallel ranks."""
+"""vLLM's label for data-parallel ranks."""
 ONE_ENGINE = "0"
-"""Its value for a server without such ranks."""
+"""Value of the label `ENGINE` on a server without data-parallel ranks."""
 INFINITY = "+Inf"
 
 LONG_S = (1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 MINUTES_S = (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, *LONG_S, 160.0, 640.0, 2560.0)
-WHOLE_S = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, *MINUTES_S)
+TOTAL_S = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, *MINUTES_S)
 STEP_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, *LONG_S)
-"""vLLM's bounds, and smaller ones: a trainer's groups may wait and write for many minutes."""
+"""vLLM's bounds, extended at both ends: groups of trainers can wait and generate for many minutes."""
 TOKENS = (1.0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 CHOICES = (1.0, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -48,14 +48,14 @@ LAST_FIRST_TOKEN = histogram(
     bounds=FIRST_S,
 )
 FINISH_SPREAD = histogram(
-    "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=WHOLE_S
+    "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=TOTAL_S
 )
 LATENCY = histogram(
     "e2e_request_latency_seconds",
     "seconds",
     "Time from a group's admission to its end.",
     in_vllm=True,
-    bounds=WHOLE_S,
+    bounds=TOTAL_S,
 )
 BETWEEN_STEPS = histogram(
     "inter_token_latency_seconds",
@@ -67,15 +67,15 @@ BETWEEN_STEPS = histogram(
 PER_TOKEN = histogram(
     "request_time_per_output_token_seconds",
     "seconds",
-    "Mean time a token after the first; once a finished choice.",
+    "Mean time per output token after the first; observed once per finished choice.",
     in_vllm=True,
     bounds=STEP_S,
 )
-PROMPT_TOKENS = histogram("request_prompt_tokens", "tokens", "Tokens of a group's prompt.", in_vllm=True, bounds=TOKENS)
+PROMPT_TOKENS = histogram("request_prompt_tokens", "tokens", "Prompt tokens of a group.", in_vllm=True, bounds=TOKENS)
 GENERATION_TOKENS = histogram(
     "request_generation_tokens",
     "tokens",
-    "Tokens of a finished choice.",
+    "Output tokens of a finished choice.",
     in_vllm=True,
     bounds=TOKENS,
 )
@@ -83,13 +83,16 @@ N = histogram("request_params_n", "choices", "Choices of a group.", in_vllm=True
 MAX_TOKENS = histogram(
     "request_params_max_tokens",
     "tokens",
-    "Tokens that a choice may have.",
+    "Maximum number of output tokens of a choice.",
     in_vllm=True,
     bounds=TOKENS,
 )
 SUCCESS = counter("request_success", "choices", "Choices that finished.", in_vllm=True, labels=("finished_reason",))
 GROUPS = counter(
-    "groups", "groups", "Groups that ended; 200, 499 (the client left) or the status of the error.", labels=("status",)
+    "groups",
+    "groups",
+    "Groups that ended, with status 200, 499 (the client disconnected) or the status of the error.",
+    labels=("status",),
 )
 
 OBSERVED = (
@@ -106,11 +109,11 @@ OBSERVED = (
 )
 COUNTED = (SUCCESS, GROUPS)
 USUAL_STATUS = ("200", "499", "500", "503")
-"""Counted from 0 on for every model; others from the first group that ends so."""
+"""Statuses exposed with 0 for every model from the start; others appear with their first group."""
 
 
 class ShownChoice(Protocol):
-    """The part of one choice that a step has shown."""
+    """An event of one choice in a step, as far as metrics read it."""
 
     @property
     def index(self) -> int: ...
@@ -120,16 +123,16 @@ class ShownChoice(Protocol):
 
 
 class GroupRecord:
-    """Times of one group, in seconds of one clock. A choice is known from its first text on."""
+    """Times of one group, in seconds of one clock. A choice is recorded from its first text on."""
 
     def __init__(
-        self, num_choices: int, *, clock: Callable[[], float], steps: "Values", on_first: Callable[[], None]
+        self, num_choices: int, *, clock: Callable[[], float], steps: "BucketCounts", on_first: Callable[[], None]
     ) -> None:
-        """`steps`: told the time between two steps; `on_first`: called at the first step."""
+        """`steps` observes the time between two steps; `on_first` is called at the first step."""
         self.num_choices = num_choices
         self.started_s = clock()
-        self.begun_s: dict[int, float] = {}
-        """When choices began that began later than the group."""
+        self.late_starts_s: dict[int, float] = {}
+        """Start times of the choices that started later than the group."""
         self.first_seen_s: dict[int, float] = {}
         self.finished_s: dict[int, float] = {}
         self.finish_reasons: dict[int, FinishReason] = {}
@@ -137,16 +140,16 @@ class GroupRecord:
         self._steps = steps
         self._on_first = on_first
         self._last_step_s: float | None = None
-        self._all_begun = False
+        self._all_have_tokens = False
         """True once every choice has a token."""
 
-    def begin(self, indices: Sequence[int]) -> None:
-        """Notes choices that begin now."""
-        self.begun_s |= dict.fromkeys(indices, self._clock())
+    def start_choices(self, indices: Sequence[int]) -> None:
+        """Records that these choices start now."""
+        self.late_starts_s |= dict.fromkeys(indices, self._clock())
 
     def step(self, choices: Sequence[ShownChoice], ended: bool) -> None:
-        """Notes one step. `ended`: True if a choice may have ended in it."""
-        clock, last_s = self._clock, self._last_step_s  # `self._clock()` looks for a method first, at each step
+        """Records one step. `ended` is True if a choice may have ended in it."""
+        clock, last_s = self._clock, self._last_step_s  # a local is cheaper than `self._clock()`, at each step
         self._last_step_s = now_s = clock()
         if last_s is None:
             self._on_first()
@@ -156,10 +159,10 @@ class GroupRecord:
             if not times.above < since_s <= times.up_to:
                 times.find(since_s)
             times.counts[times.bucket] += 1
-        if not self._all_begun:
+        if not self._all_have_tokens:
             for choice in choices:
                 self.first_seen_s.setdefault(choice.index, now_s)
-            self._all_begun = len(self.first_seen_s) == self.num_choices
+            self._all_have_tokens = len(self.first_seen_s) == self.num_choices
         if ended:
             for choice in choices:
                 if choice.finish is not None:
@@ -168,7 +171,7 @@ class GroupRecord:
 
     @property
     def age_s(self) -> float:
-        """Time from the start to now."""
+        """Time since the start."""
         return self._clock() - self.started_s
 
     @property
@@ -193,17 +196,17 @@ class GroupRecord:
         return self.finished_s[index] - self.first_seen_s[index]
 
 
-class Values:
-    """The values of one metric for one model, as a histogram. Adding one is cheap, as every step of every group does
-    so: prometheus_client's own goes through all buckets. Written and read on one event loop."""
+class BucketCounts:
+    """A histogram of one metric for one model. Adding a value is cheap, since every step of every group adds one:
+    prometheus_client's histogram iterates over all buckets. Used on one event loop."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """One count for each bucket, and one more for values above all bounds."""
+        """Number of values in each bucket, and above all bounds."""
         self.sum = 0.0
         self.bucket, self.above, self.up_to = 0, -inf, bounds[0]
-        """The bucket of the last value, and its bounds: mostly the next one's too."""
+        """Bucket of the last value with its bounds (above, up_to]; the next value is usually in it too."""
 
     def add(self, value: float) -> None:
         self.sum += value
@@ -212,25 +215,25 @@ class Values:
         self.counts[self.bucket] += 1
 
     def find(self, value: float) -> None:
-        """Finds the bucket of a value."""
+        """Sets `bucket` and its bounds for a value."""
         self.bucket = place = bisect_left(self.bounds, value)
         bounds = (-inf, *self.bounds, inf)
         self.above, self.up_to = bounds[place], bounds[place + 1]
 
 
 class GroupFamilies(Collector):
-    """The metrics of all models. The registry collects them from here."""
+    """The metrics of the groups of all models, as a collector of the registry."""
 
     def __init__(self, registry: CollectorRegistry, *, aliases: bool) -> None:
-        """`aliases`: collect those that vLLM has too also under its names."""
+        """With `aliases`, metrics that vLLM has are also collected under vLLM's names."""
         self._aliases = aliases
-        self.counted: dict[Declared, Counter[tuple[str, ...]]] = {one: Counter() for one in COUNTED}
+        self.counts: dict[Declared, Counter[tuple[str, ...]]] = {one: Counter() for one in COUNTED}
         """Counts by the values of the labels, the model first."""
-        self._observed: dict[Declared, dict[str, Values]] = {one: {} for one in OBSERVED}
+        self._observed: dict[Declared, dict[str, BucketCounts]] = {one: {} for one in OBSERVED}
         registry.register(self)
 
-    def values_of(self, model: str) -> dict[Declared, Values]:
-        return {one: by_model.setdefault(model, Values(one.bounds)) for one, by_model in self._observed.items()}
+    def histograms_of(self, model: str) -> dict[Declared, BucketCounts]:
+        return {one: by_model.setdefault(model, BucketCounts(one.bounds)) for one, by_model in self._observed.items()}
 
     def collect(self) -> Iterator[Metric]:
         for one, by_model in self._observed.items():
@@ -239,13 +242,13 @@ class GroupFamilies(Collector):
                 for model, values in by_model.items():
                     metric.add_metric((model, *own.values()), buckets_of(one.bounds, values.counts), values.sum)
                 yield metric
-        for one, counts in self.counted.items():
+        for one, counts in self.counts.items():
             for name, own in self._names(one):
                 by_labels = {(model, *own.values(), *rest): count for (model, *rest), count in counts.items()}
-                yield counted(name, by_labels, labels=(MODEL, *own))
+                yield family_of(name, by_labels, labels=(MODEL, *own))
 
     def _names(self, declared: Declared) -> Iterator[tuple[Declared, Mapping[str, str]]]:
-        """Yields a metric under each name that it has here, with the labels that all its samples have there."""
+        """Yields a metric under each of its names, with the additional labels of all its samples under that name."""
         yield declared, {}
         if self._aliases:
             yield from ((alias, {ENGINE: ONE_ENGINE}) for alias in declared.aliases)
@@ -256,10 +259,10 @@ class GroupMetrics:
 
     def __init__(self, families: GroupFamilies, model: str) -> None:
         self._model = model
-        self._observed = families.values_of(model)
-        self._counted = families.counted
-        self._counted[SUCCESS].update({(model, reason.value): 0 for reason in FinishReason})
-        self._counted[GROUPS].update({(model, status): 0 for status in USUAL_STATUS})
+        self._observed = families.histograms_of(model)
+        self._counts = families.counts
+        self._counts[SUCCESS].update({(model, reason.value): 0 for reason in FinishReason})
+        self._counts[GROUPS].update({(model, status): 0 for status in USUAL_STATUS})
 
     def group_opened(
         self,
@@ -270,15 +273,15 @@ class GroupMetrics:
         max_tokens: int | None,
         on_first: Callable[[], None],
     ) -> GroupRecord:
-        """Returns the group's record. The numbers of tokens are None if only another server knows them."""
+        """Returns the record of a new group. Numbers of tokens are None if only another server knows them."""
         for declared, value in ((N, num_choices), (PROMPT_TOKENS, prompt_tokens), (MAX_TOKENS, max_tokens)):
             if value is not None:
                 self._observed[declared].add(value)
         return GroupRecord(num_choices, clock=clock, steps=self._observed[BETWEEN_STEPS], on_first=on_first)
 
     def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int]) -> None:
-        """`tokens`: the number that each choice has written; unknown for a choice that is not in it."""
-        self._counted[GROUPS][self._model, str(status)] += 1
+        """Observes the end of a group. `tokens` has the number of output tokens by choice, where it is known."""
+        self._counts[GROUPS][self._model, str(status)] += 1
         for declared, value in (
             (LATENCY, record.age_s),
             (FIRST_TOKEN, record.first_token_s),
@@ -288,7 +291,7 @@ class GroupMetrics:
             if value is not None:
                 self._observed[declared].add(value)
         for reason in record.finish_reasons.values():
-            self._counted[SUCCESS][self._model, reason.value] += 1
+            self._counts[SUCCESS][self._model, reason.value] += 1
         for index in record.finish_reasons.keys() & tokens.keys():
             self._observed[GENERATION_TOKENS].add(tokens[index])
             if tokens[index] > 1:
@@ -296,7 +299,7 @@ class GroupMetrics:
 
 
 def family(declared: Declared, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
-    """Returns a metric without values. `labels`: the names of those beside its own."""
+    """Returns a metric without values. `labels` are the names of the labels before the metric's own."""
     kind = CounterMetricFamily if declared.kind is MetricKind.COUNTER else GaugeMetricFamily
     return kind(declared.family_name, declared.meaning, labels=(*labels, *declared.labels))
 
@@ -305,7 +308,7 @@ def histogram_family(declared: Declared, labels: tuple[str, ...]) -> HistogramMe
     return HistogramMetricFamily(declared.family_name, declared.meaning, labels=labels)
 
 
-def counted(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labels: tuple[str, ...]) -> Metric:
+def family_of(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labels: tuple[str, ...]) -> Metric:
     metric = family(declared, labels)
     for values, number in counts.items():
         metric.add_metric(values, number)
@@ -313,6 +316,6 @@ def counted(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labe
 
 
 def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Returns each bound with the number of values up to it. `counts`: one more than `bounds`, or empty."""
+    """Returns each bound with the number of values up to it. `counts` has one item more than `bounds`, or none."""
     counts = counts or [0] * (len(bounds) + 1)
     return list(zip([*map(floatToGoString, bounds), INFINITY], accumulate(counts), strict=True))

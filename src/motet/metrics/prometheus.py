@@ -1,14 +1,14 @@
-"""The metrics of one server, in a registry of their own, as Prometheus reads them.
+"""The metrics of one server, in a registry of its own, in Prometheus' formats.
 
 engines      read from `Engine.stats()` of each worker at each scrape: the fields of `EngineStats`; counters
              outlive the engines (`metrics.engines`)
 routing      read from the router at each scrape: the fields of `RoutingFigures`
-groups       observed when a step of a group comes and when the group ends, by model (`metrics.group_metrics`)
+groups       observed at each step of a group and at its end, by model (`metrics.group_metrics`)
 HTTP         counted here when a response has been sent
 
-With `--metric-prefix vllm` the metrics that vLLM has too are there a second time, under its names and with its labels.
-Readers such as the endpoint picker of Kubernetes' inference gateways take one series a server, the first that they
-find, so these are figures of the server: the sum over its workers.
+With `--metric-prefix vllm`, metrics that vLLM has are also exposed under vLLM's names and labels. Clients such as the
+endpoint picker of Kubernetes' inference gateways read the first series that they find on a server, so these series
+describe the server: the sum over its workers.
 """
 
 from collections import Counter
@@ -41,8 +41,8 @@ from motet.metrics.group_metrics import (
     GroupFamilies,
     GroupMetrics,
     buckets_of,
-    counted,
     family,
+    family_of,
     histogram_family,
 )
 from motet.metrics.routing import RoutingFigures
@@ -51,66 +51,67 @@ from motet.metrics.stats import EngineStats, total_stats
 WORKER_LABELS = (MODEL, "worker", "role")
 OPENMETRICS = "application/openmetrics-text"
 WITH_COLONS = "version=1.0.0; escaping=allow-utf-8"
-"""Without this prometheus_client 0.26 writes `_` for the colon of each sample's name, though not of its family's."""
+"""Format options. Without them prometheus_client 0.26 replaces the colon in the names of samples, but not of families,
+by `_`."""
 
 CACHE_FACTS = gauge(
     "cache_config_info",
     "1",
-    "Facts of the KV cache, in labels; there while the worker has an engine.",
+    "Properties of the KV cache, as labels; present while the worker has an engine.",
     labels=("block_size", "num_blocks", "bytes_per_block"),
 )
 CACHE_FACTS_IN_VLLM = gauge(
     "cache_config_info",
     "1",
-    "Facts of the KV cache, in labels: tokens of a block, and blocks of all workers.",
+    "Properties of the KV cache, as labels: tokens per block, and blocks of all workers.",
     labels=("block_size", "num_gpu_blocks"),
     prefix=VLLM_PREFIX,
 )
-"""vLLM's has many labels more, though not the model's name; these two are what others read."""
+"""The two labels of vLLM's metric that other programs read. vLLM's has many more, but not the model's name."""
 WEIGHT_VERSION = gauge(
     "weight_version_info",
     "1",
-    "The version of the weights that the worker has now, in a label.",
+    "Version of the worker's current weights, as a label.",
     labels=("version",),
 )
 WORKER_STATE = gauge(
     "worker_state",
     "0 or 1",
-    "1 for the state that the worker is in, as in `/status`, 0 for the others.",
+    "1 for the state of the worker, as in `/status`, 0 for all other states.",
     labels=("worker", "state"),
 )
 WITHOUT_FIRST_TOKEN = gauge(
     "groups_without_first_token",
     "groups",
-    "Groups admitted that have no first token yet: what `--max-waiting-groups` limits.",
+    "Admitted groups without a first token, which `--max-waiting-groups` limits.",
 )
 LOOP_TASKS = gauge(
     "event_loop_tasks",
     "tasks",
-    "Tasks of asyncio in the server's process: some for itself, a few for each connection and group.",
+    "Tasks of asyncio in the server process: a constant number, and a few per connection and group.",
 )
 HTTP_REQUESTS = counter(
     "http_requests",
     "responses",
-    "Responses sent; 499 if the client left before.",
+    "Responses sent; with status 499 if the client disconnected first.",
     labels=("handler", "method", "status"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scrape:
-    """The figures of engines and routing for one scrape."""
+    """The metrics of engines and routing at one scrape."""
 
     engines: Sequence[EngineSample] = ()
     sampled_s: float = 0.0
-    """Time of the server's clock at which the engines were asked."""
+    """Time of the server's clock at the start of the scrape."""
     routing: RoutingFigures = field(default_factory=RoutingFigures)
     states: Mapping[tuple[str, str], bool] = field(default_factory=dict)
-    """(worker, state) for all workers and states: True if the worker is in the state."""
+    """True for each (worker, state) if the worker is in the state."""
 
 
 class Exposition(NamedTuple):
-    """The body of `/metrics`, and its type."""
+    """The body of `/metrics` and its content type."""
 
     body: bytes
     content_type: str
@@ -122,8 +123,8 @@ def exposed(
     *,
     labels: tuple[str, ...],
 ) -> Iterator[Metric]:
-    """Yields metrics that are declared in a struct, each with the name of its field. `samples`: the values of `labels`,
-    with the figures for them."""
+    """Yields metrics that are declared as fields of a struct. `metrics` has (field, declaration) pairs, `samples` has
+    pairs of the values of `labels` and a struct."""
     for name, declared in metrics:
         if declared.kind is MetricKind.HISTOGRAM:
             histogram = histogram_family(declared, labels)
@@ -140,7 +141,7 @@ def exposed(
 
 
 class Metrics(Collector):
-    """All metrics of one app. The registry collects the values of the last scrape from here."""
+    """All metrics of one app, as a collector of the values of the last scrape."""
 
     def __init__(self, prefix: MetricPrefix = MetricPrefix.MOTET) -> None:
         self.registry = CollectorRegistry()
@@ -149,13 +150,13 @@ class Metrics(Collector):
         self._counters = EngineCounters()
         self._families = GroupFamilies(self.registry, aliases=self._as_vllm)
         self._by_model: dict[str, GroupMetrics] = {}
-        """Every model that was ever served; a model that has gone keeps its counts."""
+        """Metrics of every model that was ever served; a model that is removed keeps its counts."""
         self.registry.register(self)
         self._http: Counter[tuple[str, ...]] = Counter()
         self._waiting = self._tasks = 0
 
     def of(self, model: str) -> GroupMetrics:
-        """Returns a model's metrics. `model` must be one that is served: each name costs memory for ever."""
+        """Returns a model's metrics. `model` must be a served model: each name takes memory forever."""
         if (found := self._by_model.get(model)) is None:
             found = self._by_model[model] = GroupMetrics(self._families, model)
         return found
@@ -166,8 +167,10 @@ class Metrics(Collector):
     def exposition(
         self, scrape: Scrape, *, models: Iterable[str], waiting: int, tasks: int, accept: str = ""
     ) -> Exposition:
-        """Makes the body of `/metrics`. `models`: the models served now, which are in it from the first scrape on;
-        `waiting`: groups without their first token; `tasks`: tasks in the event loop; `accept`: the reader's header."""
+        """Returns the body of `/metrics`.
+
+        `models` are the models served now, which are exposed from the first scrape on; `waiting` is the number of
+        groups without a first token, `tasks` the number of tasks in the event loop, `accept` the client's header."""
         for model in models:
             self.of(model)
         self._scrape, self._waiting, self._tasks = scrape, waiting, tasks
@@ -191,11 +194,11 @@ class Metrics(Collector):
             versions.add_metric([*labels, info.weight_version], 1)
         yield from (facts, versions)
         states = family(WORKER_STATE, (MODEL,))
-        for (worker, state), is_so in scrape.states.items():
-            states.add_metric((model, worker, state), int(is_so))
+        for (worker, state), is_current in scrape.states.items():
+            states.add_metric((model, worker, state), int(is_current))
         yield states
         yield from exposed(declared_in(RoutingFigures), [((model,), scrape.routing)], labels=(MODEL,))
-        yield counted(HTTP_REQUESTS, self._http, labels=())
+        yield family_of(HTTP_REQUESTS, self._http, labels=())
         waiting = family(WITHOUT_FIRST_TOKEN, (MODEL,))
         waiting.add_metric((model,), self._waiting)
         yield waiting
@@ -213,20 +216,20 @@ def engine_families(
     ever: Sequence[tuple[tuple[str, ...], EngineStats]],
     labels: tuple[str, ...],
 ) -> Iterator[Metric]:
-    """Yields gauges with the figures of `now`, and all others with those of `ever`."""
+    """Yields gauges with the samples in `now`, and counters and histograms with the samples in `ever`."""
     yield from exposed([one for one in metrics if one[1].kind is MetricKind.GAUGE], now, labels=labels)
     yield from exposed([one for one in metrics if one[1].kind is not MetricKind.GAUGE], ever, labels=labels)
 
 
-def as_vllm(scrape: Scrape, counted: EngineStats | None, *, model: str) -> Iterator[Metric]:
-    """Yields the metrics of the engines under vLLM's names: gauges while an engine answers, counters once one has.
-    `counted`: what all engines have counted; None if none has ever answered."""
+def as_vllm(scrape: Scrape, totals: EngineStats | None, *, model: str) -> Iterator[Metric]:
+    """Yields the metrics of the engines under vLLM's names: gauges while an engine answers, and counters from
+    `totals`, the totals of all engines (None if none has ever answered)."""
     answers = [one.stats for one in scrape.engines if one.stats is not None]
     total = total_stats(answers)
-    # Choices wait in the router until a worker has room, and in vLLM always in the engine.
+    # Choices wait in the router until a worker has capacity; in vLLM they always wait in the engine.
     total = replace(total, choices_waiting=total.choices_waiting + scrape.routing.queued_choices)
     values = (model, ONE_ENGINE)
-    now, ever = [(values, total)] if answers else [], [] if counted is None else [(values, counted)]
+    now, ever = [(values, total)] if answers else [], [] if totals is None else [(values, totals)]
     yield from engine_families(aliases_in(EngineStats), now=now, ever=ever, labels=(MODEL, ENGINE))
     facts = family(CACHE_FACTS_IN_VLLM, (ENGINE,))
     if infos := [one.info for one in scrape.engines if one.info is not None]:

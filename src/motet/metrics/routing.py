@@ -1,4 +1,4 @@
-"""The figures of routing for `/metrics` and `/status`. Counters only grow while the server lives."""
+"""Metrics of routing for `/metrics` and `/status`. Counters never decrease while the server runs."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -15,48 +15,51 @@ UPDATE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 QUEUE_S = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 ByLabel = dict[str, int]
-"""A count for each value of a label; either all possible values, or those that have occurred."""
+"""Counts by the value of a label, either for all possible values or for those that have occurred."""
 
 
 @dataclass(kw_only=True)
 class RoutingFigures:
-    """Figures of routing. A router has one, to which its parts add; what it reports is a copy with the gauges."""
+    """Metrics of routing. A router owns one instance, to which its parts add; it reports copies with the gauges."""
 
     choices: ByLabel = gauge_field(
-        "worker_choices", "choices", "Choices open now, as routing counts them.", labels=("worker",)
+        "worker_choices", "choices", "Open choices, as counted by routing.", labels=("worker",)
     )
     restarts: ByLabel = counter_field(
-        "engine_restarts", "starts", "Starts of an engine process after it had ended.", labels=("worker",)
+        "engine_restarts", "starts", "Restarts of an engine process that had ended.", labels=("worker",)
     )
     weight_updates: ByLabel = counter_field(
-        "weight_updates", "updates", "Orders to give all engines new weights.", labels=("outcome",)
+        "weight_updates", "updates", "Weight updates of all engines.", labels=("outcome",)
     )
     weight_update_seconds: Sequence[int] = histogram_field(
         "weight_update_seconds",
         "seconds",
-        "Time from such an order to its end, if all got them.",
+        "Duration of successful weight updates.",
         bounds=UPDATE_S,
         sum_in="weight_update_seconds_sum",
     )
     weight_update_seconds_sum: float = 0.0
     decisions: ByLabel = counter_field(
-        "routing_decisions", "decisions", "Decisions which worker gets a group, by what decided.", labels=("reason",)
+        "routing_decisions",
+        "decisions",
+        "Assignments of groups to workers, by the deciding reason.",
+        labels=("reason",),
     )
     routed_tokens: int = counter_field(
-        "routing_prompt_tokens", "tokens", "Prompt tokens of groups that were given to a worker."
+        "routing_prompt_tokens", "tokens", "Prompt tokens of groups that were assigned to a worker."
     )
     overlap_tokens: int = counter_field(
         "routing_overlap_tokens",
         "tokens",
-        "Prompt tokens of those groups whose KV that worker had, or had been given to compute, as far as was known.",
+        "Prompt tokens of those groups whose KV the worker had, or was already computing, as far as the router knew.",
     )
-    spreads: int = counter_field("group_spreads", "groups", "Groups split over several workers that decode.")
-    queued: int = gauge_field("groups_queued", "groups", "Groups waiting for room on a worker.")
-    queued_choices: int = gauge_field("choices_queued", "choices", "Choices of those groups.")
+    spreads: int = counter_field("group_spreads", "groups", "Groups split over several decode workers.")
+    queued: int = gauge_field("groups_queued", "groups", "Groups that wait for capacity on a worker.")
+    queued_choices: int = gauge_field("choices_queued", "choices", "Choices of groups that wait for capacity.")
     queue_seconds: Sequence[int] = histogram_field(
         "queue_seconds",
         "seconds",
-        "Time that a group waited for room on a worker.",
+        "Time for which a group waited for capacity on a worker.",
         bounds=QUEUE_S,
         sum_in="queue_seconds_sum",
     )
@@ -65,22 +68,22 @@ class RoutingFigures:
         "migrations", "moves", "Moves of groups away from a worker.", labels=("cause", "outcome"), in_status=True
     )
     choices_resumed: int = counter_field(
-        "choices_resumed", "choices", "Unfinished choices of those groups, given to another worker.", in_status=True
+        "choices_resumed", "choices", "Unfinished choices of moved groups, resumed by another worker.", in_status=True
     )
     tokens_replayed: int = counter_field(
-        "resumed_tokens", "tokens", "Tokens that those choices had written, and which were computed again."
+        "resumed_tokens", "tokens", "Output tokens of resumed choices, which were computed again."
     )
     bypasses: ByLabel = counter_field(
         "bypasses",
         "groups",
-        "Groups whose prompt decode computed without asking prefill.",
+        "Groups whose prompt was computed by decode without a request to prefill.",
         labels=("reason",),
         in_status=True,
     )
     pull_fallbacks: ByLabel = counter_field(
         "pull_fallbacks",
         "groups",
-        "Groups on vLLM workers whose KV did not come and was computed on decode.",
+        "Groups on vLLM workers whose KV did not arrive and was computed by decode.",
         labels=("reason",),
     )
     tickets_unused: ByLabel = counter_field(
@@ -89,62 +92,62 @@ class RoutingFigures:
 
 
 class PullFallback(StrEnum):
-    """Why a group did not get the KV of its ticket; a label of the metric."""
+    """Reason why a group did not get the KV of its ticket; a label of the metric."""
 
     LATE = "late"
-    """Its first token did not come in time."""
+    """The group's first token did not arrive in time."""
     FAILED = "failed"
-    """The decode server ended the request that had the ticket."""
+    """The decode server ended the request with the ticket."""
 
 
 class TicketEnd(StrEnum):
     """How a ticket ended; a label of the metric."""
 
     TAKEN = "taken"
-    """A decode server has it, and reads the KV or tells prefill that nobody will."""
+    """A decode server has the ticket, and either reads the KV or releases it."""
     RELEASED = "released"
-    """It was not used, and the prefill server was informed at once."""
+    """The ticket was not used, and was released on the prefill server."""
     LEFT = "left"
-    """It was not used, and nobody could inform prefill: its lease expires, unless somebody else gives it back."""
+    """The ticket was not used and could not be released: its lease expires, unless another engine releases it."""
 
 
 UNUSED = (TicketEnd.RELEASED, TicketEnd.LEFT)
-REMEMBERED = 4096
-"""Number of tickets remembered; an older one is not looked up any more, since its group has ended."""
+MAX_REMEMBERED = 4096
+"""Maximum number of remembered tickets. Older ones are not looked up any more, since their groups have ended."""
 
 
-class TicketBook:
-    """Remembers how tickets of vLLM servers ended. A gateway's engines share one: several may give back a ticket."""
+class TicketLog:
+    """Remembers how tickets of vLLM servers ended. A gateway's engines share it: several can release one ticket."""
 
     def __init__(self) -> None:
         self.pull_fallbacks = Counter[str]({reason.value: 0 for reason in PullFallback})
         self.tickets_unused = Counter[str]({end.value: 0 for end in UNUSED})
         self._ends: OrderedDict[tuple[str, str], TicketEnd] = OrderedDict()
         self._releases: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """Locks of tickets that are being given back."""
+        """Locks of tickets that are being released."""
 
     @asynccontextmanager
     async def release(self, ticket: Ticket) -> AsyncIterator[bool]:
-        """Surrounds an attempt to give back a ticket, one at a time; yields False if it has ended already."""
+        """Wraps an attempt to release a ticket, one at a time. Yields False if the ticket has already ended."""
         name = _name(ticket)
         lock = self._releases.setdefault(name, asyncio.Lock())
         async with lock:
             yield not self._is_over(name)
 
     def left(self, ticket: Ticket) -> None:
-        """Notes that nobody could give the ticket back."""
+        """Records that the ticket could not be released."""
         if ticket.foreign and not self._is_over(_name(ticket)):
             self.ended(ticket, TicketEnd.LEFT)
 
     def ended(self, ticket: Ticket, end: TicketEnd) -> None:
-        """Notes the end of a ticket; a second call for the same end does not count."""
+        """Records the end of a ticket. A second call for the same end is not counted."""
         name = _name(ticket)
         if self._ends.get(name) is end:
             return
         if end in UNUSED:
             self.tickets_unused[end.value] += 1
         self._ends[name] = end
-        if len(self._ends) > REMEMBERED:
+        if len(self._ends) > MAX_REMEMBERED:
             self._ends.popitem(last=False)
 
     def _is_over(self, name: tuple[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""The figures of an engine: what `/status` and `/metrics` tell of each."""
+"""Metrics of an engine, as shown in `/status` and `/metrics`, and their totals over several engines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,27 +12,24 @@ from motet.transfer.figures import SECONDS
 
 @dataclass(kw_only=True, slots=True)
 class EngineStats:
-    """Figures of an engine, each declared once, here (`metrics.declare`).
+    """Metrics of an engine, each declared once, here (`metrics.declare`).
 
-    The engine's core owns one and adds to its counters as it works. It sends
-    copies, with the gauges of that moment.
+    The engine's core owns one instance and adds to its counters. It sends copies, with the gauges of that moment.
     """
 
-    groups_running: int = gauge_field(
-        "num_groups_running", "groups", "Groups with choices being written.", in_status=True
-    )
-    groups_waiting: int = gauge_field("num_groups_waiting", "groups", "Groups waiting for their turn.")
+    groups_running: int = gauge_field("num_groups_running", "groups", "Groups that generate tokens.", in_status=True)
+    groups_waiting: int = gauge_field("num_groups_waiting", "groups", "Groups that wait for admission.")
     choices_running: int = gauge_field(
-        "num_requests_running", "choices", "Choices being written.", in_vllm=True, in_status=True
+        "num_requests_running", "choices", "Choices that generate tokens.", in_vllm=True, in_status=True
     )
     choices_waiting: int = gauge_field(
         "num_requests_waiting",
         "choices",
-        "Choices waiting for their turn.",
+        "Choices that wait for admission.",
         in_vllm=True,
         in_status=True,
     )
-    blocks_total: int = gauge_field("kv_blocks", "blocks", "KV blocks that the worker has.")
+    blocks_total: int = gauge_field("kv_blocks", "blocks", "KV blocks of the worker.")
     blocks_used: int = gauge_field(
         "kv_blocks_used",
         "blocks",
@@ -41,128 +38,136 @@ class EngineStats:
         also=gauge(
             "kv_cache_usage_perc",
             "share, 0 to 1",
-            "Share of the KV blocks that groups and leases hold.",
+            "Share of the KV blocks held by groups and leases.",
             in_vllm=True,
             once_in_vllm="gpu_cache_usage_perc",
             share_of="blocks_total",
         ),
     )
     blocks_cached: int = gauge_field(
-        "kv_blocks_cached", "blocks", "Free KV blocks that a prefix may still hit.", in_status=True
+        "kv_blocks_cached", "blocks", "Free KV blocks with content that a prefix can still hit.", in_status=True
     )
     blocks_kept: int = gauge_field(
-        "kv_blocks_kept", "blocks", "KV blocks that are only kept for more choices of a prompt.", in_status=True
+        "kv_blocks_kept", "blocks", "KV blocks that are held only for more choices of a prompt.", in_status=True
     )
     trunks_kept: int = gauge_field(
-        "kv_trunks_kept", "trunks", "Prompts whose KV is kept for more choices of them.", in_status=True
+        "kv_trunks_kept", "trunks", "Prompts whose KV is kept for more choices.", in_status=True
     )
 
     steps: int = counter_field("engine_steps", "steps", "Forward passes.")
     prompt_tokens: int = counter_field(
         "prompt_tokens",
         "tokens",
-        "Prompt tokens of admitted groups; once a group, whatever n is, and again for choices that begin later.",
+        "Prompt tokens of admitted groups; once per group, whatever n is, and again for choices that start later.",
         in_vllm=True,
         also=counter("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache.", in_vllm=True),
     )
     prefill_tokens: int = counter_field(
-        "prefill_tokens", "tokens", "Prompt tokens computed: not those found in the prefix cache.", in_status=True
+        "prefill_tokens", "tokens", "Prompt tokens computed, not found in the prefix cache.", in_status=True
     )
     cached_tokens: int = counter_field(
         "prefix_cache_hits", "tokens", "Prompt tokens found in the prefix cache.", in_vllm=True
     )
     generated_tokens: int = counter_field(
-        "generation_tokens", "tokens", "Tokens generated, summed over choices.", in_vllm=True
+        "generation_tokens", "tokens", "Output tokens, summed over choices.", in_vllm=True
     )
     forced_tokens: int = counter_field(
-        "forced_tokens", "tokens", "Tokens written without logits, because a grammar allowed no others.", in_status=True
+        "forced_tokens",
+        "tokens",
+        "Output tokens generated without logits, because a grammar allowed no others.",
+        in_status=True,
     )
     draft_tokens: int = counter_field(
         "spec_decode_num_draft_tokens",
         "tokens",
-        "Draft tokens that were checked: rows of steps.",
+        "Draft tokens that were verified, one row of a step each.",
         in_vllm=True,
         in_status=True,
     )
     accepted_tokens: int = counter_field(
         "spec_decode_num_accepted_tokens",
         "tokens",
-        "Draft tokens that were right.",
+        "Draft tokens that were accepted.",
         in_vllm=True,
         in_status=True,
     )
     replayed_tokens: int = counter_field(
-        "replayed_tokens", "tokens", "Tokens computed again that were written before a preemption or a move."
+        "replayed_tokens", "tokens", "Output tokens computed again after a preemption or a move."
     )
     preemptions: int = counter_field(
-        "num_preemptions", "choices", "Choices put back because there were too few blocks.", in_vllm=True
+        "num_preemptions", "choices", "Choices preempted because there were too few free blocks.", in_vllm=True
     )
     forks: int = counter_field(
-        "forks", "choices", "Choices that joined a trunk already there: n - 1 for a group of n.", in_status=True
+        "forks", "choices", "Choices that joined an existing trunk: n - 1 for a group of n.", in_status=True
     )
     blocks_shared: int = counter_field(
         "blocks_shared", "blocks", "KV blocks that forks did not have to allocate.", in_status=True
     )
     bytes_saved: int = counter_field("bytes_saved", "bytes", "KV bytes of those blocks.")
     greedy_choices_shared: int = counter_field(
-        "greedy_choices_shared", "choices", "Choices of greedy groups, answered by a sibling's tokens."
+        "greedy_choices_shared", "choices", "Choices of greedy groups that share a sibling's tokens."
     )
     trunks_given_up: int = counter_field(
         "kv_trunks_given_up",
         "trunks",
-        "Prompts not kept for all of their keep_s, since --keep-gb was reached or blocks ran short.",
+        "Prompts evicted before their keep_s ended, because --keep-gb was reached or blocks ran short.",
         in_status=True,
     )
     trunk_tokens_read: int = counter_field(
-        "trunk_tokens_read", "positions", "Trunk positions that decode attention read, once for choices read together."
+        "trunk_tokens_read",
+        "positions",
+        "Trunk positions read by decode attention, once for choices that share a read.",
     )
     trunk_tokens_unshared: int = counter_field(
         "trunk_tokens_unshared",
         "positions",
-        "Trunk positions it would have read without sharing, once a choice and step.",
+        "Trunk positions that decode attention would have read without sharing, once per choice and step.",
     )
 
     prefills: int = counter_field(
-        "prefills", "groups", "Groups prefilled for another worker; once a group, whatever n is.", in_status=True
+        "prefills", "groups", "Groups prefilled for another worker; once per group, whatever n is.", in_status=True
     )
-    leases: int = gauge_field("kv_leases", "leases", "Prefilled prompts kept for their readers.", in_status=True)
+    leases: int = gauge_field("kv_leases", "leases", "Prefilled prompts held for their readers.", in_status=True)
     oldest_lease_s: float | None = gauge_field(
         "kv_lease_oldest_seconds",
         "seconds",
-        "Age of the oldest lease; 0 without any.",
+        "Age of the oldest lease; 0 without a lease.",
         highest=True,
         in_status=True,
         default=None,
     )
-    leases_expired: int = counter_field("kv_leases_expired", "leases", "Leases whose readers gave no sign of life.")
-    pulls_open: int = gauge_field("kv_pulls_open", "pulls", "Pulls that may still write.", in_status=True)
+    leases_expired: int = counter_field("kv_leases_expired", "leases", "Leases that expired without a heartbeat.")
+    pulls_open: int = gauge_field("kv_pulls_open", "pulls", "Pulls that can still write to KV blocks.", in_status=True)
     blocks_pulling: int = gauge_field(
-        "kv_blocks_pulling", "blocks", "KV blocks that only such a pull holds, since its group is gone.", in_status=True
+        "kv_blocks_pulling",
+        "blocks",
+        "KV blocks held only by an open pull, because its group has ended.",
+        in_status=True,
     )
     transfers: int = counter_field(
         "kv_transfers",
         "pulls",
-        "Pulls that brought what their ticket said: at most one a group, whatever n is.",
+        "Successful pulls: at most one per group, whatever n is.",
         in_status=True,
     )
-    transfer_bytes: int = counter_field("kv_transfer_bytes", "bytes", "KV bytes that pulls brought.", in_status=True)
+    transfer_bytes: int = counter_field("kv_transfer_bytes", "bytes", "KV bytes of successful pulls.", in_status=True)
     transfer_descriptors: int = counter_field(
-        "kv_transfer_descriptors", "pieces", "Pieces of memory they were read in; neighbouring blocks are one."
+        "kv_transfer_descriptors", "descriptors", "Memory ranges read by pulls; adjacent blocks are one range."
     )
     transfer_seconds: tuple[int, ...] = histogram_field(
         "kv_transfer_seconds",
         "seconds",
-        "Time from the order of such a pull to its verified end.",
+        "Time from the start of a successful pull to its verification.",
         bounds=SECONDS,
         sum_in="transfer_seconds_sum",
     )
     transfer_seconds_sum: float = 0.0
     transfer_failures: dict[str, int] = counter_field(
-        "kv_transfer_failures", "pulls", "Pulls that brought nothing, so the prompt was computed.", labels=("kind",)
+        "kv_transfer_failures", "pulls", "Failed pulls, whose prompts were computed instead.", labels=("kind",)
     )
-    """Keys are those of `transfer.orders.FailureKind`."""
+    """Number of failures by `transfer.orders.FailureKind`."""
     pulls_avoided: int = counter_field(
-        "kv_pulls_avoided", "tickets", "Tickets whose prompt was in the prefix cache already."
+        "kv_pulls_avoided", "tickets", "Tickets whose prompt was already in the prefix cache."
     )
     pull_blocks_avoided: int = counter_field(
         "kv_pull_blocks_avoided", "blocks", "Blocks of tickets that were found in the prefix cache."
@@ -170,7 +175,7 @@ class EngineStats:
     recomputed_tokens: int = counter_field(
         "recomputed_tokens",
         "tokens",
-        "Prompt tokens with a ticket, but computed: only the last one if all goes well.",
+        "Prompt tokens of groups with a ticket that decode computed: only the last one unless a pull failed.",
         in_status=True,
     )
 
@@ -180,11 +185,11 @@ HIGHEST = frozenset(name for name, declared in declared_in(EngineStats) if decla
 
 
 def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
-    """Returns the figures of several workers as one: sums, unless the declaration says otherwise."""
-    return EngineStats(**{one.name: _together(one.name, stats) for one in fields(EngineStats)})
+    """Returns the metrics of several engines as one: sums, or maxima where the declaration says so."""
+    return EngineStats(**{one.name: _total(one.name, stats) for one in fields(EngineStats)})
 
 
-def _together(name: str, stats: Sequence[EngineStats]) -> Any:
+def _total(name: str, stats: Sequence[EngineStats]) -> Any:
     values = [getattr(one, name) for one in stats]
     if name in HIGHEST:
         return max((value for value in values if value is not None), default=None)
@@ -194,7 +199,7 @@ def _together(name: str, stats: Sequence[EngineStats]) -> Any:
             for value in values:
                 counts.update(value)
             return dict(counts)
-        case tuple():  # a histogram's counts; a worker that has counted nothing has none
+        case tuple():  # counts of a histogram's buckets; empty before the first observation
             return tuple(map(sum, zip_longest(*values, fillvalue=0)))
         case _:
             return sum(values)

@@ -24,7 +24,7 @@ from motet.errors import (
     WorkerFaultError,
 )
 from motet.ids import ModelName
-from motet.metrics.routing import RoutingFigures, TicketBook
+from motet.metrics.routing import RoutingFigures, TicketLog
 from motet.routing.choose import choose
 from motet.routing.cost import WorkKind
 from motet.routing.fleet import Fleet
@@ -217,7 +217,7 @@ class Dispatcher:
         *,
         routing: RoutingConfig,
         cell: CellConfig,
-        tickets: TicketBook | None,
+        tickets: TicketLog | None,
         tracer: Tracer = NO_TRACES,
     ) -> None:
         """`tickets`: counts tickets that no worker is there to give back to."""

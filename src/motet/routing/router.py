@@ -20,7 +20,7 @@ import msgspec
 from motet.engine import GroupStream
 from motet.errors import EngineClosedError, EngineDiedError, NoWorkerError
 from motet.ids import ModelName, RequestId
-from motet.metrics.routing import RoutingFigures, TicketBook
+from motet.metrics.routing import RoutingFigures, TicketLog
 from motet.metrics.stats import EngineStats, total_stats
 from motet.routing.cost import WorkKind
 from motet.routing.dispatch import Dispatcher
@@ -43,7 +43,7 @@ def make_router(
     cell: CellConfig,
     *,
     role: Role = Role.BOTH,
-    tickets: TicketBook | None = None,
+    tickets: TicketLog | None = None,
     clock: Callable[[], float] = time.monotonic,
     tracer: Tracer = NO_TRACES,
 ) -> "Router":
@@ -63,7 +63,7 @@ class Router:
         *,
         cell: CellConfig | None = None,
         role: Role = Role.BOTH,
-        tickets: TicketBook | None = None,
+        tickets: TicketLog | None = None,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:

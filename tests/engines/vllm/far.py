@@ -18,7 +18,7 @@ from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
 from motet.ids import ModelName, RequestId
-from motet.metrics.routing import TicketBook
+from motet.metrics.routing import TicketLog
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import (
@@ -206,7 +206,7 @@ class Scene:
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.server = FarServer(accepting=accepting)
-        self.figures = TicketBook()
+        self.figures = TicketLog()
         self.leader_wait = wait = LeaderWait()
         self.engine = VLLMEngine(self.server, REPORT, tickets=self.figures, leader_timeout_s=10.0, wait=wait)
 

@@ -8,7 +8,7 @@ import pytest
 from motet.engines.vllm.requests import ticket_from
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, RequestError
 from motet.ids import ModelName
-from motet.metrics.routing import TicketBook, TicketEnd
+from motet.metrics.routing import TicketEnd, TicketLog
 from motet.metrics.stats import EngineStats
 from motet.types import ChoiceStart
 from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, settle, ticket
@@ -242,7 +242,7 @@ async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> N
 
 
 async def test_a_ticket_that_was_left_is_counted_once_and_only_if_it_was_not_taken() -> None:
-    figures, lost, taken = TicketBook(), ticket(), msgspec.structs.replace(ticket(), remote_request_id="taken")
+    figures, lost, taken = TicketLog(), ticket(), msgspec.structs.replace(ticket(), remote_request_id="taken")
     figures.ended(taken, TicketEnd.TAKEN)
     for one in (lost, lost, taken):
         figures.left(one)

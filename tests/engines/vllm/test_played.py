@@ -13,7 +13,7 @@ from motet.engines.http import server_client
 from motet.engines.vllm.vllm_engine import VLLMEngine
 from motet.errors import EngineDiedError
 from motet.ids import ModelName, RequestId
-from motet.metrics.routing import TicketBook
+from motet.metrics.routing import TicketLog
 from motet.types import ChoiceStart, GenerateRequest, SamplingParams
 from tests.engines.vllm import far
 from tests.peers.fake_vllm import MODEL, FakeVLLM
@@ -63,7 +63,7 @@ class Pair:
     prefill: VLLMEngine
     decode: VLLMEngine
     network: Network
-    figures: TicketBook
+    figures: TicketLog
 
     async def request_with_ticket(self, request: GenerateRequest) -> GenerateRequest:
         return msgspec.structs.replace(request, ticket=await self.prefill.prefill(request))
@@ -76,7 +76,7 @@ class Pair:
 @asynccontextmanager
 async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: bool = False) -> AsyncIterator[Pair]:
     """Plays two servers, and checks at the end that nothing is open, pinned or wrong."""
-    network, figures = Network(), TicketBook()
+    network, figures = Network(), TicketLog()
     switches = [Switches(scale_out=scale_out) for _ in range(2)]
     async with (
         FakeVLLM(network=network, switches=switches[0]) as prefill_server,

@@ -165,7 +165,7 @@ class GroupAccount:
         )
         self.step: Callable[[Sequence[ShownChoice], bool], None] = self._record.step
         """To be called with what each step shows, and True if a choice may have ended in it."""
-        self.begin: Callable[[Sequence[int]], None] = self._record.begin
+        self.begin: Callable[[Sequence[int]], None] = self._record.start_choices
         """To be called with choices that begin later than the group."""
         self._names = {
             "request_id": request_id,

@@ -156,20 +156,20 @@ def end_group_span(
 
 
 def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) -> None:
-    """Adds the spans of the choices that have begun. One that has not finished ends with its group."""
+    """Adds the spans of the choices that have started. A choice that has not finished ends with its group."""
     reasons, finished_s, first_s = record.finish_reasons, record.finished_s, record.first_seen_s
-    began_s, over_s = record.begun_s, record.started_s + record.age_s
+    late_starts_s, over_s = record.late_starts_s, record.started_s + record.age_s
     zero_ns = span.start_ns - int(record.started_s * NS)
     """Unix time at which the record's clock was 0."""
     for index in sorted(first_s.keys() | finished_s.keys()):
-        begin_s, wrote_s, reason = began_s.get(index), first_s.get(index), reasons.get(index)
+        start_s, first_token_s, reason = late_starts_s.get(index), first_s.get(index), reasons.get(index)
         told: Attributes = {
             "motet.choice.index": index,
             "motet.choice.output_tokens": tokens.get(index),
             "gen_ai.response.finish_reasons": None if reason is None else (reason,),
         }
-        start_ns = span.start_ns if begin_s is None else zero_ns + int(begin_s * NS)
-        first = None if wrote_s is None else (FIRST_TOKEN, zero_ns + int(wrote_s * NS))
+        start_ns = span.start_ns if start_s is None else zero_ns + int(start_s * NS)
+        first = None if first_token_s is None else (FIRST_TOKEN, zero_ns + int(first_token_s * NS))
         span.add(ChildSpan("choice", start_ns, zero_ns + int(finished_s.get(index, over_s) * NS), told, first))
 
 

@@ -36,7 +36,7 @@ from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, WorkerFaultError
 from motet.ids import RequestId
-from motet.metrics.routing import PullFallback, TicketBook, TicketEnd
+from motet.metrics.routing import PullFallback, TicketEnd, TicketLog
 from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
@@ -52,7 +52,7 @@ class VLLMEngine(FarEngine["VLLMGroup"]):
         server: VLLMServer,
         report: EngineReport,
         *,
-        tickets: TicketBook,
+        tickets: TicketLog,
         leader_timeout_s: float,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
