@@ -37,8 +37,8 @@ from typing import Self
 
 import psutil
 
-from bench.frontend.__main__ import NAP_S, Case, Kind, Server
-from bench.frontend.raw_client import Clients
+from bench.frontend.raw_client import NAP_S, LoadCase, RawClients
+from bench.frontend.server_process import ServerKind, ServerProcess
 from bench.program.command_line import numbers
 from bench.program.report import machine
 from motet.tracing.sender import HAND_OVER_S, PROGRAM
@@ -108,7 +108,7 @@ class Spent:
     sender: float
 
     @classmethod
-    def by(cls, server: Server) -> Self:
+    def by(cls, server: ServerProcess) -> Self:
         """Returns what a server has spent until now."""
         under = psutil.Process(server.pid).children(recursive=True)
         senders = {child.pid for child in under if PROGRAM in child.cmdline()}
@@ -159,7 +159,7 @@ def cpu_us(pid: int) -> float:
     return time.clock_gettime_ns(~pid << 3 | CPU_CLOCK) / 1000
 
 
-def measure(case: Case, servers: Mapping[str, tuple[Server, bytes]], *, rounds: int, real: bool) -> Row:
+def measure(case: LoadCase, servers: Mapping[str, tuple[ServerProcess, bytes]], *, rounds: int, real: bool) -> Row:
     """`servers`: each with the request that it gets."""
     spent: dict[str, list[Spent]] = {name: [] for name in servers}
     hand_over: list[float] = []
@@ -169,7 +169,7 @@ def measure(case: Case, servers: Mapping[str, tuple[Server, bytes]], *, rounds: 
     at_once = max(1, AT_ONCE * 8 // max(8, case.n))
     for number in range(rounds):
         for name, (server, asked) in order.sample([*servers.items()], len(servers)):
-            with Clients(server.url, case.clients, nap_s=case.nap_s) as clients:
+            with RawClients(server.url, case.clients, nap_s=case.nap_s) as clients:
                 clients.load(warm_up, requests=1 if number else WARM_UP)
                 before = Spent.by(server)
                 taken = clients.load(asked, requests=1)
@@ -178,7 +178,7 @@ def measure(case: Case, servers: Mapping[str, tuple[Server, bytes]], *, rounds: 
                 case.check(taken)
         if number % ROUNDS_AT_ONCE == 0:
             time.sleep(HANDED_OVER_S)
-            with Clients(recording.url, case.clients, nap_s=case.nap_s) as clients:
+            with RawClients(recording.url, case.clients, nap_s=case.nap_s) as clients:
                 taken = clients.load(request, requests=at_once)
             before, idle = Spent.by(recording), Spent.by(off)
             time.sleep(HANDED_OVER_S)
@@ -220,10 +220,10 @@ def main(argv: Sequence[str]) -> int:
     if arguments.collect is not None:
         collect(arguments.collect)
     rows = {}
-    kind: Kind = "real" if arguments.real else "motet"
-    with collector() as url, Server(kind) as off, Server(kind, "--otlp-endpoint", url) as on:
+    kind: ServerKind = "real" if arguments.real else "motet"
+    with collector() as url, ServerProcess(kind) as off, ServerProcess(kind, "--otlp-endpoint", url) as on:
         for n in arguments.ns:
-            case = Case("chat", n, 1, arguments.tokens, 1, nap_s=NAP_S)
+            case = LoadCase("chat", n, 1, arguments.tokens, 1, nap_s=NAP_S)
             servers = {
                 "off": (off, case.request),
                 "unsampled": (on, with_trace(case.request, sampled=False)),

@@ -1,10 +1,10 @@
-"""Measures what 1 to 10,000 workers cost their gateways, and computes how many gateways they need.
+"""Measures the cost of 1 to 10,000 workers for their gateways, and computes the number of gateways that they need.
 
-It uses the product's own objects: the prefix index (`bench/cell_size/index_memory.py`), the fleet and the decision
-(`bench/cell_size/fleet_cost.py`), the directory of a cell on Ray Serve (`bench/cell_size/directory_cost.py`), status
-requests, block events and tokens over real sockets (`bench/cell_size/wire_cost.py`). From these prices
-`bench/cell_size/gateway_count.py` computes the number of gateways; docs/scale.md explains the results. JSON is on the
-last line.
+The benchmark uses Motet's own objects: the prefix index (`bench/cell_size/index_memory.py`), the fleet and the routing
+decision (`bench/cell_size/fleet_cost.py`), the directory of a cell on Ray Serve (`bench/cell_size/directory_cost.py`),
+status requests, block events and tokens over real sockets (`bench/cell_size/socket_costs.py`).
+`bench/cell_size/gateway_count.py` computes the number of gateways from these prices; docs/scale.md explains the
+results. Prints tables, and JSON on the last line.
 
 Run: python -m bench.cell_size [--workers 1,100,1000,10000] [--blocks 1000] [--quick]
 """
@@ -15,73 +15,73 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 
 from bench.cell_size.directory_cost import DirectoryCost, directory_cost
 from bench.cell_size.fleet_cost import FleetCost, fleet_cost
-from bench.cell_size.gateway_count import Demand, Need, Prices, need
+from bench.cell_size.gateway_count import Demand, GatewayNeeds, Prices, gateway_needs
 from bench.cell_size.index_memory import EVENT_BLOCKS, IndexSize, index_size
-from bench.cell_size.wire_cost import (
+from bench.cell_size.socket_costs import (
     EventCost,
     FollowedCost,
-    QuestionCost,
+    StatusCost,
     TokenCost,
     event_cost,
     followed_cost,
-    question_cost,
+    status_cost,
     token_cost,
 )
-from bench.program.command_line import numbers, progress
-from bench.program.report import Table, columns_table, machine, tell
+from bench.program.command_line import benchmark_parser, numbers, progress
+from bench.program.report import Cells, Table, machine, print_report, table
 
 RATES = (700.0, 2000.0)
-"""Tokens/s of a decode worker: this engine on two cores at n = 8, and a guess for one on a GPU."""
+"""Tokens/s of a decode worker: Motet's CPU engine on two cores at n = 8, and an estimate for an engine on a GPU."""
 DECODE_A_PREFILL = 4
 CHOICES = 8
-"""Choices of each group in the load for which gateways are computed."""
+"""Number of choices of each group in the load for which gateways are computed."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    questions: int
+    status_requests: int
     messages: int
     loads: int
-    """Number of loads of tokens, of which the median counts."""
+    """Number of loads of tokens; the median counts."""
     turns: int
-    """Number of decisions, of which the median counts."""
+    """Number of decisions; the median counts."""
 
 
-FULL = Effort(questions=5000, messages=1000, loads=3, turns=200)
-QUICK = Effort(questions=300, messages=200, loads=1, turns=20)
+FULL = Effort(status_requests=5000, messages=1000, loads=3, turns=200)
+QUICK = Effort(status_requests=300, messages=200, loads=1, turns=20)
 
 
 @dataclass(frozen=True)
-class Wire:
+class SocketCosts:
     """Costs that do not depend on the number of workers."""
 
-    question: QuestionCost
+    status: StatusCost
     events: Sequence[EventCost]
     followed: FollowedCost
     tokens: Sequence[TokenCost]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCell:
     demand: Demand
-    need: Need
+    need: GatewayNeeds
 
 
-def wire(ns: Sequence[int], effort: Effort) -> Wire:
-    return Wire(
-        question=question_cost(effort.questions),
+def socket_costs(ns: Sequence[int], effort: Effort) -> SocketCosts:
+    return SocketCosts(
+        status=status_cost(effort.status_requests),
         events=[event_cost(effort.messages, blocks) for blocks in (1, EVENT_BLOCKS)],
         followed=followed_cost(),
         tokens=[token_cost(n, repeats=effort.loads) for n in ns],
     )
 
 
-def prices(fleet: FleetCost, index: IndexSize, wired: Wire) -> Prices:
+def prices(fleet: FleetCost, index: IndexSize, sockets: SocketCosts) -> Prices:
     return Prices(
-        token_us=next(cost.gateway_us for cost in wired.tokens if cost.n == CHOICES),
-        question_us=wired.question.asker_us,
-        answer_us=wired.question.answerer_us,
-        message_us=wired.events[-1].message_us,
+        token_us=next(cost.gateway_us for cost in sockets.tokens if cost.n == CHOICES),
+        status_request_us=sockets.status.gateway_us,
+        status_answer_us=sockets.status.worker_us,
+        message_us=sockets.events[-1].message_us,
         decision_us=fleet.decision_us,
         block_bytes=max(index.own_bytes, index.pair_bytes),
     )
@@ -92,62 +92,69 @@ def prefill_of(decode: int) -> int:
 
 
 def demands(workers: int, blocks_a_worker: int) -> list[Demand]:
-    """Returns a demand for each rate of a cell with `workers` decode workers; a single worker does everything."""
+    """Returns a demand for each rate of a cell with `workers` decode workers. A single worker also does prefill."""
     prefill = prefill_of(workers)
     return [Demand(workers, prefill, rate, choices=CHOICES, blocks_a_worker=blocks_a_worker) for rate in RATES]
 
 
 def table_of(title: str, rows: Sequence[object]) -> Table:
-    """Shows dataclasses of one kind, a row each; the fields of dataclasses inside them are columns too."""
-    cells = [_flat(row) for row in rows]
-    heads = [(name.replace("_", " "), ".4g" if isinstance(value, float) else "") for name, value in cells[0].items()]
-    return columns_table(heads, [list(row.values()) for row in cells], title=title)
+    """Returns a table with a row for each dataclass. The fields of nested dataclasses are columns too."""
+    return table(map(cells_of, rows), title=title)
 
 
-def _flat(row: object) -> dict[str, object]:
+def cells_of(row: object) -> Cells:
+    return [
+        (name.replace("_", " "), value, ".4g" if isinstance(value, float) else "")
+        for name, value in fields_of(row).items()
+    ]
+
+
+def fields_of(row: object) -> dict[str, object]:
     found: dict[str, object] = {}
     if is_dataclass(row):
         for field in fields(row):
             value = getattr(row, field.name)
-            found |= _flat(value) if is_dataclass(value) else {field.name: value}
+            found |= fields_of(value) if is_dataclass(value) else {field.name: value}
     return found
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="what 1 to 10,000 workers cost their gateways")
-    parser.add_argument("--workers", type=numbers, default=(1, 100, 1000, 10_000), help="sizes, e.g. 1,100")
+    parser = benchmark_parser("bench.cell_size", __doc__)
+    parser.add_argument("--workers", type=numbers, default=(1, 100, 1000, 10_000), help="sizes of cells, e.g. 1,100")
     parser.add_argument("--blocks", type=int, default=1000, help="blocks that a worker caches (default: %(default)s)")
-    parser.add_argument("--ns", type=numbers, default=(1, CHOICES, 64), help="choices of groups; 8 must be among them")
+    parser.add_argument("--ns", type=numbers, default=(1, CHOICES, 64), help="values of n; 8 must be one of them")
     parser.add_argument("--quick", action="store_true", help="rough figures in a minute and a half")
     return parser.parse_args(arguments)
 
 
-def record(wired: Wire, **tables: Sequence[FleetCost | IndexSize | DirectoryCost | Planned]) -> dict[str, object]:
-    return {"wire": asdict(wired), "tables": {name: [asdict(row) for row in rows] for name, rows in tables.items()}}
+def record(
+    sockets: SocketCosts, **tables: Sequence[FleetCost | IndexSize | DirectoryCost | PlannedCell]
+) -> dict[str, object]:
+    return {"wire": asdict(sockets), "tables": {name: [asdict(row) for row in rows] for name, rows in tables.items()}}
 
 
 def main() -> None:
-    options = parse()
-    effort, about = QUICK if options.quick else FULL, machine()
+    arguments = parse()
+    effort, conditions = QUICK if arguments.quick else FULL, machine()
     fleets, indexes, directories = [], [], []
-    for workers in options.workers:
+    for workers in arguments.workers:
         progress(f"{workers} workers")
         fleets.append(fleet_cost(workers, turns=effort.turns))
-        indexes.append(index_size(workers, options.blocks))
+        indexes.append(index_size(workers, arguments.blocks))
         directories.append(directory_cost(workers, prefill_of(workers)))
-    progress("questions, events, tokens")
-    wired = wire(options.ns, effort)
+    progress("status requests, events, tokens")
+    sockets = socket_costs(arguments.ns, effort)
     planned = [
-        Planned(demand, need(demand, prices(fleet, index, wired)))
+        PlannedCell(demand, gateway_needs(demand, prices(fleet, index, sockets)))
         for fleet, index in zip(fleets, indexes, strict=True)
-        for demand in demands(fleet.workers, options.blocks)
+        for demand in demands(fleet.workers, arguments.blocks)
     ]
-    tell(
-        record(wired, fleet=fleets, index=indexes, directory=directories, gateways=planned),
+    print_report(
+        record(sockets, fleet=fleets, index=indexes, directory=directories, gateways=planned),
         *(table_of("fleet", fleets), table_of("index", indexes), table_of("directory", directories)),
-        *(table_of("question", [wired.question]), table_of("followed", [wired.followed])),
-        *(table_of("events", wired.events), table_of("tokens", wired.tokens), table_of("gateways", planned)),
-        about=about,
+        *(table_of("status request", [sockets.status]), table_of("followed worker", [sockets.followed])),
+        *(table_of("events", sockets.events), table_of("tokens", sockets.tokens), table_of("gateways", planned)),
+        conditions=conditions,
     )
 
 

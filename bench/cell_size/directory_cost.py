@@ -1,7 +1,8 @@
-"""Measures the directory of a cell on Ray Serve against the number of workers: real code, without Ray.
+"""Measures the directory of a cell on Ray Serve for different numbers of workers: Motet's own code, without Ray.
 
-Every worker announces itself every few seconds. The answer is a listing of all workers only if that has changed. A
-decode worker's announcement names the prefill workers that wait to be met; while a cell starts these may be all.
+Every worker announces itself every few seconds. The answer is a listing of all workers only if the listing has changed.
+A decode worker's announcement names the prefill workers that wait for a connection; while a cell starts, these can be
+all of them.
 """
 
 import time
@@ -22,11 +23,11 @@ class DirectoryCost:
     decode: int
     prefill: int
     announce_us: float
-    """Time for one announcement in the directory's process, without the encoding of the answer."""
+    """Time of one announcement in the directory's process, without the encoding of the answer."""
     listing_bytes: int
-    """Size of a listing in msgpack after all workers have met."""
+    """Size of a listing in msgpack after all decode workers have connected to all prefill workers."""
     starting_bytes: int
-    """Size of a listing while every prefill worker waits to be met, and every decode worker has met them."""
+    """Size of a listing while every prefill worker waits, and every decode worker has connected to all of them."""
     bytes_per_s: float
     """Rate of answers to announcements while nothing changes."""
 

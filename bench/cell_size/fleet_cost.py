@@ -1,8 +1,9 @@
-"""Measures a fleet of many members in the process that keeps it: one decision, one change, all joining, all waiting.
+"""Measures a fleet of many members in the process that manages it: decisions, changes, joins, waiting groups.
 
-It uses the product's own objects (`Fleet`, `Router`), over fake engines. A decision is that of `Router`, from the
-request to the worker: who may get it, who has its prompt cached, the shortlist, the choice. Where prefill and decode
-are apart, a group needs four of them (`gateway_count.LOOKS`)."""
+The benchmark uses `Fleet` and `Router` over fake engines. A decision is the work of `Router` from the request to the
+worker: the eligible workers, the workers with a cached beginning of the prompt, the shortlist, the choice. A group
+needs four decisions if prefill and decode are separate (`gateway_count.DECISIONS`).
+"""
 
 import asyncio
 import time
@@ -23,9 +24,9 @@ from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 PROMPT = tuple(range(1340))
 BLOCK_SIZE = 16
 COMMON_BLOCKS = 20
-"""Number of blocks at the beginning of the prompt that every worker has; one worker has all blocks."""
+"""Number of leading blocks of the prompt that every worker has cached; one worker has cached all blocks."""
 WAITING = 256
-"""Number of groups of a worker that died; all wait for a change of the fleet."""
+"""Number of groups of a worker that died. All of them wait for a change of the fleet."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class FleetCost:
     workers: int
     decision_us: float
     cold_us: float
-    """Time of a decision about a prompt of which nobody has a block."""
+    """Time of a decision about a prompt that is not cached anywhere."""
     change_us: float
-    """Time of a change: a member drains or is ready again, and the next group asks who may get work."""
+    """Time of a change: a member starts to drain or is ready again, and the next group queries the eligible workers."""
     join_us: float
-    """Time for each member, when all join one after the other."""
+    """Time per member if all members join one after the other."""
     wait_us: float
-    """Time for each group that waits and is woken with the others."""
+    """Time per group that waits and is woken together with the others."""
 
 
 def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
@@ -63,7 +64,7 @@ def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
 
 
 def joined(workers: int) -> Fleet:
-    """Returns a fleet of ready workers. All are expected before the first joins, as in a gateway."""
+    """Returns a fleet of ready workers. As in a gateway, all workers are expected before the first one joins."""
     fleet = Fleet()
     for number in range(workers):
         fleet.expect(f"w{number}", "-")

@@ -1,18 +1,19 @@
-"""Computes from measured prices how many gateways a cell needs, and what its size costs each part. Pure.
+"""Computes the number of gateways of a cell, and the cost of its size for each part, from measured prices.
 
-Every gateway knows every worker of its cell: it asks each for its status, follows the blocks of each, and may choose
-any. So a gateway has work that grows with the number of workers before it passes a token on (`standing`), and a worker
-answers more requests the more gateways there are. The rest of a gateway's core passes tokens on.
+Every gateway knows every worker of its cell: it sends status requests to each worker, follows the block events of each
+worker, and can choose any worker. So a gateway has work that grows with the number of workers before it passes on a
+token (`standing`), and a worker answers more status requests if there are more gateways. The rest of a gateway's core
+passes on tokens.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
 USED = 0.7
-"""Share of a gateway's core that may be used; the rest is for bursts and the garbage collector."""
-LOOKS = 4
-"""Decisions for a group where prefill and decode are apart: one at either side to see if prefill pays, then one to
-choose at either. A group needs one where they are not apart."""
+"""Share of a gateway's core that is planned to be used. The rest is for bursts and the garbage collector."""
+DECISIONS = 4
+"""Number of decisions for a group if prefill and decode are separate: one for each side to see if separate prefill
+pays, then one for each side to choose a worker. Otherwise a group needs one decision."""
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,16 @@ class Prices:
 
     token_us: float
     """Price of a token that the gateway passes on."""
-    question_us: float
+    status_request_us: float
     """Price of a status request for the gateway."""
-    answer_us: float
+    status_answer_us: float
     """Price of a status request for the worker."""
     message_us: float
-    """Price of a message of block events, which is about one group on one worker."""
+    """Price of a message of block events, which describes about one group on one worker."""
     decision_us: float
     """Price of one decision in a fleet of this size."""
     block_bytes: float
-    """Bytes of the index for a block and a holder."""
+    """Size in the index of a block and one of its holders."""
 
 
 @dataclass(frozen=True)
@@ -55,40 +56,42 @@ class Demand:
 
     @property
     def messages_per_s(self) -> float:
-        """Returns the rate of block events: each side stores a prompt and removes another one, in one message."""
+        """Returns the rate of messages of block events. Each side stores one prompt and removes another, in one
+        message."""
         return self.groups_per_s * (2 if self.prefill else 1)
 
 
 @dataclass(frozen=True)
-class Need:
+class GatewayNeeds:
     standing: float
-    """Share of each gateway's core that status requests and block events take."""
+    """Share of each gateway's core for status requests and block events."""
     busy: float
-    """Number of cores that tokens and decisions take in all gateways together."""
+    """Number of cores for tokens and decisions, in all gateways together."""
     gateways: int | None
-    """Number of gateways; None if a gateway is full before it passes a token on."""
+    """Number of gateways. None if a gateway's core is full before the gateway passes on a token."""
     answering: float
-    """Share of the core of each worker's API process that status requests take; 0 if `gateways` is None."""
+    """Share of the core of each worker's API process for status requests; 0 if `gateways` is None."""
     connections: int
-    """Connections that each idle gateway keeps open: one for requests and one for block events to every worker."""
+    """Number of connections that each idle gateway keeps open: to every worker one for requests, one for block
+    events."""
     pairs: int
-    """Connections for KV: from every decode worker to every prefill worker."""
+    """Number of connections for KV transfer: from every decode worker to every prefill worker."""
     index_gb: float
     """Size of the index in each gateway."""
 
 
-def need(demand: Demand, prices: Prices) -> Need:
-    standing = (demand.workers * prices.question_us + demand.messages_per_s * prices.message_us) / 1e6
-    looks = LOOKS if demand.prefill else 1
+def gateway_needs(demand: Demand, prices: Prices) -> GatewayNeeds:
+    standing = (demand.workers * prices.status_request_us + demand.messages_per_s * prices.message_us) / 1e6
+    decisions = DECISIONS if demand.prefill else 1
     tokens = demand.decode * demand.tokens_per_s
-    busy = (tokens * prices.token_us + demand.groups_per_s * looks * prices.decision_us) / 1e6
+    busy = (tokens * prices.token_us + demand.groups_per_s * decisions * prices.decision_us) / 1e6
     left = USED - standing
     gateways = max(1, ceil(busy / left)) if left > 0 else None
-    return Need(
+    return GatewayNeeds(
         standing=standing,
         busy=busy,
         gateways=gateways,
-        answering=(gateways or 0) * prices.answer_us / 1e6,
+        answering=(gateways or 0) * prices.status_answer_us / 1e6,
         connections=2 * demand.workers,
         pairs=demand.decode * demand.prefill,
         index_gb=demand.workers * demand.blocks_a_worker * prices.block_bytes / 1e9,

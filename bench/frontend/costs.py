@@ -1,15 +1,17 @@
-"""The results of `bench.frontend`: a table for people, a record for machines, and the floors."""
+"""The results of `bench.frontend`: rows, floors and the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from bench.program.report import Floor, Table, columns_table, tell
+from bench.program.report import Cells, Floor, print_report, table
 
-MOST_CLIENTS = 64
+MAX_CLIENTS = 64
 
 
 @dataclass(frozen=True)
-class Cost:
+class ApiCost:
+    """The cost of one load on one server."""
+
     """What one load cost one server."""
 
     us_per_token: float
@@ -19,25 +21,50 @@ class Cost:
     first_p99_ms: float
 
 
+def best_of(costs: Sequence[ApiCost]) -> ApiCost:
+    """Returns the best of each figure."""
+    return ApiCost(
+        us_per_token=min(cost.us_per_token for cost in costs),
+        tokens_per_s=max(cost.tokens_per_s for cost in costs),
+        first_p50_ms=min(cost.first_p50_ms for cost in costs),
+        first_p99_ms=min(cost.first_p99_ms for cost in costs),
+    )
+
+
 @dataclass(frozen=True)
-class Row:
-    """A load on Motet and, if it streams, on the bare application that sends the same bytes."""
+class FrontendRow:
+    """A load on Motet and, if it is streamed, on the bare application that sends the same bytes."""
 
     route: str
     n: int
     clients: int
     max_tokens: int
-    motet: Cost
-    bare: Cost | None
+    motet: ApiCost
+    bare: ApiCost | None
 
     @property
     def ratio(self) -> float | None:
-        """Returns None if there is no bare one, or if it took too little time to measure."""
+        """Returns Motet's CPU time divided by the bare application's. Returns None if that was not measured, or 0."""
         return self.motet.us_per_token / self.bare.us_per_token if self.bare and self.bare.us_per_token else None
+
+    def cells(self) -> Cells:
+        return [
+            ("route", self.route, "<"),
+            ("n", self.n, ""),
+            ("clients", self.clients, ""),
+            ("tokens", self.max_tokens, ""),
+            ("us per token", self.motet.us_per_token, ".2f"),
+            ("bare", self.bare and self.bare.us_per_token, ".2f"),
+            ("ratio", self.ratio, ".2f"),
+            ("tokens/s", self.motet.tokens_per_s, ",.0f"),
+            ("first p50 ms", self.motet.first_p50_ms, ".1f"),
+            ("p99", self.motet.first_p99_ms, ".1f"),
+            ("bare p99", self.bare and self.bare.first_p99_ms, ".1f"),
+        ]
 
 
 @dataclass(frozen=True)
-class Gaps:
+class BurstGaps:
     """Times between the arrivals of two parts of a burst at the client."""
 
     number: int
@@ -46,65 +73,52 @@ class Gaps:
     longest_ms: float
 
     @classmethod
-    def of(cls, gaps_ms: Sequence[float]) -> "Gaps":
+    def of(cls, gaps_ms: Sequence[float]) -> "BurstGaps":
         return cls(len(gaps_ms), percentile(gaps_ms, 50), percentile(gaps_ms, 99), max(gaps_ms))
 
 
 @dataclass(frozen=True)
-class Report:
+class FrontendReport:
     machine: Mapping[str, str]
-    streamed: Sequence[Row]
-    whole: Sequence[Row]
+    streamed: Sequence[FrontendRow]
+    whole: Sequence[FrontendRow]
     """Rows of answers that are not streamed."""
-    first: Row
+    first: FrontendRow
     """The row with short answers, for the time to the first token."""
     request_us: float
     """CPU time of a request for one token."""
-    burst: Gaps
+    burst: BurstGaps
     parts: Mapping[str, float] = field(default_factory=dict)
-    """CPU microseconds a token of each part measured alone."""
+    """CPU microseconds per token of each part that is measured alone."""
 
     @property
     def floors(self) -> list[Floor]:
         found = [
-            Floor(f"CPU a token to that of bare ASGI, n=1, {row.clients} clients, {row.route}", row.ratio, 1.5)
+            Floor(f"CPU per token / of bare ASGI, n=1, {row.clients} clients, {row.route}", row.ratio, 1.5)
             for row in self.streamed
-            if (row.n, row.clients) == (1, MOST_CLIENTS)
+            if (row.n, row.clients) == (1, MAX_CLIENTS)
         ]
         many = [row.motet.us_per_token for row in self.streamed if row.n == 64]
-        found.append(Floor("CPU microseconds a token, n=64", max(many, default=None), 3.0))
+        found.append(Floor("CPU microseconds per token, n=64", max(many, default=None), 3.0))
         found.append(
             Floor(f"first token with {self.first.clients} clients, p99, ms", self.first.motet.first_p99_ms, 15.0)
         )
         found.append(Floor("gap between two parts of a burst, p99, ms", self.burst.p99_ms, 20.0))
         return found
 
-    def tell(self, *, check: bool) -> int:
-        return tell(
+    def print(self, *, check: bool) -> int:
+        return print_report(
             {name: value for name, value in asdict(self).items() if name != "machine"},
-            table_of([*self.streamed, *self.whole, self.first]),
+            table(row.cells() for row in (*self.streamed, *self.whole, self.first)),
             f"a request for one token: {self.request_us:.0f} us",
             f"longest of {self.burst.number} gaps inside bursts: {self.burst.longest_ms:.2f} ms",
-            *(f"{part}: {cost_us:.2f} us a token" for part, cost_us in self.parts.items()),
-            about=self.machine,
+            *(f"{part}: {cost_us:.2f} us per token" for part, cost_us in self.parts.items()),
+            conditions=self.machine,
             floors=self.floors,
             check=check,
         )
 
 
-def table_of(rows: Sequence[Row]) -> Table:
-    heads = [("route", "<"), ("n", ""), ("clients", ""), ("tokens", ""), ("us a token", ".2f"), ("bare", ".2f")]
-    heads += [("ratio", ".2f"), ("tokens/s", ",.0f"), ("first p50 ms", ".1f"), ("p99", ".1f"), ("bare p99", ".1f")]
-    return columns_table(heads, map(cells_of, rows))
-
-
-def cells_of(row: Row) -> Sequence[object]:
-    motet, bare = row.motet, row.bare
-    costs = (motet.us_per_token, bare and bare.us_per_token, row.ratio, motet.tokens_per_s)
-    firsts = (motet.first_p50_ms, motet.first_p99_ms, bare and bare.first_p99_ms)
-    return (row.route, row.n, row.clients, row.max_tokens, *costs, *firsts)
-
-
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Returns the smallest value that `percent` % of the values do not exceed."""
+    """Returns the smallest value that is not exceeded by `percent` % of the values."""
     return sorted(values)[-(-percent * len(values) // 100) - 1]

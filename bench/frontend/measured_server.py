@@ -1,14 +1,13 @@
-"""The server that `bench.frontend` measures: Motet's API process over a scripted engine, or the floor beneath it.
+"""The server that `bench.frontend` measures: Motet's API process over a scripted engine, or a bare application.
 
-    motet   the server as `motet serve` runs it, with the scripted engine in place of the engine process
-    real    the same with the default model itself
-    bare    a bare ASGI application under the same uvicorn, which repeats, message by message and at the same pace,
-            what Motet sent for the first request with this body
+    motet   the server as `motet serve` runs it, with the scripted engine instead of the engine process
+    real    the same with the default model
+    bare    a bare ASGI application under the same uvicorn. It replays, message by message and at the same pace, the
+            answer of Motet to the first request with the same body
 
 Prints its URL, and ends with the process that started it.
 """
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bench.client.prompts import TEXT
 from bench.frontend.scripted_engine import Pulse, PulsedEngine
+from bench.program.command_line import benchmark_parser
 from motet.api.app import create_app
 from motet.api.served import one_model
 from motet.api.service import Service
@@ -69,19 +69,19 @@ async def body_of(receive: Receive) -> bytes:
 
 
 async def recorded(app: ASGIApp, scope: Scope, body: bytes) -> list[Message]:
-    """Returns the messages that an application sends for a request."""
+    """Returns the messages that an application sends in answer to a request."""
     messages: list[Message] = []
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
         if not unread:
-            await asyncio.Event().wait()  # it is cancelled after the answer has ended
+            await asyncio.Event().wait()  # cancelled when the answer has ended
         return unread.pop()
 
     async def send(message: Message) -> None:
         messages.append(message)
 
-    await app({**scope, "extensions": {}}, receive, send)  # without the server's way around messages
+    await app({**scope, "extensions": {}}, receive, send)  # so that the application sends all bytes as messages
     return messages
 
 
@@ -112,13 +112,13 @@ async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a server takes in at once."""
+    """Limits of the server, and of its scripted engine."""
 
     max_choices: int = ServerConfig.max_choices
     max_waiting_groups: int = ServerConfig.max_waiting_groups
     queue_timeout_s: float = RoutingConfig.queue_timeout_s
     max_num_seqs: int = 1024
-    """Choices that the scripted engine runs at once."""
+    """Number of choices that the scripted engine runs at once."""
 
 
 STANDARD = Limits()
@@ -163,16 +163,16 @@ async def serve(
 
 
 async def serve_real(limits: Limits, *, otlp_endpoint: str | None = None) -> None:
-    """Serves the default model itself."""
+    """Serves the default model."""
     await serve_motet(plan_of(limits, otlp_endpoint=otlp_endpoint), NativeEngine.start)
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("motet", "bare", "real"), help="the server to run")
-    parser.add_argument("--burst", type=int, default=0, help="steps taken at once before a rest; 0: no rest")
-    parser.add_argument("--rest-s", type=float, default=0.0, help="seconds of a rest")
-    parser.add_argument("--otlp-endpoint", help="a collector that gets the server's traces")
+    parser = benchmark_parser("bench.frontend.measured_server", __doc__)
+    parser.add_argument("kind", choices=("motet", "bare", "real"), help="server to run")
+    parser.add_argument("--burst", type=int, default=0, help="number of steps taken at once before a rest; 0: no rest")
+    parser.add_argument("--rest-s", type=float, default=0.0, help="length of a rest in seconds")
+    parser.add_argument("--otlp-endpoint", help="collector to which the server sends its traces")
     arguments = parser.parse_args(argv)
     setup_logging()
     endpoint = arguments.otlp_endpoint

@@ -1,4 +1,4 @@
-"""Parts of the front end's cost, measured alone in this process: the scripted engine, and the pipe of the real one.
+"""Parts of the front end's cost, measured alone in this process: the scripted engine, and the pipe of the real engine.
 
 In the pipe, encoded events of a step go through ZeroMQ, are decoded, and wake the readers of their streams, as in
 `motet.engines.native.client`. The figures include the sending end of the socket.
@@ -25,12 +25,12 @@ STEPS = 500
 
 
 def engine_us(groups: int, n: int) -> float:
-    """Returns the scripted engine's CPU microseconds a token, without the pulse, which the bare server has too."""
+    """Returns the scripted engine's CPU microseconds per token, without the pulse, which the bare server has too."""
     return uvloop.run(_engine_us(groups, n))
 
 
 def pipe_us(groups: int, n: int) -> float:
-    """Returns CPU microseconds a token from the pipe to the reader of a stream."""
+    """Returns the CPU microseconds per token from the pipe to the reader of a stream."""
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as folder:
         return uvloop.run(_pipe_us(Path(folder), groups, n))
 
@@ -55,7 +55,7 @@ async def _engine_us(groups: int, n: int) -> float:
         for _ in range(STEPS):
             await engine.pulse.next(None)
 
-    engine.steps(tuple(range(n)), STEPS, False)  # made beforehand
+    engine.steps(tuple(range(n)), STEPS, False)  # computed before the measurement
     spent = []
     for numbers in (range(groups), range(0)):
         began_s = time.process_time()

@@ -1,7 +1,8 @@
-"""An engine that costs next to nothing, to measure the parts in front of it: real token ids, all made beforehand.
+"""An engine with almost no CPU time, to measure the parts in front of it. Its token ids are real and computed in
+advance.
 
-Groups take their steps together, as in one forward pass: each group waits for the next pulse. A pulse comes as soon as
-a group waits; with bursts, some pulses come at once, and then there is a rest.
+Groups take their steps together, as in one forward pass: each group waits for the next pulse. A pulse follows as soon
+as a group waits. With bursts, a number of pulses follow each other at once, and then there is a rest.
 """
 
 import asyncio
@@ -19,13 +20,13 @@ from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, Grou
 VOCAB_SIZE = 49_152
 Result = TypeVar("Result")
 LOGPROB = 0.0123456789
-"""Minus the log-probability of the first token of a choice; each next one has so much less."""
+"""The first token of a choice has the log-probability -LOGPROB; each further token has LOGPROB less."""
 STRIDE = 7
-"""Tokens by which a choice is ahead of the one before it, so that two choices write different tokens in a step."""
+"""Number of tokens between the starts of two neighbouring choices, so that they generate different tokens in a step."""
 
 
 class Pulse:
-    """Decides when steps are taken. After each `burst` pulses there are none for `rest_s`; 0: no rest."""
+    """Decides when steps are taken. After each `burst` pulses follows a rest of `rest_s`; without rests if it is 0."""
 
     def __init__(self, *, burst: int = 0, rest_s: float = 0.0) -> None:
         self._burst = burst
@@ -34,27 +35,28 @@ class Pulse:
         self._waiting: list[tuple[asyncio.Future[Any], object]] = []
 
     def next(self, result: Result) -> asyncio.Future[Result]:
-        """Returns a future that has the result at the next step."""
+        """Returns a future that gets the result at the next step."""
         loop = asyncio.get_running_loop()
-        mine: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append((mine, result))
+        future: asyncio.Future[Result] = loop.create_future()
+        self._waiting.append((future, result))
         if len(self._waiting) == 1:
             if self._burst and self._taken % self._burst == 0:
                 loop.call_later(self._rest_s, self._beat)
             else:
                 loop.call_soon(self._beat)
-        return mine
+        return future
 
     def _beat(self) -> None:
         self._taken += 1
         waiting, self._waiting = self._waiting, []
-        for one, result in waiting:
-            if not one.done():  # its client may have left
-                one.set_result(result)
+        for future, result in waiting:
+            if not future.done():  # its client has possibly disconnected
+                future.set_result(result)
 
 
 class PulsedEngine(FakeEngine):
-    """Every choice writes `tokens` over and over up to its `max_tokens`; each begins at another place."""
+    """An engine in which every choice generates `tokens` over and over up to its `max_tokens`, each from another
+    start."""
 
     def __init__(self, tokens: Sequence[int], pulse: Pulse, *, max_num_seqs: int = 1024) -> None:
         info = msgspec.structs.replace(fake_info(vocab_size=VOCAB_SIZE), max_num_seqs=max_num_seqs, num_blocks=2**20)
@@ -69,7 +71,7 @@ class PulsedEngine(FakeEngine):
         return group
 
     async def connect(self, address: TransferAddress) -> None:
-        """Does nothing, because this engine fetches no KV."""
+        """Does nothing, because this engine transfers no KV."""
 
 
 class PulsedGroup(FakeGroup):
@@ -94,7 +96,8 @@ class PulsedGroup(FakeGroup):
 def scripted(
     tokens: Sequence[int], indices: Sequence[int], max_tokens: int, *, scored: bool = False
 ) -> list[tuple[ChoiceDelta, ...]]:
-    """Returns the deltas of the choices for each step. `scored`: with a log-probability for each token."""
+    """Returns the deltas of the choices for each step, with a log-probability for each token if `scored` is set."""
+
     ids = list(itertools.islice(itertools.cycle(tokens), max(indices) * STRIDE + max_tokens))
     end = Finish(FinishReason.LENGTH)
 

@@ -20,8 +20,8 @@ from statistics import median
 
 from bench.client.load import Load, Timing, median_timing, open_client
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.frontend.__main__ import Case, Server
-from bench.frontend.raw_client import Clients
+from bench.frontend.raw_client import LoadCase, RawClients
+from bench.frontend.server_process import ServerProcess
 from bench.program.command_line import numbers, progress
 from bench.program.report import machine, tell
 from bench.ray.hop_costs import Cost, Row, model_table, scripted_table
@@ -46,7 +46,7 @@ class Way:
     pid: int
 
 
-class ScriptedOnRay(Server):
+class ScriptedOnRay(ServerProcess):
     """`bench.ray.scripted_server` in a process that runs inside the `with` block."""
 
     def __init__(self, ingress: Ingress, environ: Mapping[str, str]) -> None:
@@ -57,7 +57,7 @@ class ScriptedOnRay(Server):
 @contextmanager
 def scripted_ways(haproxy: Ingress | None) -> Iterator[list[Way]]:
     with ExitStack() as stack:
-        alone = stack.enter_context(Server("motet"))
+        alone = stack.enter_context(ServerProcess("motet"))
         ways = [Way("one server", alone.url, alone.pid)]
         for ingress, part in ((Ingress.GATEWAY, "gateway"), (Ingress.DIRECT, "decode")):
             server = stack.enter_context(ScriptedOnRay(ingress, {}))
@@ -69,10 +69,10 @@ def scripted_ways(haproxy: Ingress | None) -> Iterator[list[Way]]:
         yield ways
 
 
-def measure_case(case: Case, ways: Sequence[Way], repeats: int) -> list[Row]:
+def measure_case(case: LoadCase, ways: Sequence[Way], repeats: int) -> list[Row]:
     costs: dict[str, list[Cost]] = {way.name: [] for way in ways}
     with ExitStack() as stack:
-        clients = {way.name: stack.enter_context(Clients(way.url, case.clients)) for way in ways}
+        clients = {way.name: stack.enter_context(RawClients(way.url, case.clients)) for way in ways}
         for way in ways:
             clients[way.name].load(case.request, requests=1)  # warm-up
         for _ in range(repeats):
@@ -87,7 +87,7 @@ def measure_case(case: Case, ways: Sequence[Way], repeats: int) -> list[Row]:
     return [Row(way.name, case.n, case.clients, Cost.middle(costs[way.name])) for way in ways]
 
 
-def check(case: Case, events: int) -> None:
+def check(case: LoadCase, events: int) -> None:
     """Raises AssertionError if tokens are missing. Proxies cut answers into other chunks, and the client does not count
     an event that begins in one chunk and ends in the next: a few in ten thousand."""
     if not 0.999 < events / case.tokens < 1.05:
@@ -118,12 +118,14 @@ async def measure_model(ns: Sequence[int], repeats: int) -> dict[str, dict[int, 
     return {name: {n: median_timing(taken) for n, taken in by_n.items()} for name, by_n in timings.items()}
 
 
-def cases(text: str) -> list[Case]:
+def cases(text: str) -> list[LoadCase]:
     """Reads `n`x`clients`, with commas between several."""
     found = []
     for part in text.split(","):
         n, clients = map(int, part.split("x"))
-        found.append(Case("completions", n, clients, max_tokens=256, requests=max(1, round(128 / (n * clients) * 4))))
+        found.append(
+            LoadCase("completions", n, clients, max_tokens=256, requests=max(1, round(128 / (n * clients) * 4)))
+        )
     return found
 
 

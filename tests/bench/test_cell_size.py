@@ -7,28 +7,28 @@ import pytest
 from bench.cell_size.__main__ import (
     QUICK,
     Effort,
-    Planned,
-    Wire,
+    PlannedCell,
+    SocketCosts,
     demands,
     prices,
     record,
+    socket_costs,
     table_of,
-    wire,
 )
 from bench.cell_size.directory_cost import directory_cost
 from bench.cell_size.fleet_cost import fleet_cost
-from bench.cell_size.gateway_count import LOOKS, USED, Demand, Prices, need
+from bench.cell_size.gateway_count import DECISIONS, USED, Demand, Prices, gateway_needs
 from bench.cell_size.index_memory import IndexSize, index_size
-from bench.cell_size.wire_cost import EventCost, FollowedCost, QuestionCost, TokenCost, event_cost, followed_cost
+from bench.cell_size.socket_costs import EventCost, FollowedCost, StatusCost, TokenCost, event_cost, followed_cost
 
 PRICES = Prices(
-    token_us=10, question_us=100, answer_us=200, message_us=200, decision_us=1000, block_bytes=100
+    token_us=10, status_request_us=100, status_answer_us=200, message_us=200, decision_us=1000, block_bytes=100
 )  # fmt: skip
 
 
 def test_a_single_worker_needs_one_gateway_that_decides_once_a_group() -> None:
     one = Demand(1, 0, 2048.0)  # a group of 8 choices of 256 tokens a second
-    found = need(one, PRICES)
+    found = gateway_needs(one, PRICES)
     assert (one.groups_per_s, one.messages_per_s) == (1.0, 1.0)
     assert found.standing == pytest.approx(100e-6 + 200e-6)
     assert found.busy == pytest.approx(2048 * 10e-6 + 1000e-6)
@@ -40,13 +40,13 @@ def test_a_single_worker_needs_one_gateway_that_decides_once_a_group() -> None:
 def test_with_prefill_apart_a_group_needs_more_decisions_and_two_messages() -> None:
     together, apart = Demand(100, 0, 2048.0), Demand(100, 25, 2048.0)
     assert apart.messages_per_s == 2 * together.messages_per_s == 200.0
-    more = need(apart, PRICES).busy - need(together, PRICES).busy
-    assert more == pytest.approx(100 * (LOOKS - 1) * 1000e-6)
-    assert need(apart, PRICES).pairs == 2500
+    more = gateway_needs(apart, PRICES).busy - gateway_needs(together, PRICES).busy
+    assert more == pytest.approx(100 * (DECISIONS - 1) * 1000e-6)
+    assert gateway_needs(apart, PRICES).pairs == 2500
 
 
 def test_there_are_just_enough_gateways_to_carry_the_load() -> None:
-    found = need(Demand(1000, 250, 2048.0), PRICES)
+    found = gateway_needs(Demand(1000, 250, 2048.0), PRICES)
     assert found.gateways is not None
     left = USED - found.standing
     assert found.gateways * left >= found.busy > (found.gateways - 1) * left
@@ -54,7 +54,7 @@ def test_there_are_just_enough_gateways_to_carry_the_load() -> None:
 
 
 def test_no_number_of_gateways_is_enough_if_following_the_workers_takes_a_whole_one() -> None:
-    found = need(Demand(10_000, 2500, 2048.0), PRICES)
+    found = gateway_needs(Demand(10_000, 2500, 2048.0), PRICES)
     assert found.standing > USED
     assert (found.gateways, found.answering) == (None, 0.0)
 
@@ -92,26 +92,28 @@ def test_following_workers_takes_descriptors() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("all_forked")
 def test_a_tiny_run_fills_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.cell_size.wire_cost.CLIENTS", 4)
-    monkeypatch.setattr("bench.cell_size.wire_cost.MAX_TOKENS", 16)
+    monkeypatch.setattr("bench.cell_size.socket_costs.CLIENTS", 4)
+    monkeypatch.setattr("bench.cell_size.socket_costs.MAX_TOKENS", 16)
     fleets, indexes = [fleet_cost(2, turns=2)], [index_size(2, 10)]
-    wired = wire((8,), Effort(questions=5, messages=5, loads=1, turns=2))
-    planned = [Planned(demand, need(demand, prices(fleets[0], indexes[0], wired))) for demand in demands(2, 10)]
-    for rows in (fleets, indexes, wired.events, wired.tokens, planned):
+    sockets = socket_costs((8,), Effort(status_requests=5, messages=5, loads=1, turns=2))
+    planned = [
+        PlannedCell(demand, gateway_needs(demand, prices(fleets[0], indexes[0], sockets))) for demand in demands(2, 10)
+    ]
+    for rows in (fleets, indexes, sockets.events, sockets.tokens, planned):
         assert len(table_of("", list(rows)).rows) == len(rows)
     assert planned[0].need.gateways == 1
-    assert set(record(wired, fleet=fleets, gateways=planned)) == {"wire", "tables"}
+    assert set(record(sockets, fleet=fleets, gateways=planned)) == {"wire", "tables"}
 
 
 def test_prices_are_taken_from_the_rows_that_gateways_are_computed_for() -> None:
-    wired = Wire(
-        question=QuestionCost(1, 2),
+    sockets = SocketCosts(
+        status=StatusCost(1, 2),
         events=[EventCost(1, 1, 30), EventCost(84, 1, 40)],
         followed=FollowedCost(1, 0),
         tokens=[TokenCost(1, 0, 50), TokenCost(8, 0, 60)],
     )
-    found = prices(fleet_cost(1, turns=QUICK.turns), _index(), wired)
-    assert (found.token_us, found.message_us, found.question_us, found.block_bytes) == (60, 40, 1, 900.0)
+    found = prices(fleet_cost(1, turns=QUICK.turns), _index(), sockets)
+    assert (found.token_us, found.message_us, found.status_request_us, found.block_bytes) == (60, 40, 1, 900.0)
 
 
 def _index() -> IndexSize:

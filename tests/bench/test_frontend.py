@@ -9,28 +9,28 @@ from dataclasses import replace
 
 import pytest
 
-from bench.frontend.__main__ import Case, main, together
-from bench.frontend.costs import Cost, Gaps, Report, Row, percentile
+from bench.frontend.__main__ import main
+from bench.frontend.costs import ApiCost, BurstGaps, FrontendReport, FrontendRow, best_of, percentile
 from bench.frontend.part_costs import engine_us, group, pipe_us
-from bench.frontend.raw_client import Clients, Taken, request_bytes
+from bench.frontend.raw_client import LoadCase, RawClients, Received, request_bytes
 from bench.frontend.scripted_engine import Pulse, PulsedEngine, scripted
 from motet.models.smollm2 import Smollm2
 from motet.settings.server_config import cache_folder, environment
 from motet.types import Finish, FinishReason
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
-QUICK = Cost(us_per_token=2.0, tokens_per_s=1.0, first_p50_ms=1.0, first_p99_ms=15.0)
+QUICK = ApiCost(us_per_token=2.0, tokens_per_s=1.0, first_p50_ms=1.0, first_p99_ms=15.0)
 
 
-def row(n: int, motet: Cost, bare_us: float) -> Row:
-    return Row("chat", n, 64, 128, motet, replace(QUICK, us_per_token=bare_us))
+def row(n: int, motet: ApiCost, bare_us: float) -> FrontendRow:
+    return FrontendRow("chat", n, 64, 128, motet, replace(QUICK, us_per_token=bare_us))
 
 
-def report(*, ratio: float = 1.5, many_us: float = 3.0, first_ms: float = 15.0, gap_ms: float = 20.0) -> Report:
+def report(*, ratio: float = 1.5, many_us: float = 3.0, first_ms: float = 15.0, gap_ms: float = 20.0) -> FrontendReport:
     one = row(1, replace(QUICK, us_per_token=2.0 * ratio), 2.0)
     many = row(64, replace(QUICK, us_per_token=many_us), 1.0)
     first = row(1, replace(QUICK, first_p99_ms=first_ms), 2.0)
-    return Report({}, [one, many], [], first, 1.0, Gaps.of([gap_ms]))
+    return FrontendReport({}, [one, many], [], first, 1.0, BurstGaps.of([gap_ms]))
 
 
 def test_each_floor_can_be_met_and_missed() -> None:
@@ -46,8 +46,8 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 def test_the_best_of_each_figure_counts() -> None:
-    costs = [Cost(1, 5, 9, 7), Cost(2, 4, 8, 6), Cost(3, 6, 7, 5)]
-    assert together(costs) == Cost(1, 6, 7, 5)
+    costs = [ApiCost(1, 5, 9, 7), ApiCost(2, 4, 8, 6), ApiCost(3, 6, 7, 5)]
+    assert best_of(costs) == ApiCost(1, 6, 7, 5)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_events_are_counted_wherever_reads_cut_them(answering: tuple[str, list[b
     url, pieces = answering
     whole = HEAD + b"transfer-encoding: chunked\r\n\r\n" + b'data: {"a"}\n\ndata: {}\n\ndata: [DONE]\n\n' + b"0\r\n\r\n"
     pieces += [whole[:cut], whole[cut:]]
-    with Clients(url, 1) as clients:
+    with RawClients(url, 1) as clients:
         taken = clients.load(request_bytes("/", {}), requests=2)
     assert taken.events == 6
     assert len(taken.first_s) == 2
@@ -84,7 +84,7 @@ def test_events_are_counted_wherever_reads_cut_them(answering: tuple[str, list[b
 def test_an_answer_of_known_length_ends_with_its_last_byte(answering: tuple[str, list[bytes]]) -> None:
     url, pieces = answering
     pieces += [HEAD + b"content-length: 4\r\n\r\n", b"ab", b"cd"]
-    with Clients(url, 1, nap_s=0.001) as clients:
+    with RawClients(url, 1, nap_s=0.001) as clients:
         taken = clients.load(request_bytes("/", {}), requests=3)
     assert (taken.events, len(taken.first_s)) == (0, 3)
     assert [sorted(reads_s) for reads_s in taken.reads_s] == taken.reads_s
@@ -94,15 +94,15 @@ def test_an_answer_of_known_length_ends_with_its_last_byte(answering: tuple[str,
 def test_a_refused_request_raises(answering: tuple[str, list[bytes]]) -> None:
     url, pieces = answering
     pieces.append(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
-    with Clients(url, 1) as clients, pytest.raises(ConnectionError, match="503"):
+    with RawClients(url, 1) as clients, pytest.raises(ConnectionError, match="503"):
         clients.load(request_bytes("/", {}), requests=1)
 
 
 def test_a_missing_token_is_noticed() -> None:
-    case = Case("chat", n=2, clients=3, max_tokens=5, requests=1)
-    case.check(Taken(events=3 * (2 + 2 * 5 + 1)))
+    case = LoadCase("chat", n=2, clients=3, max_tokens=5, requests=1)
+    case.check(Received(events=3 * (2 + 2 * 5 + 1)))
     with pytest.raises(AssertionError, match="38 events came, not 39"):
-        case.check(Taken(events=38))
+        case.check(Received(events=38))
 
 
 def test_scripted_choices_begin_in_different_places_and_end_together() -> None:
