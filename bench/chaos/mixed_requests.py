@@ -1,5 +1,5 @@
-"""Mixed requests for runs in which workers are struck. Their answers (`bench.chaos.answers`) are compared with the
-undisturbed ones."""
+"""Mixed requests for runs with faults. Their answers (`bench.chaos.answers`) are compared with answers without
+faults."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ LENGTHS = (24, 48, 96, 160)
 
 
 @dataclass(frozen=True)
-class Request:
+class RepeatedRequest:
     """One kind of request. It is sent many times, and its answer must always be the same."""
 
     name: str
@@ -21,7 +21,7 @@ class Request:
 
     @property
     def n(self) -> int:
-        """The number of choices of its answer, prompts x n."""
+        """The number of choices of its answer: prompts x n."""
         prompts, sampling = self.body.get("prompt"), self.body.get("sampling_params", self.body)
         number = len(prompts) if isinstance(prompts, list) else 1
         assert isinstance(sampling, dict)
@@ -36,14 +36,14 @@ class Request:
 
 def mixed_requests(
     number: int, *, seed: int, sizes: Sequence[int] = SIZES, lengths: Sequence[int] = LENGTHS
-) -> list[Request]:
-    """Returns chats and completions, streamed or not, some with penalties, logprobs, stop strings, each with one of the
-    `sizes` as n and one of the `lengths` in tokens."""
+) -> list[RepeatedRequest]:
+    """Returns chats and completions, streamed and not streamed, some with penalties, log-probabilities or stop strings.
+    Each has one of the `sizes` as n, and one of the `lengths` as number of tokens."""
     dice = random.Random(seed)
     return [_request(place, dice, sizes=sizes, lengths=lengths) for place in range(number)]
 
 
-def _request(place: int, dice: random.Random, *, sizes: Sequence[int], lengths: Sequence[int]) -> Request:
+def _request(place: int, dice: random.Random, *, sizes: Sequence[int], lengths: Sequence[int]) -> RepeatedRequest:
     subject = dice.choice(SUBJECTS)
     text = f"Tell me about {subject}. " * dice.choice((1, 8, 40))
     body: dict[str, object] = {
@@ -68,4 +68,5 @@ def _request(place: int, dice: random.Random, *, sizes: Sequence[int], lengths: 
         body["messages"] = [{"role": "user", "content": text}]
     else:
         body["prompt"] = [text, f"{subject} is"] if dice.random() < 0.3 else text
-    return Request(f"{place}: {'chat' if chat else 'completions'} n={body['n']}", CHAT if chat else COMPLETIONS, body)
+    route = "chat" if chat else "completions"
+    return RepeatedRequest(f"{place}: {route} n={body['n']}", CHAT if chat else COMPLETIONS, body)

@@ -1,4 +1,5 @@
-"""Servers behind a gateway. Each is started again under its address when it ends, as an orchestrator would do."""
+"""Servers that run after a gateway. Each is started again under its address when it ends, as an orchestrator would
+do."""
 
 import asyncio
 import contextlib
@@ -11,11 +12,11 @@ from contextlib import asynccontextmanager
 from motet.deploy.child import ChildServer
 
 STOPPED_S = 10.0
-"""A stopped server is killed after this time, as after a failed health check."""
+"""Time after which a stopped server is killed, as after a failed health check."""
 
 
-class KeptServer:
-    """One of these servers. `keep` starts it again until its task is cancelled."""
+class RestartedServer:
+    """One server. `keep` starts it again until its task is cancelled."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = arguments
@@ -42,7 +43,7 @@ class KeptServer:
             await self.end()
             await self.start()
 
-    async def strike(self, number: signal.Signals) -> None:
+    async def inject(self, number: signal.Signals) -> None:
         if self._child is None:
             return
         pid = self._child.pid
@@ -58,11 +59,11 @@ class KeptServer:
 
 
 @asynccontextmanager
-async def kept_servers(model: str) -> AsyncIterator[list[KeptServer]]:
-    """Starts a prefill server and two decode servers, and keeps them running until the end of the context."""
+async def restarted_servers(model: str) -> AsyncIterator[list[RestartedServer]]:
+    """Starts a prefill server and two decode servers, and restarts each that ends until the end of the context."""
     shared = [model, "--cluster-key", secrets.token_hex(16), "--side-channel-port", "0", "--threads", "1"]
     servers = [
-        KeptServer([*shared, "--role", role, "--drain-timeout", "3"]) for role in ("prefill", "decode", "decode")
+        RestartedServer([*shared, "--role", role, "--drain-timeout", "3"]) for role in ("prefill", "decode", "decode")
     ]
     keeping: list[asyncio.Task[None]] = []
     try:

@@ -1,4 +1,4 @@
-"""Measures the CPU time of the API process per streamed token, and of a bare ASGI application that sends the same bytes.
+"""Measures the API process's CPU time per streamed token, and the cost of a bare ASGI application next to it.
 
 There are three processes. This process is the load client. One process serves Motet's API over a scripted engine
 (`bench.frontend.scripted_engine`) with the real tokenizer of the default model. One process replays the bytes that the

@@ -1,9 +1,9 @@
-"""What a server holds at one moment, seen from outside, and how that grows over time.
+"""Samples the resources of a server at one moment, from outside, and computes how they grow over time.
 
 API process       resident memory, open files, threads, children (zombies too), tasks of asyncio
 spared engine     the same for an engine that lives as long as the server
 sender            the same for the process that sends traces
-other engines     their memory as a sum only: they are killed, and begin again small
+other engines     only the sum of their memory: they are killed, and start again with little memory
 this machine      temporary files, shared memory
 """
 
@@ -20,15 +20,15 @@ from motet.tracing.sender import PROGRAM
 MB = 1e6
 SHARED_MEMORY = Path("/dev/shm")
 SYSTEM_V = Path("/proc/sysvipc/shm")
-CACHE_OF_TORCH = "torchinductor_"
-"""torch makes an empty folder of this name, one for each user, and keeps it."""
+TORCH_CACHE = "torchinductor_"
+"""Name of an empty folder that torch makes for each user, and keeps."""
 CREATOR = 4
-"""The column of SYSTEM_V with the id of the process that made the segment."""
+"""Column of SYSTEM_V with the id of the process that made the segment."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a process holds."""
+class HeldResources:
+    """Resources of one process."""
 
     rss_mb: float
     files: int
@@ -37,15 +37,15 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What the server holds at one moment without clients."""
+class ServerSample:
+    """Resources of the server at one moment without clients."""
 
     minute: float
     sent: int
-    """Number of things that clients had done until then."""
-    api: Held
-    spared: Held
-    sender: Held
+    """Number of acts of clients until then."""
+    api: HeldResources
+    spared: HeldResources
+    sender: HeldResources
     tasks: int
     """Number of tasks in the event loop of the API process."""
     engines_mb: float
@@ -55,26 +55,26 @@ class Sample:
     shared: int
     """Number of pieces of shared memory."""
     left: Mapping[str, int]
-    """Sums over all engines of what should be 0, by its name in `/status`."""
+    """Sums over all engines of the figures that must be 0, by name in `/status`."""
 
 
-def held_by(pid: int) -> Held:
+def held_by(pid: int) -> HeldResources:
     process = psutil.Process(pid)
     with process.oneshot():
         rss_mb = process.memory_info().rss / MB
-        return Held(rss_mb, process.num_fds(), process.num_threads(), len(process.children()))
+        return HeldResources(rss_mb, process.num_fds(), process.num_threads(), len(process.children()))
 
 
-class Watcher:
-    """Looks at a server from outside."""
+class ServerWatcher:
+    """Observes a server from outside."""
 
     def __init__(self, pid: int, temporary: Path, *, spared: str) -> None:
-        """`temporary`: a folder for temporary files that only this server has; `spared`: id of the spared engine."""
+        """`temporary` is the server's folder for temporary files; `spared` is the id of the spared engine."""
         self._pid = pid
         self._temporary = temporary
         self._spared = spared
         self._pids = {pid}
-        """All processes of the server that were seen."""
+        """All processes of the server so far."""
         self._shared_before = set(os.listdir(SHARED_MEMORY))
 
     def sample(
@@ -85,11 +85,11 @@ class Watcher:
         minute: float,
         sent: int,
         left: Mapping[str, int],
-    ) -> Sample:
-        """Returns what the server holds now; `workers` are those in its `/status`, `tasks` is told by its metrics."""
+    ) -> ServerSample:
+        """Samples the server now. `workers` come from its `/status`, `tasks` from its metrics."""
         pids = {str(worker["id"]): pid for worker in workers if isinstance(pid := worker["pid"], int)}
         self._pids |= set(pids.values())
-        return Sample(
+        return ServerSample(
             minute=minute,
             sent=sent,
             api=held_by(self._pid),
@@ -102,28 +102,28 @@ class Watcher:
             left=left,
         )
 
-    def _sender(self) -> Held:
-        """Returns what the process holds that sends traces; nothing if there is none."""
+    def _sender(self) -> HeldResources:
+        """Returns the resources of the process that sends traces, or zeros without such a process."""
         children = psutil.Process(self._pid).children()
         pids = [child.pid for child in children if PROGRAM in child.cmdline()]
         self._pids |= set(pids)
-        return held_by(pids[0]) if pids else Held(0.0, 0, 0, 0)
+        return held_by(pids[0]) if pids else HeldResources(0.0, 0, 0, 0)
 
     def temporary(self) -> list[str]:
-        return sorted(name for name in os.listdir(self._temporary) if not name.startswith(CACHE_OF_TORCH))
+        return sorted(name for name in os.listdir(self._temporary) if not name.startswith(TORCH_CACHE))
 
     def shared(self) -> list[str]:
-        """Returns the files of shared memory that were not there before the server, and its segments of System V."""
+        """Returns the files of shared memory that are newer than the server, and its segments of System V."""
         files = sorted(set(os.listdir(SHARED_MEMORY)) - self._shared_before)
         rows = [line.split() for line in SYSTEM_V.read_text().splitlines()[1:]]
         return files + [f"System V {row[0]}" for row in rows if int(row[CREATOR]) in self._pids]
 
     def alive(self) -> list[str]:
-        """Returns the processes of the server that are still there."""
+        """Returns the processes of the server that are still running."""
         return [f"process {pid}" for pid in sorted(self._pids) if psutil.pid_exists(pid)]
 
     def cpu_s(self) -> float:
-        """Returns the processor time of the server so far, with that of engines that have ended."""
+        """Returns the CPU time of the server so far, including engines that have ended."""
         spent = 0.0
         root = psutil.Process(self._pid)
         for process in (root, *root.children(recursive=True)):
@@ -134,7 +134,8 @@ class Watcher:
 
 
 def slope_per_hour(points: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the slope of a line through points of minute and value, by least squares; None if there is no line."""
+    """Returns the slope of a line through points of minute and value, by least squares. None if there is no such
+    line."""
     if len(points) < 2:
         return None
     middle = sum(minute for minute, _ in points) / len(points)

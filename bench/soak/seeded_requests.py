@@ -1,9 +1,9 @@
-"""What clients of the soak run send. All of it follows from a seed.
+"""Requests of the clients of the soak run. All of them follow from a seed.
 
-seeded_requests    sent over and over; their answers must always be the undisturbed ones
-fresh_request      a prompt that no cache has, and often a form that was never compiled
+seeded_requests    sent repeatedly; their answers must always equal the answers without faults
+fresh_request      a prompt that is not cached, and often a grammar that was not compiled before
 short_calls        routes that generate nothing
-refused_calls      wrong requests, each with the status and the code of its refusal
+refused_calls      invalid requests, each with the status and the error code that it must get
 """
 
 import random
@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.chaos.answers import Answer
-from bench.chaos.mixed_requests import CHAT, COMPLETIONS, SUBJECTS, Request, mixed_requests
+from bench.chaos.answers import ReceivedAnswer
+from bench.chaos.mixed_requests import CHAT, COMPLETIONS, SUBJECTS, RepeatedRequest, mixed_requests
 from bench.soak.policy_groups import MESSAGES
 from motet.api.page import PAGE_ROUTES
 
@@ -20,7 +20,7 @@ RESPONSES, GENERATE = "/v1/responses", "/inference/v1/generate"
 SIZES = (1, 1, 2, 4, 8, 16, 64)
 LENGTHS = (8, 16, 32)
 MIXED = 14
-"""Number of seeded requests of the chaos run's kinds."""
+"""Number of seeded requests of the same kinds as in the chaos run."""
 NAMES = ("Anna", "Boris", "Carla", "Dmitri", "Edith", "Farid", "Greta", "Hugo")
 
 SCHEMA = {
@@ -36,8 +36,8 @@ FLAT_TOOLS = [{"type": "function", **FUNCTION}]
 
 
 @dataclass(frozen=True)
-class Call:
-    """A request without an answer to compare: what it must get is a status, and the `code` of an error."""
+class StatusCall:
+    """A request whose answer is checked only for its status, and for the `code` of an error."""
 
     name: str
     method: str
@@ -45,30 +45,31 @@ class Call:
     status: int = 200
     code: str | None = None
     body: object = None
-    """Sent as JSON; bytes are sent as they are, and None as no body."""
+    """Body to send as JSON. Bytes are sent unchanged; None means no body."""
     headers: Mapping[str, str] | None = None
-    """Headers in place of the client's key."""
+    """Headers instead of the client's key."""
 
 
 @dataclass(frozen=True)
-class Fresh:
-    """A request that is sent once. Each of its texts that ends by itself must match `form`."""
+class FreshRequest:
+    """A request that is sent once. Each of its complete texts must match `pattern`."""
 
-    request: Request
-    form: re.Pattern[str] | None
+    request: RepeatedRequest
+    pattern: re.Pattern[str] | None
 
-    def suits(self, answer: Answer) -> bool:
-        """True if every text has its form, as far as it was written to its end."""
-        whole = [answer.texts[index] for index, reasons in answer.finishes.items() if reasons == ["stop"]]
-        return self.form is None or all(self.form.fullmatch(text) for text in whole)
+    def matches(self, answer: ReceivedAnswer) -> bool:
+        """Returns True if every text that ended by itself matches the pattern."""
+        complete = [answer.texts[index] for index, reasons in answer.finishes.items() if reasons == ["stop"]]
+        return self.pattern is None or all(self.pattern.fullmatch(text) for text in complete)
 
 
 def chat(content: str, **fields: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
-def seeded_requests(seed: int) -> list[Request]:
-    """Returns requests to all routes that generate, streamed and not, with forms, tools, log-probabilities, stops."""
+def seeded_requests(seed: int) -> list[RepeatedRequest]:
+    """Returns requests to all routes that generate, streamed and not streamed, with grammars, tools and other
+    fields."""
     dice = random.Random(seed)
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     person = "Invent a person."
@@ -106,12 +107,12 @@ def seeded_requests(seed: int) -> list[Request]:
         sampling = body.get("sampling_params", body)
         assert isinstance(sampling, dict)
         sampling["seed"] = dice.randrange(2**31)
-        requests.append(Request(f"{place}: {path}", path, body))
+        requests.append(RepeatedRequest(f"{place}: {path}", path, body))
     return requests
 
 
-def fresh_request(dice: random.Random) -> Fresh:
-    """Returns a request with a prompt of its own, in every second case with a form of its own."""
+def fresh_request(dice: random.Random) -> FreshRequest:
+    """Returns a request with a new prompt, in every second case with a new grammar."""
     text = f"{dice.choice(NAMES)} has the number {dice.randrange(2**40)} and knows {dice.choice(SUBJECTS)}. "
     text *= dice.choice((1, 1, 12, 20))
     body: dict[str, object] = {
@@ -135,53 +136,56 @@ def fresh_request(dice: random.Random) -> Fresh:
         pattern = rf'\{{\s*"{key}"\s*:\s*(true|false)\s*\}}'
     route = dice.choice((CHAT, COMPLETIONS))
     body |= chat(text) if route == CHAT else {"prompt": text}
-    return Fresh(Request(f"fresh {form or 'text'}", route, body), re.compile(pattern) if pattern else None)
+    name = f"fresh {form or 'text'}"
+    return FreshRequest(RepeatedRequest(name, route, body), re.compile(pattern) if pattern else None)
 
 
-def filling_requests(number: int) -> list[Request]:
-    """Returns requests with so many forms that nobody else asks for: schemas, which keep the most memory."""
+def filling_requests(number: int) -> list[RepeatedRequest]:
+    """Returns requests with a number of grammars that no other request has: schemas, which take the most memory."""
     requests = []
     for place in range(number):
         schema = {"type": "object", "properties": {f"filling{place}": {"type": "boolean"}}}
         form = {"type": "json_schema", "json_schema": {"name": "filling", "schema": schema}}
-        requests.append(Request("filling", CHAT, chat("x", max_tokens=1, response_format=form)))
+        requests.append(RepeatedRequest("filling", CHAT, chat("x", max_tokens=1, response_format=form)))
     return requests
 
 
-def wide_requests(number: int) -> list[Request]:
-    """Returns requests with as many choices as there are in any, for a step as wide as there can be."""
+def wide_requests(number: int) -> list[RepeatedRequest]:
+    """Returns requests with the maximum number of choices, for a step of maximum width."""
     return [
-        Request("wide", COMPLETIONS, {"prompt": f"{place} x", "n": max(SIZES), "max_tokens": 16, "ignore_eos": True})
+        RepeatedRequest(
+            "wide", COMPLETIONS, {"prompt": f"{place} x", "n": max(SIZES), "max_tokens": 16, "ignore_eos": True}
+        )
         for place in range(number)
     ]
 
 
-def heavy_form(dice: random.Random) -> Call:
-    """Returns a request whose form is tried in a process of its own before it is compiled."""
+def heavy_grammar(dice: random.Random) -> StatusCall:
+    """Returns a request whose grammar is first compiled in a trial process."""
     number = dice.randrange(10**6)
     properties = {f"k{place}": {"type": "string", "pattern": f"^[a-z]{{3}}{number + place}$"} for place in range(9)}
     schema = {"type": "object", "properties": properties, "required": ["k0"]}
     form = {"type": "json_schema", "json_schema": {"name": "heavy", "schema": schema}}
-    return Call("a heavy form", "POST", CHAT, body=chat("Fill it.", max_tokens=4, response_format=form))
+    return StatusCall("a heavy grammar", "POST", CHAT, body=chat("Fill it.", max_tokens=4, response_format=form))
 
 
-def short_calls(model: str) -> list[Call]:
-    """Returns calls to the routes that generate nothing, on a server with this model."""
+def short_calls(model: str) -> list[StatusCall]:
+    """Returns calls of the routes that generate nothing, on a server with this model."""
     messages = chat("Hello")["messages"]
     return [
-        Call("tokenize", "POST", "/tokenize", body={"prompt": "the sea " * 50, "return_token_strs": True}),
-        Call("tokenize", "POST", "/tokenize", body={"messages": messages, "tools": TOOLS}),
-        Call("detokenize", "POST", "/detokenize", body={"tokens": [30, 400, 500]}),
-        Call("count tokens", "POST", f"{MESSAGES}/count_tokens", body={"messages": messages}),
-        *(Call("page", "GET", path, headers={}) for path in sorted(PAGE_ROUTES)),
-        *(Call("models", "GET", path) for path in ("/v1/models", f"/v1/models/{model}")),
-        *(Call("state", "GET", path) for path in ("/health", "/ping", "/ready", "/version")),
-        *(Call("status", "GET", path) for path in ("/status", "/workers", "/metrics")),
+        StatusCall("tokenize", "POST", "/tokenize", body={"prompt": "the sea " * 50, "return_token_strs": True}),
+        StatusCall("tokenize", "POST", "/tokenize", body={"messages": messages, "tools": TOOLS}),
+        StatusCall("detokenize", "POST", "/detokenize", body={"tokens": [30, 400, 500]}),
+        StatusCall("count tokens", "POST", f"{MESSAGES}/count_tokens", body={"messages": messages}),
+        *(StatusCall("page", "GET", path, headers={}) for path in sorted(PAGE_ROUTES)),
+        *(StatusCall("models", "GET", path) for path in ("/v1/models", f"/v1/models/{model}")),
+        *(StatusCall("state", "GET", path) for path in ("/health", "/ping", "/ready", "/version")),
+        *(StatusCall("status", "GET", path) for path in ("/status", "/workers", "/metrics")),
     ]
 
 
-def refused_calls() -> list[Call]:
-    """Returns wrong requests of many kinds."""
+def refused_calls() -> list[StatusCall]:
+    """Returns invalid requests of many kinds."""
     bad_schema = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"not": {"type": "string"}}}}
     named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}}
     bodies: list[tuple[str, str | None, object]] = [
@@ -210,20 +214,22 @@ def refused_calls() -> list[Call]:
         (CHAT, None, chat("x", n=4, group={"vote": True, "extract": {"regex": "(?=a)"}})),
         (CHAT, "unknown_parameter", chat("x", group={"colour": "blue"})),
     ]
-    calls = [Call(f"400 {number}", "POST", path, 400, code, body) for number, (path, code, body) in enumerate(bodies)]
+    calls = [
+        StatusCall(f"400 {number}", "POST", path, 400, code, body) for number, (path, code, body) in enumerate(bodies)
+    ]
     calls += [
-        Call("wrong key", "POST", CHAT, 401, "invalid_api_key", chat("x"), {"Authorization": "Bearer wrong"}),
-        Call("no key", "GET", "/v1/models", 401, "invalid_api_key", headers={}),
-        Call("wrong model", "POST", CHAT, 404, "model_not_found", chat("x", model="nobody")),
-        Call("wrong path", "GET", "/v1/nothing", 404, "unknown_url"),
-        Call("a message without a length", "POST", MESSAGES, 400, body=chat("x")),
-        Call("a message with choices", "POST", MESSAGES, 400, body=chat("x", n=2, max_tokens=2)),
-        Call("no such group", "GET", "/v1/groups/chatcmpl-0", 404, "group_not_found"),
-        Call("more of no group", "POST", "/v1/groups/chatcmpl-0/more", 404, "group_not_found", {"n": 1}),
-        Call("no such choice", "DELETE", "/v1/groups/chatcmpl-0/choices/0", 404, "group_not_found"),
-        Call("no file of the page", "GET", "/page/page.py", 404, "unknown_url"),
-        Call("no such response", "GET", "/v1/responses/resp_1", 404),
-        Call("wrong method", "GET", CHAT, 405, "method_not_allowed"),
-        Call("fixed workers", "DELETE", "/workers/decode-0", 404, "fixed_workers"),
+        StatusCall("wrong key", "POST", CHAT, 401, "invalid_api_key", chat("x"), {"Authorization": "Bearer wrong"}),
+        StatusCall("no key", "GET", "/v1/models", 401, "invalid_api_key", headers={}),
+        StatusCall("wrong model", "POST", CHAT, 404, "model_not_found", chat("x", model="nobody")),
+        StatusCall("wrong path", "GET", "/v1/nothing", 404, "unknown_url"),
+        StatusCall("a message without a length", "POST", MESSAGES, 400, body=chat("x")),
+        StatusCall("a message with choices", "POST", MESSAGES, 400, body=chat("x", n=2, max_tokens=2)),
+        StatusCall("no such group", "GET", "/v1/groups/chatcmpl-0", 404, "group_not_found"),
+        StatusCall("more of no group", "POST", "/v1/groups/chatcmpl-0/more", 404, "group_not_found", {"n": 1}),
+        StatusCall("no such choice", "DELETE", "/v1/groups/chatcmpl-0/choices/0", 404, "group_not_found"),
+        StatusCall("no file of the page", "GET", "/page/page.py", 404, "unknown_url"),
+        StatusCall("no such response", "GET", "/v1/responses/resp_1", 404),
+        StatusCall("wrong method", "GET", CHAT, 405, "method_not_allowed"),
+        StatusCall("fixed workers", "DELETE", "/workers/decode-0", 404, "fixed_workers"),
     ]
     return calls

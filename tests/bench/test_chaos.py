@@ -1,12 +1,12 @@
-"""The chaos run counts answers that are the same, different, doubled or lost."""
+"""The chaos run counts answers that are identical, different, duplicated or lost."""
 
 import json
 
 import pytest
 
-from bench.chaos.__main__ import Report, described, pauses_of
-from bench.chaos.answers import Answer, Outcome, take_line
-from bench.chaos.mixed_requests import Request, mixed_requests
+from bench.chaos.__main__ import ChaosReport, described, pauses_of
+from bench.chaos.answers import ComparedAnswers, ReceivedAnswer, feed_line
+from bench.chaos.mixed_requests import RepeatedRequest, mixed_requests
 
 
 def chunk(index: int, text: str, *, finish: str | None = None, role: bool = False, id: str = "chatcmpl-1") -> str:
@@ -14,11 +14,11 @@ def chunk(index: int, text: str, *, finish: str | None = None, role: bool = Fals
     return "data: " + json.dumps({"id": id, "choices": [{"index": index, "delta": delta, "finish_reason": finish}]})
 
 
-def answer(*lines: str) -> Answer:
-    taken = Answer()
+def answer(*lines: str) -> ReceivedAnswer:
+    received = ReceivedAnswer()
     for line in lines:
-        take_line(taken, line)
-    return taken
+        feed_line(received, line)
+    return received
 
 
 WHOLE = (
@@ -30,16 +30,16 @@ WHOLE = (
     chunk(1, "", finish="length"),
     "data: [DONE]",
 )
-REQUEST = Request("two", "/v1/chat/completions", {"n": 2})
+REQUEST = RepeatedRequest("two", "/v1/chat/completions", {"n": 2})
 
 
-def outcome_of(*lines: str) -> Outcome:
-    outcome = Outcome()
+def outcome_of(*lines: str) -> ComparedAnswers:
+    outcome = ComparedAnswers()
     outcome.add(REQUEST, answer(*lines), answer(*WHOLE))
     return outcome
 
 
-def test_an_undisturbed_answer_is_identical() -> None:
+def test_an_answer_without_faults_is_identical() -> None:
     outcome = outcome_of(*WHOLE)
     assert (outcome.finished, outcome.identical, outcome.duplicates, outcome.lost) == (1, 1, 0, 0)
 
@@ -79,11 +79,13 @@ def test_a_perfect_run_meets_its_floors_and_one_error_misses_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = outcome_of(*WHOLE)
-    report = Report({}, 1.0, outcome, {"decode killed": 8}, {"migrations": 1, "choices_resumed": 2}, {"leases": 0}, {})
+    report = ChaosReport(
+        {}, 1.0, outcome, {"decode killed": 8}, {"migrations": 1, "choices_resumed": 2}, {"leases": 0}, {}
+    )
     assert all(floor.met for floor in report.floors)
     outcome.errors.append("two: gone")
     assert [floor.what for floor in report.floors if not floor.met] == ["requests with an error"]
-    assert report.tell(check=True) == 1
+    assert report.print(check=True) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["strikes"] == {"decode killed": 8}
 
 

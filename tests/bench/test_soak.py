@@ -1,4 +1,4 @@
-"""The soak run sends what its seed says, knows right answers from wrong ones, and sees what grows or stays behind."""
+"""The soak run sends the requests of its seed, finds wrong answers, and finds what grows or remains."""
 
 import asyncio
 import json
@@ -13,27 +13,27 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.chaos.answers import Answer, ask
-from bench.chaos.faults import KILLED, Status, Striker
-from bench.chaos.mixed_requests import CHAT, COMPLETIONS, Request
-from bench.soak.__main__ import Report, connections, main
-from bench.soak.clients import Client, Connections, Tally, Undisturbed, as_it_must_be, send
+from bench.chaos.answers import ReceivedAnswer, receive_answer
+from bench.chaos.faults import KILLED, FaultInjector, WorkerStatus
+from bench.chaos.mixed_requests import CHAT, COMPLETIONS, RepeatedRequest
+from bench.soak.__main__ import SoakReport, main, open_clients
+from bench.soak.clients import ClientConnections, ExpectedAnswers, SoakClient, Tally, is_expected, send
 from bench.soak.policy_groups import (
     KEEP_S,
     MESSAGES,
-    Course,
-    Steered,
-    known,
+    GroupCourse,
+    SteeredRequest,
+    known_groups,
     large_groups,
+    load_dependent_requests,
     message_requests,
-    not_first_of,
-    some_steered,
+    mismatches,
 )
-from bench.soak.samples import SHARED_MEMORY, Held, Sample, Watcher, slope_per_hour
+from bench.soak.samples import SHARED_MEMORY, HeldResources, ServerSample, ServerWatcher, slope_per_hour
 from bench.soak.seeded_requests import (
     GENERATE,
     RESPONSES,
-    Call,
+    StatusCall,
     fresh_request,
     refused_calls,
     seeded_requests,
@@ -50,7 +50,7 @@ KEY = "key-0"
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server that wants a key."""
+    """Yields the URL of a server that requires a key."""
     with FakeServer(save_tiny_tokenizer(tmp_path_factory.mktemp("model")), talkative, api_key=KEY) as server:
         yield server.url
 
@@ -63,9 +63,9 @@ def test_seeded_requests_follow_from_the_seed_and_go_to_every_route_that_generat
         (path, stream) for path in (CHAT, COMPLETIONS, RESPONSES, GENERATE) for stream in (True, False)
     }
     assert {request.n for request in requests} >= {1, 2, 4, 8, 16, 32, 64}
-    said = json.dumps([request.body for request in requests])
+    bodies = json.dumps([request.body for request in requests])
     for field in ("logprobs", "stop", "penalty", "regex", "choice", "json_schema", '"auto"', '"required"', "best_of"):
-        assert field in said
+        assert field in bodies
     sampling = [request.body.get("sampling_params", request.body) for request in requests]
     assert all(isinstance(fields, dict) and "seed" in fields for fields in sampling)
 
@@ -77,16 +77,16 @@ def test_fresh_requests_follow_from_the_dice_and_differ() -> None:
     assert len({json.dumps(fresh.request.body) for fresh in some}) == 50
 
 
-def test_a_fresh_answer_must_have_its_form_if_it_was_written_to_its_end() -> None:
+def test_a_fresh_answer_must_match_its_pattern_if_it_is_complete() -> None:
     dice = random.Random(1)
     fresh = next(one for one in iter(lambda: fresh_request(dice), None) if one.request.name == "fresh regex")
-    assert fresh.form is not None
-    right = fresh.form.pattern.replace("[a-f]{2}", "ab")
+    assert fresh.pattern is not None
+    right = fresh.pattern.pattern.replace("[a-f]{2}", "ab")
     answers = [
-        Answer(texts={0: text}, finishes={0: [reason]})
+        ReceivedAnswer(texts={0: text}, finishes={0: [reason]})
         for text, reason in ((right, "stop"), (right + "!", "stop"), (right[:4], "length"))
     ]
-    assert [fresh.suits(answer) for answer in answers] == [True, False, True]
+    assert [fresh.matches(answer) for answer in answers] == [True, False, True]
 
 
 BODIES: dict[str, dict[str, object]] = {
@@ -99,13 +99,15 @@ BODIES: dict[str, dict[str, object]] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_answer_is_read_alike_streamed_and_not(url: str, path: str) -> None:
+async def test_an_answer_is_read_alike_whether_it_is_streamed_or_not(url: str, path: str) -> None:
     usage = {} if path == RESPONSES else {"stream_options": {"include_usage": True}}
     async with httpx.AsyncClient(base_url=url) as http:
-        whole = await ask(http, Request("whole", path, BODIES[path]))
-        streamed = await ask(http, Request("streamed", path, BODIES[path] | {"stream": True} | usage))
+        whole = await receive_answer(http, RepeatedRequest("whole", path, BODIES[path]))
+        streamed = await receive_answer(
+            http, RepeatedRequest("streamed", path, BODIES[path] | {"stream": True} | usage)
+        )
     assert whole.error is None
-    assert whole.lost(Request("whole", path, BODIES[path]).n) == 0
+    assert whole.lost(RepeatedRequest("whole", path, BODIES[path]).n) == 0
     assert all(whole.texts.values())
     assert streamed.same_as(whole)
     assert streamed.done == 1
@@ -113,40 +115,40 @@ async def test_an_answer_is_read_alike_streamed_and_not(url: str, path: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_every_call_gets_the_status_and_the_code_that_it_names(guarded: str) -> None:
-    async with connections(guarded, [KEY]) as (http,):
+async def test_every_call_gets_its_status_and_its_error_code(guarded: str) -> None:
+    async with open_clients(guarded, [KEY]) as (http,):
         for call in [*short_calls(MODEL), *refused_calls()]:
             response = await send(http, call)
-            assert as_it_must_be(call, response), (call.name, response.status_code, response.text[:200])
+            assert is_expected(call, response), (call.name, response.status_code, response.text[:200])
 
 
-def test_another_status_or_another_code_is_not_what_a_call_must_get() -> None:
-    call = Call("wrong", "GET", "/x", 404, "unknown_url")
+def test_another_status_or_error_code_is_unexpected() -> None:
+    call = StatusCall("wrong", "GET", "/x", 404, "unknown_url")
     right = httpx.Response(404, json={"error": {"code": "unknown_url"}})
     others = [
         httpx.Response(404, json={"error": {"code": "model_not_found"}}),
         httpx.Response(500, json={"error": {"code": "unknown_url"}}),
     ]
-    assert [as_it_must_be(call, response) for response in (right, *others)] == [True, False, False]
+    assert [is_expected(call, response) for response in (right, *others)] == [True, False, False]
 
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_a_client_does_all_kinds_of_things_and_leaves_nothing_open(guarded: str) -> None:
-    """The server itself checks at its end that every group has ended."""
+async def test_a_client_performs_all_kinds_of_acts_and_leaves_nothing_open(guarded: str) -> None:
+    """Relies on the server, which checks at its end that every group has ended."""
     tally = Tally()
-    request = Request("chat", CHAT, BODIES[CHAT])
-    async with connections(guarded, [KEY, KEY]) as (own, burst):
-        steered, large = some_steered(1), large_groups(1)
-        undisturbed = Undisturbed(
-            [(request, await ask(own, request))],
-            [(one, await ask(own, one.without)) for one in steered],
-            [(one, await ask(own, one)) for one in large],
+    request = RepeatedRequest("chat", CHAT, BODIES[CHAT])
+    async with open_clients(guarded, [KEY, KEY]) as (own, burst):
+        steered, large = load_dependent_requests(1), large_groups(1)
+        expected = ExpectedAnswers(
+            [(request, await receive_answer(own, request))],
+            [(one, await receive_answer(own, one.without_policy)) for one in steered],
+            [(one, await receive_answer(own, one)) for one in large],
         )
-        clients = [Client(tally, undisturbed, dice=random.Random(s), pause_s=0.001, model=MODEL) for s in range(6)]
-        while len(tally.acts) < 7 or not tally.outcome.finished:  # once, unless the machine stands still
+        clients = [SoakClient(tally, expected, dice=random.Random(s), pause_s=0.001, model=MODEL) for s in range(6)]
+        while len(tally.acts) < 7 or not tally.outcome.finished:  # one round, unless the machine is very slow
             until_s = time.monotonic() + 1.0
-            await asyncio.gather(*(client.run(Connections(own, burst), until_s=until_s) for client in clients))
+            await asyncio.gather(*(client.run(ClientConnections(own, burst), until_s=until_s) for client in clients))
     assert tally.malformed == tally.unexpected == []
     assert tally.outcome.identical == tally.outcome.finished
     assert tally.sent == sum(tally.acts.values())
@@ -157,42 +159,42 @@ async def test_a_message_is_read_as_the_chat_that_has_the_same_answer(url: str) 
     async with httpx.AsyncClient(base_url=url) as http:
         for message, chat in message_requests(1)[:4]:
             assert message.path == MESSAGES
-            told, expected = await ask(http, message), await ask(http, chat)
-            assert told.error is None
-            assert told.same_as(expected), (message.name, told, expected)
+            answer, expected = await receive_answer(http, message), await receive_answer(http, chat)
+            assert answer.error is None
+            assert answer.same_as(expected), (message.name, answer, expected)
 
 
 @pytest.mark.anyio
 async def test_a_course_of_a_group_finds_nothing_wrong_and_the_group_is_known_for_its_time(url: str) -> None:
     (large, *_) = large_groups(1)
     async with httpx.AsyncClient(base_url=url) as http:
-        whole = await ask(http, large)
+        whole = await receive_answer(http, large)
         for seed in range(3):
-            course = Course(http, large, whole, random.Random(seed))
+            course = GroupCourse(http, large, whole, random.Random(seed))
             await course.run()
             assert course.faults == []
-            assert await known(http, [course.id]) == ([] if course.forgotten else [course.id])
+            assert await known_groups(http, [course.id]) == ([] if course.forgotten else [course.id])
     assert KEEP_S > 1
 
 
-def test_choices_that_are_not_the_beginning_of_the_whole_group_are_told() -> None:
-    whole = Answer(texts={0: "abc", 1: "de"}, finishes={0: ["stop"], 1: ["length"]})
-    ended = Answer(texts={0: "ab", 1: "de"}, finishes={0: ["abort"], 1: ["length"]})
-    assert not_first_of(ended, whole) == []
+def test_choices_that_do_not_begin_like_the_complete_group_are_found() -> None:
+    whole = ReceivedAnswer(texts={0: "abc", 1: "de"}, finishes={0: ["stop"], 1: ["length"]})
+    ended = ReceivedAnswer(texts={0: "ab", 1: "de"}, finishes={0: ["abort"], 1: ["length"]})
+    assert mismatches(ended, whole) == []
     for wrong in (
-        Answer(texts={0: "ax"}, finishes={0: ["abort"]}),
-        Answer(texts={0: "ab"}, finishes={0: ["stop"]}),
-        Answer(texts={1: "de"}, finishes={1: ["stop"]}),
-        Answer(texts={2: ""}, finishes={2: ["abort"]}),
+        ReceivedAnswer(texts={0: "ax"}, finishes={0: ["abort"]}),
+        ReceivedAnswer(texts={0: "ab"}, finishes={0: ["stop"]}),
+        ReceivedAnswer(texts={1: "de"}, finishes={1: ["stop"]}),
+        ReceivedAnswer(texts={2: ""}, finishes={2: ["abort"]}),
     ):
-        assert len(not_first_of(wrong, whole)) == 1
+        assert len(mismatches(wrong, whole)) == 1
 
 
-def test_a_report_that_does_not_tell_what_is_in_the_answer_is_a_fault() -> None:
-    steered = Steered(Request("sum", CHAT, {"n": 3}))
-    whole = Answer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["stop"]})
+def test_a_report_that_disagrees_with_the_answer_is_a_fault() -> None:
+    steered = SteeredRequest(RepeatedRequest("sum", CHAT, {"n": 3}))
+    whole = ReceivedAnswer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["stop"]})
     report = {"id": "g", "n": 3, "begun": 2, "finished": 1, "aborted": 1, "stopped_by": "finished"}
-    answer = Answer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["abort"]}, groups=[report])
+    answer = ReceivedAnswer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["abort"]}, groups=[report])
     assert steered.faults(answer, whole) == []
     for wrong in ({"begun": 3}, {"finished": 2}, {"stopped_by": None}, {"vote": {"values": {"0": "6"}}}):
         answer.groups = [report | wrong]
@@ -200,27 +202,27 @@ def test_a_report_that_does_not_tell_what_is_in_the_answer_is_a_fault() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_spared_worker_is_never_struck() -> None:
+async def test_a_spared_worker_gets_no_faults() -> None:
     workers = [
         {"id": name, "role": role, "state": "ready", "pid": 1}
         for name, role in (("prefill-0", "prefill"), ("decode-0", "decode"), ("decode-1", "decode"))
     ]
-    struck: list[object] = []
+    hit: list[object] = []
     enough = asyncio.Event()
 
-    async def hit(worker: Status, _: object) -> None:
-        struck.append(worker["id"])
-        if len(struck) >= 30:
+    async def inject(worker: WorkerStatus, _: object) -> None:
+        hit.append(worker["id"])
+        if len(hit) >= 30:
             enough.set()
 
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"workers": workers}))
     async with httpx.AsyncClient(base_url="http://cell", transport=transport) as http:
-        striker = Striker(http, (0, 0), {KILLED: 1.0}, random.Random(1), hit, spared=frozenset({"decode-1"}))
-        striking = asyncio.create_task(striker.run())
+        injector = FaultInjector(http, (0, 0), {KILLED: 1.0}, random.Random(1), inject, spared=frozenset({"decode-1"}))
+        injecting = asyncio.create_task(injector.run())
         await enough.wait()
-        striking.cancel()
-        await asyncio.gather(striking, return_exceptions=True)
-    assert set(struck) == {"prefill-0", "decode-0"}
+        injecting.cancel()
+        await asyncio.gather(injecting, return_exceptions=True)
+    assert set(hit) == {"prefill-0", "decode-0"}
 
 
 def test_the_slope_of_a_line_is_found_through_noise() -> None:
@@ -229,9 +231,9 @@ def test_the_slope_of_a_line_is_found_through_noise() -> None:
     assert slope_per_hour([(1.0, 5.0)]) is None
 
 
-def test_a_sample_shows_what_a_process_holds(tmp_path: Path) -> None:
-    watcher = Watcher(os.getpid(), tmp_path, spared="decode-1")
-    workers: list[Status] = [{"id": "decode-1", "pid": os.getpid()}, {"id": "decode-0", "pid": None}]
+def test_a_sample_has_the_resources_of_a_process(tmp_path: Path) -> None:
+    watcher = ServerWatcher(os.getpid(), tmp_path, spared="decode-1")
+    workers: list[WorkerStatus] = [{"id": "decode-1", "pid": os.getpid()}, {"id": "decode-0", "pid": None}]
     before = watcher.sample(workers, tasks=4, minute=0.0, sent=0, left={})
     with (tmp_path / "file").open("w"), tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as shared:
         held = watcher.sample(workers, tasks=4, minute=1.0, sent=1, left={})
@@ -242,9 +244,9 @@ def test_a_sample_shows_what_a_process_holds(tmp_path: Path) -> None:
     assert f"process {os.getpid()}" in watcher.alive()
 
 
-HELD = Held(rss_mb=200.0, files=50, threads=9, children=3)
+HELD = HeldResources(rss_mb=200.0, files=50, threads=9, children=3)
 SAMPLES = [
-    Sample(
+    ServerSample(
         minute,
         10,
         api=HELD,
@@ -260,14 +262,14 @@ SAMPLES = [
 ]
 
 
-def report_of(samples: list[Sample], *, after: Sequence[str] = (), faults: Sequence[str] = ()) -> Report:
+def report_of(samples: list[ServerSample], *, after: Sequence[str] = (), faults: Sequence[str] = ()) -> SoakReport:
     tally = Tally()
     tally.statuses["burst: 429"] += 3
     totals = {"migrations": 1, "choices_resumed": 2, "transfers": 3, "transfer_bytes": 4}
-    return Report({}, 60.0, 1.0, samples, tally, {"decode killed": 150}, totals, faults, after)
+    return SoakReport({}, 60.0, 1.0, samples, tally, {"decode killed": 150}, totals, faults, after)
 
 
-def missed(report: Report) -> list[str]:
+def missed(report: SoakReport) -> list[str]:
     return [floor.what for floor in report.floors if not floor.met]
 
 
@@ -276,7 +278,7 @@ def test_a_run_in_which_nothing_grows_meets_all_floors() -> None:
     assert missed(report_of([early, *SAMPLES[1:]])) == []
 
 
-def test_what_grows_or_stays_behind_misses_its_floor() -> None:
+def test_growth_and_leftovers_miss_their_floors() -> None:
     growing = [
         replace(
             s, api=replace(HELD, rss_mb=200 + s.minute / 2, files=50 + int(s.minute // 10)), tasks=20 + int(s.minute)
@@ -291,18 +293,18 @@ def test_what_grows_or_stays_behind_misses_its_floor() -> None:
     left = [*SAMPLES[:5], replace(SAMPLES[5], left={"leases": 1}), *SAMPLES[6:]]
     assert missed(report_of(left)) == ["left on engines at rest"]
     assert missed(report_of(SAMPLES, after=["process 7"])) == ["left after the server"]
-    assert missed(report_of(SAMPLES, faults=["Traceback"])) == ["errors that nobody handled, in the log"]
+    assert missed(report_of(SAMPLES, faults=["Traceback"])) == ["unhandled errors in the log"]
 
 
-def test_a_report_is_told_with_a_table_and_json_on_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_has_a_table_and_json_on_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of(SAMPLES)
     report.tally.unexpected.append("burst: 500")
-    assert report.tell(check=True) == 1
+    assert report.print(check=True) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("MISSED unexpected statuses") for line in lines)
-    told = json.loads(lines[-1])
-    assert (len(told["samples"]), told["unexpected"]) == (len(SAMPLES), ["burst: 500"])
-    assert told["growth"]["API process: threads"] == {"settled": 9, "last": 9, "per_hour": 0}
+    record = json.loads(lines[-1])
+    assert (len(record["samples"]), record["unexpected"]) == (len(SAMPLES), ["burst: 500"])
+    assert record["growth"]["API process: threads"] == {"settled": 9, "last": 9, "per_hour": 0}
 
 
 @pytest.mark.slow
@@ -312,7 +314,12 @@ def test_a_short_run_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> 
     if not Smollm2(cache_folder(environment())).folder.is_dir():
         pytest.skip("the default model is not here: motet models pull")
     assert main(["--minutes", "1", "--pause", "0.2"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["unexpected"], told["malformed"], told["outcome"]["different"], told["after"]) == ([], [], [], [])
-    assert told["outcome"]["identical"] == told["outcome"]["finished"] > 0
-    assert all(not any(sample["left"].values()) for sample in told["samples"])
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (record["unexpected"], record["malformed"], record["outcome"]["different"], record["after"]) == (
+        [],
+        [],
+        [],
+        [],
+    )
+    assert record["outcome"]["identical"] == record["outcome"]["finished"] > 0
+    assert all(not any(sample["left"].values()) for sample in record["samples"])
