@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-EVERYBODY_SEES = ("types", "metrics.stats", "ids", "errors", "settings", "log", "block_names")
+EVERYBODY_SEES = ("types", "metrics.stats", "ids", "errors", "settings", "log", "block_names", "merge")
 
 BELOW_API = (
     "policies",
@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "settings": ("metrics.declare", "transfer.ticket"),
     "log": (),
     "block_names": (),
+    "merge": (),
     "kv_events": (),
     "metrics": (),
     "metrics.declare": (),

@@ -84,7 +84,6 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "TextGroup": 22,
         "Ticket": 20,
         "TransferThread": 13,
-        "UpstreamGroup": 16,
         "VLLMGroup": 16,
         "WholeChoice": 15,
     },

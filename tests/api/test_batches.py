@@ -1,12 +1,10 @@
 """A whole rollout batch in one completions request: the answers of single requests, and others get their turn."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from motet.api.generation.groups import FEW_GROUPS, AnswerGroup, MergedGroups, Take
-from motet.api.http.admission import AdmissionSlot
+from motet.merge import BATCH
 from motet.types import ChoiceStart, GenerateRequest
 from tests.api.serving import Served, Serving, chunks, named, streamed_or_not
 from tests.tiny_tokenizer import FIRST_BYTE_ID
@@ -14,7 +12,7 @@ from tests.tiny_tokenizer import FIRST_BYTE_ID
 pytestmark = pytest.mark.anyio
 
 N = 4
-PROMPTS = [[FIRST_BYTE_ID + 97 + number, *range(10, 10 + number % 7)] for number in range(2 * FEW_GROUPS + 3)]
+PROMPTS = [[FIRST_BYTE_ID + 97 + number, *range(10, 10 + number % 7)] for number in range(2 * BATCH + 3)]
 FIELDS: dict[str, object] = {"max_tokens": 6, "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
 
 
@@ -66,46 +64,3 @@ async def test_a_batch_above_a_limit_is_refused_with_the_setting(
     refused = await served.complete(PROMPTS, n=N)
     assert named(refused) == (400, "prompt")
     assert flag in refused.json()["error"]["message"]
-
-
-class ManySteps(AnswerGroup[int, int]):
-    """A group whose steps lie ready."""
-
-    usage = 0
-    worker = ""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def open(self, place: AdmissionSlot) -> None: ...
-
-    async def run(self, take: Take[int]) -> None:
-        for step in range(self.steps):
-            if (taking := take([step])) is not None:
-                await taking
-
-    async def close(self, *, status: int) -> None: ...
-
-
-async def test_others_get_their_turn_while_many_groups_have_steps() -> None:
-    taken: list[int] = []
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    def take(steps: Any) -> None:
-        taken.append(len(steps))
-
-    watching = asyncio.create_task(other())
-    groups = [ManySteps(10) for _ in range(20 * FEW_GROUPS)]
-    merged = MergedGroups(groups)
-    await merged.run(take)
-    await merged.aclose()
-    watching.cancel()
-    assert sum(taken) == 10 * len(groups)
-    assert max(taken) <= FEW_GROUPS
-    assert turns >= len(taken)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from motet.engine import WorkerState
-from motet.engines.upstream.bodies import Merge
+from motet.engines.upstream.bodies import PieceReader
 from motet.engines.upstream.text_source import TextRequest, TextRoute, TextStep
 from motet.engines.vllm.report import cards_in, scrape_of, version_in
 from motet.engines.vllm.vllm_wire import VLLMReader, kv_params_in, prompt_logprobs_in
@@ -73,7 +73,7 @@ def test_nothing_else_that_a_vllm_server_says_is_more_than_a_fault() -> None:
 
 def test_no_answer_of_a_text_upstream_is_more_than_a_fault() -> None:
     for text in texts({"choices": [TEXT, {**TEXT, "index": 1}], "usage": USAGE, "other": "x"}, seed=4):
-        for read in (Merge(0, 2, chat=True).chunk, Merge(0, 2, chat=True).body):
+        for read in (PieceReader(0, 2, chat=True).chunk, PieceReader(0, 2, chat=True).body):
             try:
                 step = read(text)
             except MotetError:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.openai import DONE, EventSplitter
-from motet.engines.upstream.bodies import Merge
+from motet.engines.upstream.bodies import PieceReader
 from motet.engines.upstream.text_source import TextRoute
 from tests.engines.upstream.asking import Whole
 from tests.peers.openai_script import CHAT, Asked, Manners, Script, Usage
@@ -31,7 +31,7 @@ def asked(route: TextRoute, n: int, seed: int) -> Asked:
     return Asked(route, {}, {**prompt, "n": n, "seed": seed, "stream_options": {"include_usage": True}})
 
 
-def read(data: bytes, cuts: list[int], merge: Merge) -> Whole:
+def read(data: bytes, cuts: list[int], merge: PieceReader) -> Whole:
     """Returns what a client gets from a stream that comes in pieces cut at `cuts`."""
     reader, whole = EventSplitter(), Whole()
     bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
@@ -58,11 +58,13 @@ def test_a_stream_of_n_choices_equals_n_streams_of_one(
     how: Manners, route: TextRoute, n: int, seed: int, cuts: list[int]
 ) -> None:
     chat = route is TextRoute.CHAT
-    together = read(stream_of(Script(asked(route, n, seed), how)), cuts, Merge(0, n, chat=chat))
+    together = read(stream_of(Script(asked(route, n, seed), how)), cuts, PieceReader(0, n, chat=chat))
     alone = Whole()
     for number in range(n):
         ignoring = replace(how, ignores_n=True)
-        single = read(stream_of(Script(asked(route, 1, seed + number), ignoring)), cuts, Merge(number, 1, chat=chat))
+        single = read(
+            stream_of(Script(asked(route, 1, seed + number), ignoring)), cuts, PieceReader(number, 1, chat=chat)
+        )
         alone.choices |= single.choices
     correct = Script(asked(route, n, seed), Manners()).whole()
     assert together.choices == alone.choices

@@ -263,7 +263,7 @@ class Refusing(FakeEngine):
 async def test_choices_that_find_no_room_when_they_begin_ask_again(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet.text.steered.ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr("motet.text.steered.RETRY_S", 0.0)
     engine = Refusing(script("a", "ab"), [NoWorkerError("none"), OverloadedError("full"), NoWorkerError("none")])
     steps = await steps_of(engine, request(2), GroupPolicy(start=1), tokenizer=tokenizer)
     assert texts(steps) == {0: "a", 1: "ab"}

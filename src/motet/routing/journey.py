@@ -15,7 +15,7 @@ closes its books; the tasks that wait for prefill or for a worker end with the j
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -24,63 +24,14 @@ import msgspec
 
 from motet.errors import MotetError, NoWorkerError
 from motet.ids import RequestId
+from motet.merge import Merge, deliver
 from motet.routing.dispatch import Dispatcher, HeldTicket
 from motet.routing.migration import Moves, Unfinished
 from motet.routing.part import GroupState, Part, moved
 from motet.types import GenerateRequest, GroupDelta
 
-
-class Together(AsyncIterator[GroupDelta]):
-    """The deltas of several parts of a group as they come; an error of one ends all."""
-
-    def __init__(self, parts: Sequence[Part], over: Callable[[], Awaitable[None]]) -> None:
-        """`over`: awaited before the reader gets the end."""
-        # Two deltas of each part at most: a slow reader holds the parts back rather than filling memory.
-        self._queue: asyncio.Queue[GroupDelta | Exception] = asyncio.Queue(maxsize=2 * len(parts))
-        self._over = over
-        self._end: Exception | None = None
-        """The end for the reader, once all has been read or the group is being ended."""
-        self._prompt_told = False
-        self._running = asyncio.create_task(self._run(parts))
-
-    async def __anext__(self) -> GroupDelta:
-        item = await self._queue.get() if self._end is None else self._end
-        if not isinstance(item, GroupDelta):
-            self._end = item
-            await self._over()
-            raise item
-        if item.prompt is None:
-            return item
-        told, self._prompt_told = self._prompt_told, True
-        return msgspec.structs.replace(item, prompt=None) if told else item
-
-    async def aclose(self) -> None:
-        """Stops reading the parts; a reader that waits for a delta gets the end."""
-        self._end = self._end or StopAsyncIteration()
-        self._running.cancel()
-        await asyncio.wait((self._running,))
-        if self._queue.empty():
-            self._queue.put_nowait(self._end)
-
-    async def _run(self, parts: Sequence[Part]) -> None:
-        try:
-            async with asyncio.TaskGroup() as pumps:
-                for part in parts:
-                    pumps.create_task(self._pump(part))
-        except* Exception as errors:  # the reader raises it
-            await self._tell(errors.exceptions[0])
-        else:
-            await self._tell(StopAsyncIteration())
-
-    async def _tell(self, end: Exception) -> None:
-        """Tells the reader, unless the group is being ended: then nobody makes room in the queue any more, and if a
-        part failed in the same turn, the cancelling of this task is lost."""
-        if self._end is None:
-            await self._queue.put(end)
-
-    async def _pump(self, part: Part) -> None:
-        async for delta in part:
-            await self._queue.put(delta)
+DELTAS_PER_PART = 2
+"""Unread deltas of a group in several parts, for each part, above which the parts wait for the reader."""
 
 
 class Journey:
@@ -109,7 +60,7 @@ class Journey:
             None if ticket is None else HeldTicket(ticket, dispatcher, parts=1, trace=request.trace, ours=False)
         )
         self._parts: tuple[Part, ...] = ()
-        self._source: Part | Together | None = None
+        self._source: Part | Merge[GroupDelta] | None = None
         """The source of deltas, once the group is on its way to decode."""
         self._turn = asyncio.Event()
         """Set when there is something to read, or there never will be."""
@@ -249,7 +200,9 @@ class Journey:
             self._source = self._parts[0]
             self._source.over = self.aclose
         else:
-            self._source = Together(self._parts, self.aclose)
+            self._source = Merge(DELTAS_PER_PART * len(self._parts), on_end=self.aclose)
+            for part in self._parts:
+                self._source.add(partial(deliver, part))
         self._turn.set()
 
     def _split(self, plan: Sequence[int], held: HeldTicket | None) -> "list[Part]":
@@ -263,14 +216,14 @@ class Journey:
         for number, size in enumerate(plan):
             if choices := tuple(islice(left, size)):
                 part = msgspec.structs.replace(request, request_id=RequestId(f"{id}/{number}"), choices=choices)
-                parts.append(make(part, Unfinished(part), moves=self._moves()))
+                parts.append(make(part, Unfinished(part, prompt=self._unfinished.prompt), moves=self._moves()))
         return parts
 
     async def _end(self) -> None:
         try:
             if self._prefilling is not None:
                 await asyncio.wait((self._prefilling,))
-            if isinstance(self._source, Together):
+            if isinstance(self._source, Merge):
                 await self._source.aclose()
             closing = [part.aclose() for part in self._parts]
             await (closing[0] if len(closing) == 1 else asyncio.gather(*closing))

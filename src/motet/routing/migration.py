@@ -26,6 +26,7 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import RequestId
+from motet.merge import PromptOnce
 from motet.metrics.routing import RoutingFigures
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta
 
@@ -155,14 +156,15 @@ class OpenChoice:
 class Unfinished:
     """The choices that are still to be written, by index; a move makes a new group of them."""
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, *, prompt: PromptOnce | None = None) -> None:
+        """`prompt`: shared by all parts of a group."""
         self._request = request
         self.model = request.model
         self.choices = {start.index: OpenChoice(start.seed, list(start.output_tokens)) for start in request.choices}
         self.begun = False
         """True once the reader has been given something."""
-        self.prompt_told = False
-        """True once the reader has been given the report on the prompt."""
+        self.prompt = prompt or PromptOnce()
+        """The report on the prompt, which the reader of the group gets once."""
         self.model_digest = request.model_digest
         """Digest of the model that has begun to write; empty if none has begun, or if its engine gives none."""
 
@@ -191,7 +193,7 @@ class Unfinished:
         if life == 0 and len(self.choices) == len(request.choices) and request.ticket is None:
             return request
         sampling = request.sampling
-        if self.prompt_told and sampling.prompt_logprobs is not None:
+        if self.prompt.reported and sampling.prompt_logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return msgspec.structs.replace(
             request,

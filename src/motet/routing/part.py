@@ -195,9 +195,7 @@ class Part(AsyncIterator[GroupDelta]):
             self._end_move(None)
             self._settle(read=True)
             self.unfinished.model_digest = self.unfinished.model_digest or stay.worker.engine.info.model_digest
-            if prompt is not None:
-                prompt = None if self.unfinished.prompt_told else prompt
-                self.unfinished.prompt_told = True
+            prompt = self.unfinished.prompt.first(prompt)
             self.unfinished.begun = True
         return GroupDelta(self._reader_id, delta.choices, prompt, worker, delta.weight_version)
 

@@ -1,14 +1,14 @@
-"""The choices of a group that does not begin with all of them, or whose steps depend on numbers of tokens alone.
+"""The choices of a group that start at different times, or whose steps depend on numbers of tokens alone.
 
-    SteeredStream    one stream for the reader, over the engine's groups of it:
+    SteeredStream    one stream for the reader, over several groups of the engine:
 
-        EngineGroup  "g"      choices 0..start-1, with the ticket
-        EngineGroup  "g+1"    choices that begin later. They join the trunk, or find the prompt in the prefix cache
+        ChoiceBatch  "g"      choices 0..start-1, with the ticket
+        ChoiceBatch  "g+1"    choices that start later. They join the trunk, or find the prompt in the prefix cache
         ...
 
-Each engine group is placed, moved and freed by itself; whatever ends the stream ends them all. They are one session, so
-that those that begin later go where the prompt is. Their request was let in long ago: when there is no room for them,
-or no worker at the moment, they ask again, and the others go on.
+Each engine group is placed, moved and freed by itself; whatever ends the stream ends them all. They share one session,
+so that choices that start later go where the prompt is. Their request has been admitted: if the engine has no capacity
+for them, or there is no worker at the moment, they are submitted again, while the other choices continue.
 """
 
 import asyncio
@@ -21,127 +21,112 @@ import msgspec
 from motet.engine import Engine, GroupStream
 from motet.errors import NoWorkerError, OverloadedError
 from motet.ids import RequestId
+from motet.merge import Merge, PromptOnce, Take, deliver
 from motet.policies.lockstep import Lockstep
 from motet.types import GenerateRequest, GroupDelta
 
 HELD_DELTAS = 64
-"""Deltas that may wait for the reader: a slow one holds the engine's streams back."""
-ASK_AGAIN_S = 0.25
-"""Seconds after which choices that could not begin ask again."""
+"""Number of unread deltas above which the engine's streams wait for the reader."""
+RETRY_S = 0.25
+"""Seconds after which choices that were refused are submitted again."""
 NO_WORKER_S = 60.0
-"""Seconds for which they ask while there is no worker at all."""
-
-Deltas = asyncio.Queue[GroupDelta | Exception | None]
-"""What engine groups bring; None: one is over."""
+"""Maximum time in seconds without any worker before choices that have to start fail."""
 
 
 class ChoiceBatch:
-    """Choices that begin together. A task of its own reads them."""
+    """Choices that start together: one group of the engine."""
 
-    def __init__(self, engine: Engine, request: GenerateRequest, *, deltas: Deltas, later: bool) -> None:
-        """Submits the group at once, unless it begins `later`. Raises what `Engine.generate` raises."""
+    def __init__(self, engine: Engine, request: GenerateRequest, *, later: bool) -> None:
+        """Submits the group at once, unless it starts `later`. Raises what `Engine.generate` raises."""
         self._engine = engine
         self._request = request
-        self._deltas = deltas
         self._stream: GroupStream | None = None if later else engine.generate(request)
-        self._reading = asyncio.create_task(self._read(later))
 
     async def stop(self, index: int) -> None:
-        """Ends a choice; one that could not begin yet never does."""
-        request = self._request
+        """Ends a choice. If the engine has not accepted it yet, it never starts."""
+        choices = tuple(start for start in self._request.choices if start.index != index)
+        self._request = msgspec.structs.replace(self._request, choices=choices)
         if self._stream is not None:
-            await self._engine.stop_choice(request.request_id, index)
-            return
-        choices = tuple(start for start in request.choices if start.index != index)
-        self._request = msgspec.structs.replace(request, choices=choices)
+            await self._engine.stop_choice(self._request.request_id, index)
 
     async def aclose(self) -> None:
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
+        """Frees the group in the engine. Must not be called while `run` runs."""
         if self._stream is not None:
             await self._stream.aclose()
 
-    async def _read(self, later: bool) -> None:
-        try:
-            if later:
-                await self._read_patiently()
-            elif self._stream is not None:
-                async for delta in self._stream:
-                    await self._deltas.put(delta)
-            await self._deltas.put(None)
-        except Exception as error:  # the reader raises it
-            await self._deltas.put(error)
-
-    async def _read_patiently(self) -> None:
-        """Submits the group and reads it; again after a refusal, until it has shown something."""
-        begun, without_worker_s = False, time.monotonic()
+    async def run(self, take: Take[GroupDelta]) -> None:
+        """Delivers the deltas of the group. If it starts later, it is submitted here, and again after a refusal, until
+        the engine has sent a delta."""
+        if self._stream is not None:
+            await deliver(self._stream, take)
+            return
+        started, last_worker_s = False, time.monotonic()
         while self._request.choices:
             try:
                 self._stream = self._engine.generate(self._request)
                 async for delta in self._stream:
-                    begun = True
-                    await self._deltas.put(delta)
+                    started = True
+                    if (taking := take((delta,))) is not None:
+                        await taking
                 return
             except (OverloadedError, NoWorkerError) as error:
-                lost = isinstance(error, NoWorkerError)
-                if begun or (lost and time.monotonic() - without_worker_s > NO_WORKER_S):
+                without_worker = isinstance(error, NoWorkerError)
+                if started or (without_worker and time.monotonic() - last_worker_s > NO_WORKER_S):
                     raise
-                without_worker_s = without_worker_s if lost else time.monotonic()
+                last_worker_s = last_worker_s if without_worker else time.monotonic()
                 if self._stream is not None:
                     await self._stream.aclose()
                     self._stream = None
-                await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
 
 class SteeredStream(AsyncIterator[GroupDelta]):
-    """A `GroupStream`, which may be read on after its end if more choices have begun."""
+    """A `GroupStream`. After its end it can be read again if more choices have started."""
 
     def __init__(self, engine: Engine, request: GenerateRequest, *, start: int, lockstep: bool) -> None:
         """Submits the first `start` choices at once. Raises what `Engine.generate` raises."""
         self._engine = engine
         self._request = request
         self._waiting = deque(request.choices)
-        self._groups: list[ChoiceBatch] = []
-        self._group_of: dict[int, ChoiceBatch] = {}
-        """The group of each choice that has begun."""
-        self._deltas: Deltas = asyncio.Queue(HELD_DELTAS)
-        self._reading = 0
-        """Number of groups whose end has not been read."""
+        self._batches: list[ChoiceBatch] = []
+        self._batch_of: dict[int, ChoiceBatch] = {}
+        """Batch of each choice that has started, by index."""
+        self._deltas = Merge[GroupDelta](HELD_DELTAS)
         self._lockstep = Lockstep(request.request_id) if lockstep else None
-        self._prompt_told = False
-        self._ending: asyncio.Task[None] | None = None
+        self._prompt = PromptOnce()
+        self._closing: asyncio.Task[None] | None = None
         self.begin(start)
 
     def begin(self, count: int) -> None:
-        """Lets the next `count` choices begin."""
+        """Starts the next `count` choices."""
         starts = tuple(self._waiting.popleft() for _ in range(count))
-        request, number = self._request, len(self._groups)
+        request, number = self._request, len(self._batches)
         name, ticket, sampling = request.request_id, request.ticket, request.sampling
         if number:
             name, ticket = RequestId(f"{name}+{number}"), None
             if sampling.prompt_logprobs is not None:
                 sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         session = request.session_id or request.request_id
-        asked = msgspec.structs.replace(
+        group = msgspec.structs.replace(
             request, request_id=name, choices=starts, ticket=ticket, sampling=sampling, session_id=session
         )
-        group = ChoiceBatch(self._engine, asked, deltas=self._deltas, later=number > 0)
-        self._groups.append(group)
-        self._reading += 1
+        batch = ChoiceBatch(self._engine, group, later=number > 0)
+        self._batches.append(batch)
+        self._deltas.add(batch.run)
         indices = [start.index for start in starts]
-        self._group_of |= dict.fromkeys(indices, group)
+        self._batch_of |= dict.fromkeys(indices, batch)
         if self._lockstep is not None:
             self._lockstep.begin(indices)
 
     def withdraw(self, index: int) -> None:
-        """Takes out a choice that waits."""
+        """Removes a choice that has not started."""
         self._waiting = deque(start for start in self._waiting if start.index != index)
 
     async def stop(self, index: int) -> None:
-        """Ends a choice that has begun."""
+        """Ends a choice that has started."""
         if self._lockstep is not None:
             self._lockstep.end(index)
-        await self._group_of[index].stop(index)
+        await self._batch_of[index].stop(index)
 
     def __aiter__(self) -> AsyncIterator[GroupDelta]:
         return self
@@ -150,33 +135,19 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         while True:
             if self._lockstep is not None and (step := self._lockstep.next()) is not None:
                 return step
-            if self._reading == 0 or self._ending is not None:
-                raise StopAsyncIteration
-            item = await self._deltas.get()
-            if item is None:
-                self._reading -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                delta = self._once_told(item)
-                if self._lockstep is None:
-                    return delta
-                self._lockstep.feed(delta)
-
-    def _once_told(self, delta: GroupDelta) -> GroupDelta:
-        """Returns the delta, with the report on the prompt only if it is the first one."""
-        if delta.prompt is None:
-            return delta
-        told, self._prompt_told = self._prompt_told, True
-        return msgspec.structs.replace(delta, prompt=None) if told else delta
+            delta = await anext(self._deltas)
+            if delta.prompt is not None:
+                delta = msgspec.structs.replace(delta, prompt=self._prompt.first(delta.prompt))
+            if self._lockstep is None:
+                return delta
+            self._lockstep.feed(delta)
 
     async def aclose(self) -> None:
-        """Ends all engine groups, also if the caller is cancelled meanwhile. May be called at any time, twice too."""
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end())
-        await asyncio.shield(self._ending)
+        """Ends all groups of the engine, also if the caller is cancelled. Can be called at any time, also twice."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
 
-    async def _end(self) -> None:
-        await asyncio.gather(*(group.aclose() for group in self._groups))
-        if self._deltas.empty():
-            self._deltas.put_nowait(None)  # for a reader that waits
+    async def _close(self) -> None:
+        await self._deltas.aclose()
+        await asyncio.gather(*(batch.aclose() for batch in self._batches))

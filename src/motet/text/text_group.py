@@ -10,13 +10,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import msgspec
 
 from motet.engine import Engine, GroupStream
 from motet.errors import AnswerParserError, EngineError
+from motet.merge import Take
 from motet.policies.steering import GroupPolicy, GroupReport, Steering
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
 from motet.text.parts import Content
@@ -114,7 +115,7 @@ class TextGroup:
         self._stream: GroupStream | None = self._steered or engine.generate(request)
         """None once it is closed: what it consists of need not stay for as long as the request."""
 
-    async def run(self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]) -> None:
+    async def run(self, take: Take[GroupStep]) -> None:
         """Reads the group to its end. Gives `take` each step that has something to show, and awaits what it returns. If
         `take` raises, the group may be run on."""
         while self._unfinished:
@@ -124,7 +125,7 @@ class TextGroup:
                 await self._end_without_step(take)
 
     async def _run_on(  # noqa: C901 (in one piece, since every token passes here)
-        self, stream: GroupStream, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]
+        self, stream: GroupStream, take: Take[GroupStep]
     ) -> None:
         """Reads as far as the stream goes, or until no choice is left."""
         on_step = self.on_step
@@ -276,7 +277,7 @@ class TextGroup:
                 events.append(self._with_versions(last) if self._versions else last)
         return [*ended, *abort], begun
 
-    async def _end_without_step(self, take: Callable[[Sequence[GroupStep]], Awaitable[None] | None]) -> None:
+    async def _end_without_step(self, take: Take[GroupStep]) -> None:
         """Called when the engine's stream is over: tells the reader of the choices that were ended from outside; others
         may begin then. Raises EngineError if there are none to tell of."""
         if not self._to_end:

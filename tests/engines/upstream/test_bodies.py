@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.upstream.bodies import Merge, read_chunk
+from motet.engines.upstream.bodies import PieceReader, read_chunk
 from motet.errors import EngineError, UpstreamRefusalError, WorkerFaultError
 from motet.types import Usage
 
@@ -22,7 +22,9 @@ NO_CHUNKS = (
 
 def test_line_breaks_between_the_parts_of_a_chunk_are_not_passed_on() -> None:
     """They would end the event of our own stream, and begin another one."""
-    step = Merge(0, 1, chat=False).chunk(b'{"choices": [{"logprobs": {"a":\n\ndata: 1}}]}'.replace(b"data: ", b"\r"))
+    step = PieceReader(0, 1, chat=False).chunk(
+        b'{"choices": [{"logprobs": {"a":\n\ndata: 1}}]}'.replace(b"data: ", b"\r")
+    )
     assert step is not None
     assert bytes(step.pieces[0].fields["logprobs"]) == b'{"a":1}'
 
@@ -48,7 +50,7 @@ def test_the_text_of_a_piece_is_its_content_without_thoughts(choice: bytes, text
 @pytest.mark.parametrize("data", NO_CHUNKS)
 def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
     with pytest.raises(WorkerFaultError, match="cannot read"):
-        Merge(0, 1, chat=True).chunk(data)
+        PieceReader(0, 1, chat=True).chunk(data)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
 )
 def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
-        Merge(0, 1, chat=False).chunk(data)
+        PieceReader(0, 1, chat=False).chunk(data)
 
 
 @pytest.mark.parametrize(
@@ -82,21 +84,21 @@ def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exc
     ],
 )
 def test_usage_without_numbers_counts_as_missing(usage: bytes) -> None:
-    merge = Merge(0, 1, chat=False)
+    merge = PieceReader(0, 1, chat=False)
     merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
     merge.close()
     assert merge.usage is None
 
 
 def test_no_more_tokens_are_cached_than_the_prompt_has() -> None:
-    merge = Merge(0, 1, chat=False)
+    merge = PieceReader(0, 1, chat=False)
     usage = b'{"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 99}}'
     merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
     assert merge.usage == Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=9, reasoning_tokens=None)
 
 
 def test_an_empty_finish_reason_is_none() -> None:
-    merge = Merge(0, 1, chat=False)
+    merge = PieceReader(0, 1, chat=False)
     step = merge.chunk(b'{"choices": [{"text": "x", "finish_reason": ""}], "error": null}')
     assert step is not None
     assert [piece.finish for piece in step.pieces] == [None]
@@ -107,7 +109,7 @@ def test_an_empty_finish_reason_is_none() -> None:
     ("sent", "shown"), [(b"null", b'"stop_sequence"'), (b'"###"', b'"###"'), (b"151645", b"151645")]
 )
 def test_a_stop_reason_that_the_server_sends_is_kept(sent: bytes, shown: bytes) -> None:
-    step = Merge(0, 1, chat=False).chunk(
+    step = PieceReader(0, 1, chat=False).chunk(
         b'{"choices": [{"text": "x", "finish_reason": "stop_sequence", "stop_reason": %b}]}' % sent
     )
     assert step is not None

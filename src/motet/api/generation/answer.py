@@ -23,16 +23,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.generation.groups import (
-    FEW_GROUPS,
-    SENT,
-    AnswerGroup,
-    MergedGroups,
-    StepT,
-    Take,
-    UsedT,
-    a_few_at_a_time,
-)
+from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
 from motet.api.generation.plan import AnswerHead, Plan
 from motet.api.http.admission import ANOTHER_SERVER, AdmissionSlot
 from motet.api.http.body import in_turn
@@ -40,6 +31,7 @@ from motet.api.http.failure import CLIENT_GONE, error_json
 from motet.api.http.streaming import body_send, body_write, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
+from motet.merge import BATCH, Merge, Take, in_batches
 from motet.policies.steering import GroupReport
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep
@@ -48,6 +40,8 @@ from motet.types import Usage
 
 log = logging.getLogger("motet.api")
 
+HELD_STEPS = 32
+"""Minimum number of unread steps of several groups above which the groups wait for the reader; at least two a group."""
 WORKER_HEADER = "x-motet-worker"
 EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -122,7 +116,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._places: list[AdmissionSlot] = []
         self._started = False
         self._status = CLIENT_GONE
-        self._merged: MergedGroups[StepT] | None = None
+        self._merged: Merge[StepT] | None = None
+        """The steps of all groups, if they have to be merged."""
         self._failure: Exception | None = None
         """An error before anything was sent, which is answered with its own status."""
 
@@ -141,7 +136,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             await self._open()
             if self._writer.starts_at_once:
                 await self._start()
-            await self._source().run(self._passing_on())
+            await self._run(self._passing_on())
             await self._finish()
         except Exception as error:
             await self._fail(error)
@@ -154,15 +149,20 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._places = self._service.admission.admit(
             *(group.num_prompts for group in self._groups), client=self._client or ANOTHER_SERVER
         )
-        async for group, place in a_few_at_a_time(zip(self._groups, self._places, strict=True)):
+        async for group, place in in_batches(zip(self._groups, self._places, strict=True)):
             group.open(place)
 
-    def _source(self) -> AnswerGroup[StepT, UsedT] | MergedGroups[StepT]:
-        """Returns what runs the groups: the only one of a request runs without a task and a queue between."""
+    async def _run(self, take: Take[StepT]) -> None:
+        """Runs all groups to their ends. A single group needs neither a task nor a queue in between."""
         if len(self._groups) == 1 and not self._writer.starts_at_once:
-            return self._groups[0]
-        self._merged = MergedGroups(self._groups)
-        return self._merged
+            await self._groups[0].run(take)
+            return
+        self._merged = merged = Merge[StepT](max(2 * len(self._groups), HELD_STEPS))
+        async for group in in_batches(self._groups):
+            merged.add(group.run)
+        while steps := await merged.read(BATCH):
+            if (taking := take(steps)) is not None:
+                await taking
 
     def _passing_on(self) -> Take[StepT]:
         """Returns what sends the bytes of each step. Every token passes there, so it has all that it needs at hand."""
@@ -233,7 +233,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             for place in self._places:
                 closing.callback(place.leave)
             for number, group in enumerate(reversed(self._groups)):
-                if number % FEW_GROUPS == 0:
+                if number % BATCH == 0:
                     closing.push_async_callback(asyncio.sleep, 0)  # others' turn
                 closing.push_async_callback(group.close, status=self._status)
 

@@ -5,13 +5,12 @@
     UpstreamRequest   all prompts of a request to a text upstream (`upstream`)
 
 `answer.GeneratedResponse` owns the groups of a request: it opens all or none and closes them together. With one group
-the group hands its steps over itself; with several, `MergedGroups`.
+the group hands its steps over itself; with several, a `Merge` of them.
 """
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Generic, Self, TypeVar
 
 from motet.api.generation.plan import Plan
@@ -20,6 +19,7 @@ from motet.api.http.request_spans import end_group_span, error_of, group_span_of
 from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup
 from motet.api.served import ServedModel, TextModel
 from motet.api.service import Service
+from motet.merge import Take
 from motet.metrics.group_metrics import ShownChoice
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep, TextGroup
@@ -29,27 +29,11 @@ from motet.types import FinishReason, GenerateRequest, PromptReport, Usage
 
 log = logging.getLogger("motet.api")
 
-T = TypeVar("T")
 StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
 
-Take = Callable[[Sequence[StepT]], Awaitable[None] | None]
-"""Takes the next steps, at least one; what it returns is awaited before there are more."""
-
 SENT = 200
 """The status of a request whose whole answer has been sent."""
-FEW_GROUPS = 16
-"""Groups for which one thing is done in one go, about 2 ms: a request may have thousands."""
-HELD_STEPS = 32
-"""Number of steps that may wait for the reader of merged groups, unless there are so many groups: each may have two."""
-
-
-async def a_few_at_a_time(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yields the items of a request, with others' turn in between."""
-    for number, item in enumerate(items, start=1):
-        yield item
-        if number % FEW_GROUPS == 0:
-            await asyncio.sleep(0)
 
 
 class AnswerGroup(ABC, Generic[StepT, UsedT]):
@@ -79,63 +63,6 @@ class AnswerGroup(ABC, Generic[StepT, UsedT]):
     @abstractmethod
     async def close(self, *, status: int) -> None:
         """Frees the group, counts and logs it, once. Must follow, also if `open` failed or never came."""
-
-
-class MergedGroups(Generic[StepT]):
-    """The steps of several groups as they come, those that lie ready together. The first error ends the stream.
-
-    A task a group puts its steps into a queue. When that is full, a slow reader holds the groups' streams back."""
-
-    def __init__(self, groups: Sequence[AnswerGroup[StepT, UsedT]]) -> None:
-        self._groups = groups
-        self._queue: asyncio.Queue[Sequence[StepT] | Exception | None] = asyncio.Queue(max(2 * len(groups), HELD_STEPS))
-        self._unfinished = len(groups)
-        self._error: Exception | None = None
-        self._pumps: set[asyncio.Task[None]] = set()
-
-    async def run(self, take: Take[StepT]) -> None:
-        """Reads all groups to their end. An error is raised behind what came before."""
-        async for group in a_few_at_a_time(self._groups):
-            pump = asyncio.create_task(self._pump(group))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
-        while steps := await self._ready():
-            if (taking := take(steps)) is not None:
-                await taking
-            if not self._queue.empty():
-                await asyncio.sleep(0)  # others' turn: there may be thousands
-
-    async def _ready(self) -> Sequence[StepT]:
-        """Returns the steps that lie ready, at least one and not many; none after the end."""
-        steps: list[StepT] = []
-        while self._unfinished and self._error is None and len(steps) < FEW_GROUPS:
-            if steps and self._queue.empty():
-                break
-            item = await self._queue.get()
-            if isinstance(item, Exception):
-                self._error = item
-            elif item is None:
-                self._unfinished -= 1
-            else:
-                steps += item
-        if self._error is not None and not steps:
-            raise self._error
-        return steps
-
-    async def aclose(self) -> None:
-        """Stops reading the groups."""
-        pumps = [*self._pumps]
-        async for pump in a_few_at_a_time(pumps):
-            pump.cancel()
-        if pumps:
-            await asyncio.wait(pumps)
-
-    async def _pump(self, group: AnswerGroup[StepT, UsedT]) -> None:
-        try:
-            await group.run(self._queue.put)
-            await self._queue.put(None)
-        except Exception as error:  # the reader raises it
-            await self._queue.put(error)
 
 
 class GroupAccount:

@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from motet.api.generation.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
 from motet.api.generation.collect import chat_usage_json
 from motet.api.generation.group_schema import PARAM, GroupFields, check_keep
-from motet.api.generation.groups import AnswerGroup, GroupAccount, Take
+from motet.api.generation.groups import AnswerGroup, GroupAccount
 from motet.api.generation.plan import AnswerHead
 from motet.api.generation.request_fields import SessionId, StreamingFields, StreamOptions
 from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED
@@ -41,6 +41,7 @@ from motet.api.texts.steered_texts import SteeredPrompt
 from motet.engines.upstream.text_source import Fields, TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
 from motet.ids import new_request_id
+from motet.merge import Take
 from motet.policies.steering import GroupPolicy, GroupReport, Keep
 from motet.types import FinishReason, Usage
 

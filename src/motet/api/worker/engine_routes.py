@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from motet import __version__
 from motet.api.generation.answer import AnswerWriter, GeneratedResponse
 from motet.api.generation.collect import WholeWriter
-from motet.api.generation.groups import AnswerGroup, GroupAccount, Take, TokenGroup
+from motet.api.generation.groups import AnswerGroup, GroupAccount, TokenGroup
 from motet.api.generation.kv_params import MAX_READERS, PrefillOrder
 from motet.api.generation.plan import AnswerHead, Plan, check_scores
 from motet.api.generation.request_fields import MAX_KEEP_S
@@ -50,6 +50,7 @@ from motet.engines.wire import (
 )
 from motet.errors import EngineError, MotetError, NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId, new_engine_id, new_request_id
+from motet.merge import Take
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep
 from motet.tracing.spans import NO_SPAN

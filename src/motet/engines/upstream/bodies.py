@@ -1,6 +1,6 @@
 """Bodies in OpenAI's form: requests to text upstreams, and their answers. Pure.
 
-    TextRequest ──► UpstreamCall.body() ──► server ──► read_chunk ──Merge──► TextStep
+    TextRequest ──► UpstreamCall.body() ──► server ──► read_chunk ──PieceReader──► TextStep
 
 A group is sent as one request, or as one for each choice. All fields go as the client wrote them, except
 
@@ -122,7 +122,7 @@ def aborted(request: TextRequest, index: int, *, shown: bool) -> TextPiece:
     return TextPiece(index, fields, FinishReason.ABORT)
 
 
-class Merge:
+class PieceReader:
     """Turns the answer to one request into the choices `first` to `first + count - 1` of a group. Fed in order."""
 
     def __init__(self, first: int, count: int, *, chat: bool) -> None:

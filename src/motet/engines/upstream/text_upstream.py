@@ -23,12 +23,11 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum
-from typing import NamedTuple
+from functools import partial
 
 from motet.engines.http import NOT_TAKEN
 from motet.engines.openai import DONE, EventSplitter
-from motet.engines.upstream.bodies import Merge, UpstreamCall, aborted, ask_at_once, ask_singly, usage_of
+from motet.engines.upstream.bodies import PieceReader, UpstreamCall, aborted, ask_at_once, ask_singly, usage_of
 from motet.engines.upstream.text_source import TextRequest, TextRoute, TextStep, may_go_elsewhere
 from motet.engines.upstream.upstream_server import Abilities, RouteAbilities, UpstreamReply, UpstreamServer, probe
 from motet.engines.wire import EngineReport
@@ -42,8 +41,9 @@ from motet.errors import (
     UpstreamRefusalError,
     WorkerFaultError,
 )
+from motet.merge import Merge, Take
 from motet.tracing.context import headers_of
-from motet.types import Usage
+from motet.types import FinishReason, Usage
 
 AGAIN_S = 60.0
 """Seconds from a probe without a result to the next one."""
@@ -85,8 +85,8 @@ class TextUpstream:
         if known is None and several:
             self._learn(base)
         plan = ask_singly if steered or (several and not ability.honours_n) else ask_at_once
-        asks = plan(request, wants_usage=ability.takes_usage)
-        group = UpstreamGroup(self.server, request, asks=asks, on_end=self._groups.discard)
+        calls = plan(request, wants_usage=ability.takes_usage)
+        group = UpstreamGroup(self.server, request, calls=calls, on_end=self._groups.discard)
         self._groups.add(group)
         return group
 
@@ -124,24 +124,11 @@ class TextUpstream:
             self._abilities[model] = found
 
 
-class Ended(NamedTuple):
-    """The end of a request."""
-
-    first: int
-    """Number of its first choice."""
-    error: Exception | None = None
-
-
-class Signal(Enum):
-    LOOK = "look"
-    """Tells the reader to look for what did not come through the queue."""
-
-
 NOT_ELSEWHERE = "An answer that a text upstream has begun cannot go on elsewhere."
 
 
 class UpstreamGroup:
-    """A `TextGroupStream`. Owns its tasks; `aclose` ends them, and with them their connections."""
+    """A `TextGroupStream`: one request for all choices, or one for each. `aclose` ends them and their connections."""
 
     worker = ""
     """Empty: the router of the group knows the worker."""
@@ -151,146 +138,119 @@ class UpstreamGroup:
         server: UpstreamServer,
         request: TextRequest,
         *,
-        asks: Sequence[UpstreamCall],
+        calls: Sequence[UpstreamCall],
         on_end: Callable[["UpstreamGroup"], None],
     ) -> None:
         self._server = server
         self._request = request
-        self._at_once = asks[0].count > 1
-        """True if one request asks for several choices."""
-        self._held = {ask.first: ask for ask in asks}
-        """The requests of choices that have not begun, by their first choices."""
-        self._asks: dict[int, UpstreamCall] = {}
-        """The requests that were sent, or will be."""
+        self._held = {call.first: call for call in calls}
+        """Requests for choices that have not started, by their first choices."""
+        self._calls: dict[int, UpstreamCall] = {}
+        """Requests that were sent or are due, by their first choices."""
         self._due: deque[UpstreamCall] = deque()
-        """Those of them that wait for a place."""
+        """Requests that wait until fewer than `max_singles` others are under way."""
         self._on_end = on_end
-        self._queue: asyncio.Queue[TextStep | Ended | Signal] = asyncio.Queue(2 * server.options.max_singles)
+        self._steps = Merge[TextStep](2 * server.options.max_singles)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The requests under way, whose ends have not been read."""
-        self._closing: list[asyncio.Task[None]] = []
-        """Those of choices that were ended here."""
+        """Tasks of the requests under way, by their first choices."""
         self._ended: set[int] = set()
-        """Choices that were ended here."""
-        self._aborted: list[int] = []
-        """Those of them whose last pieces have not been read."""
+        """Choices that were ended by `end_choice`."""
         self._shown: set[int] = set()
-        """Choices of which a piece has been read, if they begin and end by themselves."""
+        """Choices with a piece that has been read, if choices start and end by themselves."""
         self._begun = False
         self._usages: dict[int, Usage] = {}
-        self._failure: Exception | None = None
-        self.begin([ask.first for ask in asks] if request.begin is None else request.begin)
+        self.begin([call.first for call in calls] if request.begin is None else request.begin)
 
     @property
     def usage(self) -> Usage | None:
-        return usage_of(list(self._asks.values()), self._usages)
+        return usage_of(list(self._calls.values()), self._usages)
 
     def begin(self, indices: Sequence[int]) -> None:
-        asks = {index: self._held.pop(index) for index in indices}
-        self._asks |= asks
-        self._due += asks.values()
+        calls = {index: self._held.pop(index) for index in indices}
+        self._calls |= calls
+        self._due += calls.values()
 
     def end_choice(self, index: int) -> None:
         self._ended.add(index)
-        self._aborted.append(index)
         if (task := self._tasks.pop(index, None)) is not None:
             task.cancel()
-            self._closing.append(task)
-        else:
-            self._due.remove(self._asks.pop(index))
-        if self._queue.empty():  # else the reader looks anyway
-            self._queue.put_nowait(Signal.LOOK)
+        elif any(call.first == index for call in self._due):
+            self._due.remove(self._calls.pop(index))
+        self._steps.put_nowait([TextStep((aborted(self._request, index, shown=index in self._shown),))])
 
     async def read(self) -> Sequence[TextStep]:
-        steps: list[TextStep] = []
-        while self._failure is None:
-            self._send_due()
-            if self._aborted:
-                steps.append(self._last_pieces())
-            if not self._tasks or (steps and self._queue.empty()):
-                break
-            match await self._queue.get():
-                case TextStep() as step:
-                    steps += self._wanted(step)
-                case Ended(first, error) if first not in self._ended:
-                    del self._tasks[first]
-                    self._failure = None if error is None or self._again_singly(error) else error
-        if self._failure is not None:
-            raise self._failure
-        return steps
+        self._send_due()
+        while read := await self._steps.read():
+            if steps := [step for one in read if (step := self._without_ended(one)) is not None]:
+                return steps
+        return []
 
     def fail(self, error: MotetError) -> None:
-        self._failure = self._failure or error
-        for task in self._tasks.values():
-            task.cancel()
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._queue.put_nowait(Signal.LOOK)
+        self._steps.fail(error)
 
     async def aclose(self) -> None:
         self.fail(EngineClosedError("the group was closed"))
         try:
-            await asyncio.gather(*self._tasks.values(), *self._closing, return_exceptions=True)
+            await self._steps.aclose()
         finally:
             self._on_end(self)
 
     def _send_due(self) -> None:
-        while self._due and len(self._tasks) < self._server.options.max_singles:
-            ask = self._due.popleft()
-            self._tasks[ask.first] = asyncio.create_task(self._run(ask))
+        while self._due and len(self._tasks) < self._server.options.max_singles and not self._steps.over:
+            call = self._due.popleft()
+            self._tasks[call.first] = self._steps.add(partial(self._run, call))
 
-    def _wanted(self, step: TextStep) -> list[TextStep]:
-        """Returns the step, if there is one, without pieces of choices that were ended here."""
+    def _without_ended(self, step: TextStep) -> TextStep | None:
+        """Returns the step without what the server sent of choices that were ended here; None if nothing else is left.
+        Their last pieces, which were made here, stay."""
         if self._request.begin is None:
-            return [step]
-        pieces = tuple(piece for piece in step.pieces if piece.index not in self._ended)
+            return step
+        ended, abort = self._ended, FinishReason.ABORT
+        pieces = tuple(piece for piece in step.pieces if piece.index not in ended or piece.finish is abort)
         self._shown.update(piece.index for piece in pieces)
-        return [TextStep(pieces, step.extras)] if pieces else []
+        return TextStep(pieces, step.extras) if pieces else None
 
-    def _last_pieces(self) -> TextStep:
-        """Returns the ends of choices that were ended here."""
-        ended, self._aborted = self._aborted, []
-        return TextStep(tuple(aborted(self._request, index, shown=index in self._shown) for index in ended))
-
-    def _again_singly(self, error: Exception) -> bool:
-        refused = isinstance(error, UpstreamRefusalError) and error.status in NOT_TAKEN
-        if self._begun or not refused or not self._at_once:
-            return False
-        (ask,) = self._asks.values()
+    async def _run(self, call: UpstreamCall, take: Take[TextStep]) -> None:
+        """Sends a request and delivers its answer, then sends the next one that is due. The first error ends the group,
+        unless the choices of the request are requested singly after it."""
         try:
-            singly = ask_singly(self._request, wants_usage=ask.wants_usage)
+            await self._answer(call, take)
+        except UpstreamRefusalError as error:
+            if not self._again_singly(call, error):
+                raise
+        self._tasks.pop(call.first, None)
+        self._send_due()
+
+    def _again_singly(self, call: UpstreamCall, error: UpstreamRefusalError) -> bool:
+        """Returns True if the choices of a refused request are requested one by one instead."""
+        if self._begun or call.count == 1 or error.status not in NOT_TAKEN:
+            return False
+        try:
+            singly = ask_singly(self._request, wants_usage=call.wants_usage)
         except RequestError:
             return False
-        self._at_once = False
-        self._held = {ask.first: ask for ask in singly}
-        self._asks.clear()
+        self._held = {call.first: call for call in singly}
+        self._calls.clear()
         self.begin(range(self._request.num_choices))
         return True
 
-    async def _run(self, ask: UpstreamCall) -> None:
-        """Sends a request; its reader gets any error."""
-        try:
-            await self._answer(ask)
-            await self._queue.put(Ended(ask.first))
-        except Exception as error:
-            await self._queue.put(Ended(ask.first, error))
-
-    async def _answer(self, ask: UpstreamCall, *, tries: int = 2) -> None:
-        with contextlib.closing(UpstreamAnswer(self._server, ask)) as answer:
+    async def _answer(self, call: UpstreamCall, take: Take[TextStep], *, tries: int = 2) -> None:
+        with contextlib.closing(UpstreamAnswer(self._server, call)) as answer:
             try:
                 while (step := await answer.read()) is not None:
                     self._begun = True
-                    await self._queue.put(step)
+                    if (taking := take((step,))) is not None:
+                        await taking
             except UpstreamRefusalError as error:
-                raise (error.of(ask.name.capitalize()) if self._begun else error) from error
+                raise (error.of(call.name.capitalize()) if self._begun else error) from error
             except MotetError as error:
                 if tries == 1 or answer.begun or not self._begun or not may_go_elsewhere(error):
                     raise
             else:
                 if answer.merge.usage is not None:
-                    self._usages[ask.first] = answer.merge.usage
+                    self._usages[call.first] = answer.merge.usage
                 return
-        await self._answer(ask, tries=tries - 1)
+        await self._answer(call, take, tries=tries - 1)
 
 
 class UpstreamAnswer:
@@ -300,7 +260,7 @@ class UpstreamAnswer:
     def __init__(self, server: UpstreamServer, ask: UpstreamCall) -> None:
         self.begun = False
         """True once something has come; before that, the request may be sent once more."""
-        self.merge = Merge(ask.first, ask.count, chat=ask.request.route is TextRoute.CHAT)
+        self.merge = PieceReader(ask.first, ask.count, chat=ask.request.route is TextRoute.CHAT)
         self._server = server
         self._ask = ask
         self._reply: UpstreamReply | None = None
