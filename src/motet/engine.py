@@ -18,9 +18,8 @@ from motet.types import EngineInfo, EngineKind, GenerateRequest, GroupDelta, Rol
 class GroupStream(Protocol):
     """The deltas of one group, in order, until every choice has finished.
 
-    Iterating raises `RequestError` (the group can never run here), `EngineDiedError`, `EngineClosedError` or
-    `EngineError`; then the group is over. It is an object and not a generator because `aclose` must free the group
-    also when nobody ever started to iterate.
+    Iterating raises `RequestError` if the group can never run here, or an `EngineError`; then the group is over. This
+    is an object and not a generator because `aclose` must free the group even if no client ever iterated over it.
     """
 
     def __aiter__(self) -> AsyncIterator[GroupDelta]: ...

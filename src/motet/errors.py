@@ -18,8 +18,8 @@
     ├── EngineError               500  the engine failed this group
     │   ├── EngineDiedError       503  the engine process is gone: the group can continue on another worker
     │   │   ├── EngineSilentError      the engine sends no heartbeats
-    │   │   ├── WorkerFaultError       a remote server sent an impossible answer; it gets no groups for a while
-    │   │   └── NoWorkerError          there is no worker that could take the group
+    │   │   └── WorkerFaultError       a remote server sent an impossible answer; it gets no groups for a while
+    │   ├── NoWorkerError         503  there is no worker that could take the group; the client can retry
     │   ├── WorkerLeavingError    503  the worker is leaving: the group can continue on another worker
     │   ├── OtherServerError      500  a remote server is of another kind than expected
     │   ├── AnswerParserError     500  the text of a choice could not be parsed; the message names the choice
@@ -178,7 +178,7 @@ class EngineSilentError(EngineDiedError, code="engine_silent"): ...
 class WorkerFaultError(EngineDiedError, code="worker_fault"): ...
 
 
-class NoWorkerError(EngineDiedError, code="no_worker", retry_after_s=2): ...
+class NoWorkerError(EngineError, status=503, code="no_worker", may_retry=True, retry_after_s=2): ...
 
 
 class WorkerLeavingError(EngineError, status=503, code="worker_leaving", may_retry=True): ...

@@ -16,6 +16,7 @@ from motet.errors import (
     EngineDiedError,
     EngineError,
     MotetError,
+    NoWorkerError,
     OverloadedError,
     WorkerLeavingError,
 )
@@ -29,7 +30,7 @@ MOST_ROUNDS = 500
 PROMPTS = (20, 200)
 """Numbers of prompt tokens; decode workers compute the shorter prompt themselves."""
 WHOLE = asyncio.run(undisturbed(group(n=LARGEST)))
-MAY_END_A_GROUP = (EngineDiedError, WorkerLeavingError, OverloadedError, EngineClosedError)
+MAY_END_A_GROUP = (EngineDiedError, NoWorkerError, WorkerLeavingError, OverloadedError, EngineClosedError)
 
 
 class Reader:

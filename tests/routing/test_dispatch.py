@@ -161,7 +161,7 @@ async def test_figures_are_summed_over_living_workers() -> None:
     pair.first.dead = True
     assert (await pair.router.stats()).prompt_tokens == 10
     pair.second.dead = True
-    with pytest.raises(EngineDiedError, match="no worker can generate now: decode-0 is dead, decode-1 is dead"):
+    with pytest.raises(NoWorkerError, match="no worker can generate now: decode-0 is dead, decode-1 is dead"):
         await pair.router.stats()
     for stream in streams:
         await stream.aclose()

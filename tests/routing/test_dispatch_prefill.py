@@ -7,7 +7,15 @@ import msgspec
 import pytest
 
 from motet.engine import WorkerState
-from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+    RequestError,
+)
 from motet.routing.fleet import Fleet
 from motet.routing.member import REFUSAL_S
 from motet.routing.router import Router
@@ -100,7 +108,7 @@ async def test_with_no_prefill_worker_left_the_last_error_counts_and_then_prefil
     pair = Pair(first=first, second=second)
     with pytest.raises(EngineDiedError, match="worker 1 is gone"):
         await pair.router.prefill(group())
-    with pytest.raises(EngineDiedError, match="no worker can prefill now: prefill-0 is dead, prefill-1 is dead"):
+    with pytest.raises(NoWorkerError, match="no worker can prefill now: prefill-0 is dead, prefill-1 is dead"):
         await pair.router.prefill(group())
     assert pair.prefill_counts == (1, 1)
 

@@ -186,7 +186,6 @@ async def test_after_its_wait_a_group_ends_with_the_error_of_its_lost_worker(wai
     scene.fleet.notify()
     error = await ending
     assert isinstance(error, EngineDiedError)
-    assert not isinstance(error, NoWorkerError)
     assert scene.moves == {("died", "no-worker"): 1}
 
 

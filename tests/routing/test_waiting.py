@@ -187,9 +187,9 @@ async def test_when_no_worker_will_come_back_all_waiting_groups_are_refused() ->
     await settle()
     scene.kill_all()
     scene.fleet.give_up("both-0")
-    for one in (first, waiting):
-        with pytest.raises(EngineDiedError):  # NoWorkerError is one of these
-            await one.read()
+    for given, error in ((first, EngineDiedError), (waiting, NoWorkerError)):
+        with pytest.raises(error):
+            await given.read()
     assert scene.gone == ["first"]
 
 

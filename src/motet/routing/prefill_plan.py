@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from motet.errors import EngineClosedError, EngineDiedError, MotetError, OverloadedError
+from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError
 from motet.routing.cost import CHOICE_MS, PROMPT_TOKEN_MS, PULL_TOKEN_MS
 from motet.routing.member import Load
 
@@ -82,7 +82,7 @@ def reason_of(error: MotetError) -> BypassReason:
     match error:
         case OverloadedError():
             return BypassReason.PREFILL_BUSY
-        case EngineDiedError() | EngineClosedError():
+        case EngineDiedError() | NoWorkerError() | EngineClosedError():
             return BypassReason.PREFILL_DOWN
         case _:
             return BypassReason.PREFILL_FAILED
