@@ -67,7 +67,8 @@ def core_over(runner: ClockedRunner) -> EngineCore:
         device="cpu",
         fingerprint="",
     )
-    return EngineCore(info, runner, options=CoreOptions(512, prefix_cache=True, cache_answers=False))
+    options = CoreOptions(max_num_batched_tokens=512, prefix_cache=True, cache_answers=False, lease_s=60.0)
+    return EngineCore(info, runner, options=options)
 
 
 def measure(n: int, groups: int, steps: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-// The caller's inputs: a model and a step's batch, as plain structs of pointers. The native engine's `cpu/library.py`
+// The caller's inputs: a model and a step's batch, as plain structs of pointers. The native engine's `compiled_kernels.py`
 // mirrors them.
 //
 // All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32. A model computes in one

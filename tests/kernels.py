@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from motet.engines.native.cpu.library import of_kind
+from motet.engines.native.compiled_kernels import of_kind
 from motet.settings.server_config import environment
 
 NEEDED = {

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from motet.engines.native.cpu.library import KINDS, file_name
+from motet.engines.native.compiled_kernels import KINDS, file_name
 
 ROOT = Path(__file__).resolve().parent.parent
 NEWEST_TAG = "manylinux_2_34_x86_64"

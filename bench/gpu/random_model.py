@@ -142,4 +142,7 @@ def core_over(
         fingerprint="",
     )
     timed = Timed(backend.runner)
-    return EngineCore(info, timed, options=CoreOptions(limits.max_num_batched_tokens, False, False)), timed
+    options = CoreOptions(
+        max_num_batched_tokens=limits.max_num_batched_tokens, prefix_cache=False, cache_answers=False, lease_s=60.0
+    )
+    return EngineCore(info, timed, options=options), timed

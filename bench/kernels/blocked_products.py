@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from bench.program.report import Table, columns_table
 from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead
+from motet.engines.native.compiled_kernels import library
 from motet.engines.native.cpu.cpu_runner import CpuRunner
-from motet.engines.native.cpu.library import library
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from motet.engines.native.cpu import library as c
+from motet.engines.native import compiled_kernels as c
 from motet.engines.native.cpu.panels import Packer
 from motet.errors import StartupError
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
+from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead
 from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cpu import library as c
 from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.step.inputs import StepInputs
 from motet.errors import StartupError

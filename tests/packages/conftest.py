@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.engines.native.cpu.library import KINDS, file_name
+from motet.engines.native.compiled_kernels import KINDS, file_name
 from motet.settings.server_config import environment
 from tools.wheel import KERNELS, tagged
 

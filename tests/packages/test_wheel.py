@@ -16,7 +16,7 @@ from packaging.utils import parse_wheel_filename
 
 import motet
 from motet.deploy.child import ChildServer
-from motet.engines.native.cpu.library import KINDS, file_name
+from motet.engines.native.compiled_kernels import KINDS, file_name
 from tests.packages.conftest import ROOT, bare
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
@@ -35,9 +35,9 @@ echo "${COMPREPLY[@]}"
 FACTS = """
 import json, motet
 from importlib.metadata import version
-from motet.engines.native.cpu import library
-kinds = [kind for kind in library.KINDS if library.of_kind(kind)]
-print(json.dumps([motet.__file__, version("motet"), kinds, library.digest()]))
+from motet.engines.native import compiled_kernels
+kinds = [kind for kind in compiled_kernels.KINDS if compiled_kernels.of_kind(kind)]
+print(json.dumps([motet.__file__, version("motet"), kinds, compiled_kernels.digest()]))
 """
 
 
@@ -74,13 +74,13 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
 
 
 def test_the_installed_wheel_loads_its_own_kernels(installed: Path) -> None:
-    from motet.engines.native.cpu import library
+    from motet.engines.native import compiled_kernels
 
     home = installed.parent
     where, number, kinds, digest = json.loads(run(str(installed / "python"), "-c", FACTS, home=home))
     assert Path(where).is_relative_to(home)
     assert number == motet.__version__ == version("motet")
-    assert kinds == [kind for kind in KINDS if library.of_kind(kind)]
+    assert kinds == [kind for kind in KINDS if compiled_kernels.of_kind(kind)]
     assert digest
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from motet.engines.native.step.sequence import Group, SequenceState, blocks_for
+from motet.engines.native.kv.pool import blocks_for
+from motet.engines.native.step.sequence import Group, SequenceState
 from motet.engines.native.step.step_plan import StepPlan
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
@@ -100,7 +101,7 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
             assert wrote == whole
 
     def _step(self) -> None:
-        before = list(self.engine.scheduler.running)
+        before = list(self.engine.scheduler.running.groups)
         plan = self.engine.step(on_plan=lambda plan: self._check_plan(plan, before))
         assert plan, "groups are there, and nothing was scheduled"
 
@@ -108,18 +109,18 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         tail_tokens = sum(chunk.end - chunk.begin for chunk in plan.tails)
         assert tail_tokens + sum(chunk.end - chunk.begin for chunk in plan.trunks) <= self.budget
-        assert sum(len(group.sequences) for group in scheduler.running) <= self.max_num_seqs
-        for group in scheduler.running:
+        assert sum(len(group.sequences) for group in scheduler.running.groups) <= self.max_num_seqs
+        for group in scheduler.running.groups:
             if group not in before and not any(sequence.output_tokens for sequence in group.sequences):
                 assert all(s.state is SequenceState.RUNNING for s in group.sequences), "all of a group or none"
-        by_age = sorted((s for group in scheduler.running for s in group.sequences), key=lambda s: s.age)
+        by_age = sorted((s for group in scheduler.running.groups for s in group.sequences), key=lambda s: s.age)
         running = [sequence.state is SequenceState.RUNNING for sequence in by_age]
         assert running == sorted(running, reverse=True), "a younger choice holds blocks while an older one waits"
         if not by_age:
             return
         oldest = by_age[0]
         assert oldest.state is SequenceState.RUNNING
-        if oldest.group.computed == oldest.group.trunk_tokens and oldest.pending == 1:
+        if oldest.group.trunk.complete and oldest.num_pending == 1:
             assert oldest in [chunk.sequence for chunk in plan.tails], "the oldest always gets on"
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
 from motet.engines.native.step.run import ModelRunner
 from motet.errors import MotetError
+from motet.grammar.compiled_grammar import Grammars
 from motet.ids import RequestId
 from motet.transfer import orders
 from motet.transfer.orders import FailureKind
@@ -133,10 +135,12 @@ class Pair:
         prefill_blocks: int = 256,
         decode_blocks: int = 256,
         lease_s: float = 60.0,
+        grammars: Grammars | None = None,
         **changes: object,
     ) -> None:
         self.folder = folder
         self.lease_s = lease_s
+        self.grammars = grammars
         self.now_s = 1000.0
         self.runners: dict[str, CountingRunner] = {}
         self.parts: dict[str, Parts] = {}
@@ -157,8 +161,9 @@ class Pair:
         transfers = ScriptedTransfers(name, parts.storage.memory(proof))
         runner = CountingRunner(parts.runner)
         self.runners[name] = runner
+        options = parts.options if self.grammars is None else replace(parts.options, grammars=self.grammars)
         core = EngineCore(
-            parts.info, runner, options=parts.options, proof=proof, transfers=transfers, clock=lambda: self.now_s
+            parts.info, runner, options=options, proof=proof, transfers=transfers, clock=lambda: self.now_s
         )
         return core, transfers
 

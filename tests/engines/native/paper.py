@@ -11,14 +11,15 @@ from typing import TypedDict, Unpack
 
 from motet.block_names import block_names
 from motet.engines.native.attention.attention_plan import Table
-from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.engines.native.step.commit import AnswerCache, Commit, without_wrong
+from motet.engines.native.step.admission import SchedulerLimits
+from motet.engines.native.step.commit import AnswerCache, Commit, without_rejected
 from motet.engines.native.step.drafts import Drafter
+from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.inputs import StepInputs, build_inputs
-from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits
+from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import ChoiceSequence, Group
 from motet.engines.native.step.step_plan import StepPlan
 from motet.ids import RequestId
@@ -59,7 +60,7 @@ def request(
 
 def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
     """Returns a waiting group with one sequence for each choice."""
-    group = Group(request, arrival, block_names(request.prompt, BLOCK_SIZE, salt=request.cache_salt))
+    group = Group(request, arrival, names=block_names(request.prompt, BLOCK_SIZE, salt=request.cache_salt))
     prompt = PromptTokens(request.prompt)
     group.sequences = [
         ChoiceSequence(
@@ -104,7 +105,7 @@ def chunks(plan: StepPlan) -> tuple[list[tuple[str, int, int, int]], list[tuple[
 
 def tables(group: Group) -> tuple[list[int], list[list[int]]]:
     """Returns the blocks of the trunk and of each tail."""
-    return group.blocks, [sequence.blocks for sequence in group.sequences]
+    return group.trunk.blocks, [sequence.blocks for sequence in group.sequences]
 
 
 def states(group: Group) -> list[str]:
@@ -181,7 +182,9 @@ class PaperEngine:
         self.pool = BlockPool(blocks)
         self.counters = EngineStats()
         self.memory = PaperMemory(blocks, BLOCK_SIZE)
-        limits = SchedulerLimits(BLOCK_SIZE, 100, max_num_seqs, budget)
+        limits = SchedulerLimits(
+            block_size=BLOCK_SIZE, bytes_per_block=100, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
+        )
         handover = Handover(
             transfers=None,
             pool=self.pool,
@@ -191,7 +194,9 @@ class PaperEngine:
             clock=lambda: 0.0,
             settle=lambda: None,
         )
-        self.scheduler = Scheduler(self.pool, limits, self.counters, handover, drafter or Drafter(0, max_model_len))
+        self.scheduler = Scheduler(
+            self.pool, limits, counters=self.counters, handover=handover, drafter=drafter or Drafter(0, max_model_len)
+        )
         self.answers = AnswerCache(self.pool, BLOCK_SIZE, self.memory.copy)
         self.commit = Commit(
             scheduler=self.scheduler,
@@ -242,11 +247,12 @@ class PaperEngine:
         inputs = build_inputs(plan, BLOCK_SIZE)
         entries = self.memory.run(inputs)
         self.commit.advance(plan)
-        sampled = [Sampled(next_token(entries[draw.row], draw.sequence.sampling.seed), None) for draw in inputs.draws]
-        drawn = without_wrong(inputs.draws, sampled)
+        next_tokens = inputs.next_tokens
+        sampled = [Sampled(next_token(entries[one.row], one.sequence.sampling.seed), None) for one in next_tokens]
+        new = without_rejected(next_tokens, sampled)
         drafted = [chunk for chunk in plan.tails if chunk.drafts]
-        self.scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in drawn})
-        self.deltas = self.commit.write(drawn)
+        self.scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in new})
+        self.deltas = self.commit.append(new)
         for delta in self.deltas:
             for choice in delta.choices:
                 key = (str(delta.request_id), choice.index)

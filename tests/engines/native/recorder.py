@@ -48,7 +48,7 @@ class Recorder(WrappedRunner):
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         logits = super().run(inputs)
-        for draw in inputs.draws:
+        for draw in inputs.next_tokens:
             self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
         return logits
 

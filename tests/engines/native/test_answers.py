@@ -16,7 +16,7 @@ def test_without_the_switch_an_answer_is_computed_again() -> None:
     engine.serve(request("a", PROMPT, max_tokens=9))
     follower = engine.submit(request("b", conversation(PROMPT, 0, 9)))
     engine.step()
-    assert follower.cached_tokens == 8  # the two full blocks of the first prompt
+    assert follower.facts.num_cached == 8  # the two full blocks of the first prompt
     assert engine.pool.num_idle == 0
 
 
@@ -27,7 +27,7 @@ def test_with_the_switch_the_next_turn_finds_the_answer() -> None:
     follower = engine.submit(request("b", turn))
     engine.step()
     # 10 + 8 tokens are computed (the last one drawn never is): four full blocks.
-    assert follower.cached_tokens == 16
+    assert follower.facts.num_cached == 16
     engine.run_to_end()
     assert engine.wrote["b", 0] == answer(turn, 0, 8)
 
@@ -42,7 +42,7 @@ def test_a_kept_answer_has_the_kv_of_the_same_tokens_in_a_prompt() -> None:
         alone = PaperEngine(blocks=40)
         group = alone.submit(request("x", known))
         alone.step()
-        assert engine.memory.read(table, 16) == alone.memory.read(group.blocks, 16)
+        assert engine.memory.read(table, 16) == alone.memory.read(group.trunk.blocks, 16)
 
 
 def test_siblings_share_the_blocks_of_the_prompt_and_nothing_else() -> None:
@@ -72,7 +72,7 @@ def test_an_answer_is_found_only_with_its_salt() -> None:
     turn = conversation(PROMPT, 0, 9)
     groups = [engine.submit(request(salt, turn, cache_salt=salt)) for salt in ("mine", "yours", "")]
     engine.step()
-    assert [group.cached_tokens for group in groups] == [16, 0, 0]
+    assert [group.facts.num_cached for group in groups] == [16, 0, 0]
 
 
 def test_an_answer_is_not_kept_when_blocks_are_short() -> None:

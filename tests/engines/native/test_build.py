@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from motet.engines.native.build import build_core, build_parts, kv_cache_gb_for, num_blocks_for
-from motet.engines.native.step.sequence import blocks_for
+from motet.engines.native.kv.pool import blocks_for
 from motet.errors import ConfigError, KVMemoryError, ModelLoadError, UnsupportedModelError
 from motet.transfer.ticket import is_loopback
 from motet.types import Role

@@ -1,7 +1,7 @@
 """A step commits counts, deltas and ends, and finds the tokens that end a choice."""
 
 from motet.engines.native.sample.lanes import Sampled
-from motet.engines.native.step.commit import DrawnToken
+from motet.engines.native.step.commit import NewTokens
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, SamplingParams, TokenLogprob
 from tests.engines.native.paper import PaperEngine, answer, group_of, request
 
@@ -78,8 +78,8 @@ def test_a_drawn_token_is_sent_with_its_log_probability() -> None:
     group = engine.submit(request("a", PROMPT, n=2, sampling=SamplingParams(max_tokens=3, logprobs=0)))
     engine.step()
     one = TokenLogprob(5, -0.5, 1)
-    drawn = [DrawnToken(group.sequences[0], Sampled(5, one)), DrawnToken(group.sequences[1], Sampled(6, None))]
-    (delta,) = engine.commit.write(drawn)
+    drawn = [NewTokens(group.sequences[0], Sampled(5, one)), NewTokens(group.sequences[1], Sampled(6, None))]
+    (delta,) = engine.commit.append(drawn)
     assert delta.choices == (ChoiceDelta(0, (5,), (one,)), ChoiceDelta(1, (6,), None))
 
 

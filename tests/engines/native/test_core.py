@@ -139,7 +139,7 @@ class NonFiniteRunner(WrappedRunner):
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         logits = super().run(inputs).clone()
-        for draw in inputs.draws:
+        for draw in inputs.next_tokens:
             if draw.sequence.group.request.request_id == self._victim and len(draw.sequence.output_tokens) == 2:
                 logits[draw.row, 7] = float("nan")
         return logits

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.native.step.drafts import FIRST_CHANCES, MOST_CHOICES, Drafter, History, NgramIndex
+from motet.engines.native.step.drafts import MAX_CHOICES, Drafter, History
+from motet.engines.native.step.ngrams import NGRAM_SIZES, NgramIndex
 from motet.engines.native.step.sequence import ChoiceSequence
 from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk
 from motet.errors import GrammarError
@@ -29,18 +30,18 @@ class Oracle(Drafter):
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     right: int = 0
 
-    def begin(self, choices: Sequence[ChoiceSequence]) -> bool:
-        return bool(choices)
+    def start_step(self, sequences: Sequence[ChoiceSequence]) -> bool:
+        return bool(sequences)
 
-    def drafts(self, choice: ChoiceSequence, *, choices: int) -> list[Draft]:
-        written = len(choice.output_tokens)
-        rest = answer(choice.group.prompt, choice.sampling.seed, written + self.most)[written:]
-        wrong = self.dice.randrange(self.most + 1)
+    def drafts(self, sequence: ChoiceSequence, *, num_choices: int) -> list[Draft]:
+        start = len(sequence.output_tokens)
+        rest = answer(sequence.group.prompt, sequence.sampling.seed, start + self.max_drafts)[start:]
+        wrong = self.dice.randrange(self.max_drafts + 1)
         tokens = [token + (place == wrong) for place, token in enumerate(rest)]
-        return [Draft(token, choice.sampling, 0) for token in tokens[: max(0, self._room(choice))]]
+        return [Draft(token, sequence.sampling, 0) for token in tokens[: max(0, self.limit(sequence))]]
 
-    def learn(self, tails: Iterable[TailChunk], right: Mapping[ChoiceSequence, int]) -> None:
-        self.right += sum(right[chunk.sequence] for chunk in tails)
+    def learn(self, tails: Iterable[TailChunk], num_accepted: Mapping[ChoiceSequence, int]) -> None:
+        self.right += sum(num_accepted[chunk.sequence] for chunk in tails)
 
 
 @examples(30)
@@ -202,18 +203,18 @@ def drafting(prompt: Sequence[int], *, n: int = 1, **sampling: object) -> tuple[
     return engine, list(group.sequences)
 
 
-def drafted(drafter: Drafter, choice: ChoiceSequence, *, choices: int = 1) -> list[int]:
-    return [draft.token_id for draft in drafter.drafts(choice, choices=choices)]
+def drafted(drafter: Drafter, choice: ChoiceSequence, *, num_choices: int = 1) -> list[int]:
+    return [draft.token_id for draft in drafter.drafts(choice, num_choices=num_choices)]
 
 
 def test_what_followed_the_last_tokens_is_drafted() -> None:
     drafter = Drafter(8, 1000)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 3, 4])
     choice.output_tokens[:] = [5, 6]
-    assert drafter.begin([choice])
-    assert drafted(drafter, choice, choices=1) == [7, 8, 9, 9, 3]
+    assert drafter.start_step([choice])
+    assert drafted(drafter, choice, num_choices=1) == [7, 8, 9, 9, 3]
     choice.output_tokens[:] = [77, 78]
-    assert drafted(drafter, choice, choices=1) == []
+    assert drafted(drafter, choice, num_choices=1) == []
 
 
 def test_drafts_come_from_siblings_too() -> None:
@@ -221,21 +222,21 @@ def test_drafts_come_from_siblings_too() -> None:
     _, (first, second) = drafting([1, 2], n=2)
     first.output_tokens[:] = [10, 11, 12, 13, 14, 15]
     second.output_tokens[:] = [10, 11]
-    assert drafter.begin([first, second])
-    assert drafted(drafter, second, choices=1) == [12, 13, 14]
-    assert drafted(drafter, second, choices=5) == [12], "a row more costs more in a step of more choices"
+    assert drafter.start_step([first, second])
+    assert drafted(drafter, second, num_choices=1) == [12, 13, 14]
+    assert drafted(drafter, second, num_choices=5) == [12], "a row more costs more in a step of more choices"
 
 
 def test_a_draft_leaves_room_for_the_token_after_it() -> None:
     drafter = Drafter(8, 16)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=20)
     choice.output_tokens[:] = [1, 2]
-    assert drafter.begin([choice])
-    assert drafted(drafter, choice, choices=1) == [3, 4, 5]
+    assert drafter.start_step([choice])
+    assert drafted(drafter, choice, num_choices=1) == [3, 4, 5]
     _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=4)
     choice.output_tokens[:] = [1, 2]
-    assert drafter.begin([choice])
-    assert drafted(drafter, choice, choices=1) == [3]
+    assert drafter.start_step([choice])
+    assert drafted(drafter, choice, num_choices=1) == [3]
 
 
 def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
@@ -244,8 +245,8 @@ def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
     choice.output_tokens[:] = [2, 3]
     tries = [0, 0]
     for step in range(400):
-        assert drafter.begin([choice])
-        if drafts := drafter.drafts(choice, choices=4):
+        assert drafter.start_step([choice])
+        if drafts := drafter.drafts(choice, num_choices=4):
             tries[step >= 40] += 1
             drafter.learn([TailChunk(choice, 1, 2, tuple(drafts))], {choice: 0})
     assert 0 < tries[0] < 20
@@ -254,10 +255,10 @@ def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
 
 def test_steps_of_many_choices_have_no_drafts() -> None:
     drafter = Drafter(8, 1000)
-    _, choices = drafting([1, 2, 1, 2], n=MOST_CHOICES + 1)
-    assert not drafter.begin(choices)
-    assert drafter.begin(choices[:1])
-    assert not Drafter(0, 1000).begin(choices[:1])
+    _, choices = drafting([1, 2, 1, 2], n=MAX_CHOICES + 1)
+    assert not drafter.start_step(choices)
+    assert drafter.start_step(choices[:1])
+    assert not Drafter(0, 1000).start_step(choices[:1])
 
 
 def test_the_index_reads_each_token_once() -> None:
@@ -271,12 +272,12 @@ def test_the_index_reads_each_token_once() -> None:
     written = Counted([1, 2, 3, 4])
     index = NgramIndex([(9, 1, 2, 7), written])
     index.catch_up()
-    assert index.after((8, 1, 2)) == (1, 3), "what stands in the later stream counts"
+    assert index.lookup((8, 1, 2)) == (1, 3), "what stands in the later stream counts"
     Counted.reads = 0
     for token in range(5, 50):
         written.append(token)
         index.catch_up()
-    assert Counted.reads <= 45 * len(FIRST_CHANCES)
+    assert Counted.reads <= 45 * len(NGRAM_SIZES)
 
 
 @pytest.mark.slow

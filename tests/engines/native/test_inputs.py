@@ -12,7 +12,7 @@ def prompt_group(prompt: range, trunk: list[int], *, prompt_logprobs: int | None
     """Returns a group of two choices whose prompt is to be run."""
     sampling = SamplingParams(max_tokens=8, prompt_logprobs=prompt_logprobs)
     group = group_of(request("p", prompt, n=2, sampling=sampling))
-    group.blocks = trunk
+    group.trunk.blocks = trunk
     return group
 
 
@@ -20,15 +20,15 @@ def decoding_group(prompt: range, trunk: list[int], *tails: tuple[list[int], lis
     """Returns a group whose choices have written something: (written, blocks) each."""
     starts = [ChoiceStart(i, i, tuple(written)) for i, (written, _) in enumerate(tails)]
     group = group_of(request("d", prompt, starts=starts))
-    group.blocks, group.computed = trunk, len(prompt)
+    group.trunk.blocks, group.trunk.num_computed = trunk, len(prompt)
     for sequence, (written, blocks) in zip(group.sequences, tails, strict=True):
-        sequence.blocks, sequence.computed = blocks, len(written) - 1
+        sequence.blocks, sequence.num_computed = blocks, len(written) - 1
     return group
 
 
 def tails(group: Group) -> tuple[TailChunk, ...]:
     """Returns chunks of everything that is pending."""
-    return tuple(TailChunk(s, s.computed, len(s.output_tokens)) for s in group.sequences)
+    return tuple(TailChunk(s, s.num_computed, len(s.output_tokens)) for s in group.sequences)
 
 
 def trunk_fields(read: TrunkRead) -> tuple[object, ...]:
@@ -45,7 +45,7 @@ def tail_fields(read: TailRead) -> tuple[object, ...]:
 
 def draws(inputs: StepInputs) -> list[tuple[int, int, int]]:
     """Returns (choice, row of the batch, position) of each draw."""
-    return [(d.sequence.indices[0], inputs.logit_rows[d.row], d.position) for d in inputs.draws]
+    return [(d.sequence.indices[0], inputs.logit_rows[d.row], d.position) for d in inputs.next_tokens]
 
 
 def test_a_decode_step_has_one_token_of_every_choice_and_one_read_of_their_trunk() -> None:
@@ -76,7 +76,7 @@ def test_a_chunk_that_does_not_end_the_prompt_draws_nothing() -> None:
     inputs = build_inputs(StepPlan((), (TrunkChunk(group, 1, 5),)), 4)
     assert inputs.token_ids == [21, 22, 23, 24]
     assert inputs.slots == [13, 14, 15, 20]
-    assert (inputs.logit_rows, inputs.draws) == ([], [])
+    assert (inputs.logit_rows, inputs.next_tokens) == ([], [])
 
 
 def test_tails_come_before_prompts_and_rows_are_padded_once() -> None:
@@ -94,7 +94,7 @@ def test_a_replay_draws_only_after_the_last_written_token() -> None:
     group = decoding_group(range(3), [0], ([50, 51, 52, 53, 54, 55], [1, 4]))
     (sequence,) = group.sequences
     part = build_inputs(StepPlan((TailChunk(sequence, 0, 4),), ()), 4)
-    assert (part.token_ids, part.slots, part.draws) == ([50, 51, 52, 53], [4, 5, 6, 7], [])
+    assert (part.token_ids, part.slots, part.next_tokens) == ([50, 51, 52, 53], [4, 5, 6, 7], [])
     rest = build_inputs(StepPlan((TailChunk(sequence, 4, 6),), ()), 4)
     assert (rest.token_ids, rest.slots) == ([54, 55, 0, 0], [16, 17])
     assert draws(rest) == [(0, 1, 9)]
@@ -132,7 +132,7 @@ def test_prompt_logprobs_need_the_logits_of_every_row_of_the_chunk() -> None:
 def test_prompt_logprobs_that_were_reported_are_not_computed_again() -> None:
     """A group that lost its trunk reads its prompt twice."""
     group = prompt_group(range(20, 24), [2], prompt_logprobs=0)
-    group.reported = True
+    group.facts.reported = True
     inputs = build_inputs(StepPlan((), (TrunkChunk(group, 0, 4),)), 4)
     assert inputs.prompt_rows == []
     assert inputs.logit_rows == [3, 0, 0, 0]

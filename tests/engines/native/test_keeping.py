@@ -150,15 +150,15 @@ class Scene:
         self.trunks = [self._trunk(one) for one in self.groups]
 
     def _group(self, name: str) -> Group:
-        one = Group(group(name, (1,)), 0, [])
-        one.trunk_key, one.blocks, one.computed = (name, ()), self.pool.take(2), 1
+        one = Group(group(name, (1,)), 0, names=[])
+        one.trunk.key, one.trunk.blocks, one.trunk.num_computed = (name, ()), self.pool.take(2), 1
         return one
 
     def _trunk(self, first: Group) -> SharedTrunk:
         self.sharing.entered(first, block_size=1)
         self.sharing.advanced(first, 0)
-        trunk = self.sharing.trunk(first)
-        assert trunk is not None and trunk.ready
+        trunk = self.sharing.trunk_of(first)
+        assert trunk is not None and trunk.complete
         return trunk
 
     def keep(self, number: int, seconds: float) -> None:
@@ -170,13 +170,13 @@ class Scene:
         one = self.groups[number]
         self.sharing.left(one)
         self.kept.used_by(one)
-        self.pool.release(one.blocks)
+        self.pool.release(one.trunk.blocks)
 
     def come_back(self, number: int) -> None:
         """A group joins a kept trunk."""
         one = self.groups[number]
-        one.joined = True
-        self.pool.share(one.blocks)
+        one.trunk.joined = True
+        self.pool.share(one.trunk.blocks)
         self.sharing.entered(one, block_size=1)
 
     def left(self) -> None:
@@ -199,14 +199,14 @@ def test_each_ends_at_its_time_and_the_longest_wish_counts() -> None:
     scene.keep(0, 1)
     scene.left()
     scene.now_s = 3.5
-    scene.kept.end_late()
+    scene.kept.end_expired()
     assert scene.is_kept() == [True, True, True]
     scene.now_s = 5.0
-    scene.kept.end_late()
+    scene.kept.end_expired()
     assert scene.is_kept() == [False, True, False]
     assert scene.kept.next_end_s == 9
     scene.now_s = 9.0
-    scene.kept.end_late()
+    scene.kept.end_expired()
     assert scene.is_kept() == [False, False, False]
     assert scene.counters.trunks_given_up == 0
     assert scene.kept.next_end_s is None
@@ -219,13 +219,13 @@ def test_the_least_recently_used_one_makes_room_first_however_long_it_could_stay
     scene.left()
     scene.come_back(0)
     scene.leave(0)
-    assert scene.kept.make_room(2)
+    assert scene.kept.ensure_free(2)
     assert scene.is_kept() == [True, True, True], "so many were free"
-    assert scene.kept.make_room(3)
+    assert scene.kept.ensure_free(3)
     assert scene.is_kept() == [True, False, True]
-    assert not scene.kept.make_room(9)
+    assert not scene.kept.ensure_free(9)
     assert scene.is_kept() == [True, False, True], "and none was given up in vain"
-    assert scene.kept.make_room(8)
+    assert scene.kept.ensure_free(8)
     assert scene.is_kept() == [False, False, False]
     assert scene.counters.trunks_given_up == 3
 
@@ -236,8 +236,8 @@ def test_a_trunk_that_groups_share_or_that_is_just_being_joined_makes_no_room() 
         scene.keep(number, 5)
     scene.left()
     scene.come_back(0)
-    assert not scene.kept.make_room(6, besides=scene.trunks[1])
-    assert scene.kept.make_room(4, besides=scene.trunks[1])
+    assert not scene.kept.ensure_free(6, spare=scene.trunks[1])
+    assert scene.kept.ensure_free(4, spare=scene.trunks[1])
     assert scene.is_kept() == [True, True, False]
 
 
@@ -260,10 +260,10 @@ def test_if_all_other_trunks_are_in_use_one_is_evicted_and_stays_shared() -> Non
     scene.keep(0, 5)
     scene.keep(1, 5)
     assert scene.is_kept() == [False, True, False]
-    assert scene.sharing.trunk(scene.groups[0]) is scene.trunks[0]
+    assert scene.sharing.trunk_of(scene.groups[0]) is scene.trunks[0]
     scene.left()
     assert scene.is_kept() == [False, True, False]
-    assert scene.sharing.trunk(scene.groups[0]) is None
+    assert scene.sharing.trunk_of(scene.groups[0]) is None
     assert scene.pool.num_held == 2
 
 
@@ -280,14 +280,14 @@ def test_one_that_is_larger_than_the_bound_alone_is_not_kept_and_drives_no_other
 def test_a_block_of_several_kept_trunks_counts_once() -> None:
     scene = Scene(max_blocks=3)
     first, other = scene.trunks[0].blocks, scene.groups[1]
-    scene.pool.release(other.blocks[:1])
-    other.blocks[0] = first[0]
+    scene.pool.release(other.trunk.blocks[:1])
+    other.trunk.blocks[0] = first[0]
     scene.pool.share(first[:1])
     for number in (0, 1):
         scene.keep(number, 5 - number)
         scene.leave(number)
     assert (len(scene.kept), scene.kept.num_blocks) == (2, 3)
     scene.now_s = 4.0
-    scene.kept.end_late()
+    scene.kept.end_expired()
     assert (len(scene.kept), scene.kept.num_blocks) == (1, 2)
     scene.kept.check()

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import zmq
 
-from motet.engines.native.handover import KEEPS_KV
 from motet.engines.native.process import EngineLoop, HeartbeatThread
 from motet.engines.native.protocol import (
     AskStats,
@@ -26,6 +25,7 @@ from motet.engines.native.protocol import (
     Submit,
 )
 from motet.engines.native.sleep import Sleeper
+from motet.engines.native.step.handover import KEEPS_KV
 from motet.errors import EngineError
 from motet.transfer.ticket import Ticket, TransferAddress
 from tests.engines.native.drive import group, prompt_of
@@ -159,8 +159,8 @@ def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.Monkey
 
 
 def test_the_loop_ends_while_a_grammar_compiles_in_a_daemon_thread(tiny: Tiny) -> None:
-    pair, grammars = Pair(tiny("llama")), HeldGrammars()
-    pair.d.grammars = grammars
+    grammars = HeldGrammars()
+    pair = Pair(tiny("llama"), grammars=grammars)
     try:
         with wired(pair) as engine:
             engine.send(Submit(group("g", prompt_of(20), grammar=PERSON)), AskStats(1))

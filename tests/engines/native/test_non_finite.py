@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from motet.engines.native.step.drafts import NgramIndex
+from motet.engines.native.step.ngrams import NgramIndex
 from motet.errors import EngineError
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.drive import group, make_core, prompt_of, run
@@ -66,7 +66,7 @@ def test_a_draft_whose_row_is_not_finite_is_forgotten(folder: Path, monkeypatch:
         asked.append(len(last))
         return 0, INFINITE_TOKEN
 
-    monkeypatch.setattr(NgramIndex, "after", guess)
+    monkeypatch.setattr(NgramIndex, "lookup", guess)
     core = make_core(folder, draft_tokens=4)
     outcome = run(core, [WELL])["well"]
     assert asked

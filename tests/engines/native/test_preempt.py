@@ -1,6 +1,6 @@
 """Choices give up their blocks in a certain order, and come back."""
 
-from motet.engines.native.step.scheduler import youngest_holder
+from motet.engines.native.step.running import youngest_holder
 from motet.engines.native.step.sequence import Group
 from motet.types import ChoiceStart
 from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
@@ -11,7 +11,7 @@ PROMPT = tuple(range(10))
 def running(name: str, arrival: int, *, n: int, priority: int = 0) -> Group:
     """Returns a group whose trunk and tails have one block each."""
     group = group_of(request(name, [1, 2, 3], n=n, priority=priority), arrival)
-    group.blocks = [100 * arrival]
+    group.trunk.blocks = [100 * arrival]
     for sequence in group.sequences:
         sequence.blocks = [100 * arrival + 1 + sequence.rank]
     return group
@@ -106,7 +106,7 @@ def test_no_group_is_admitted_while_a_preempted_choice_waits() -> None:
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
     engine.steps(6)
     engine.submit(request("b", [50], max_tokens=1, priority=-1))
-    while len(engine.scheduler.waiting):
+    while len(engine.scheduler.waiting.ready):
         assert "waiting" in states(group)
         engine.step()
     assert "waiting" not in states(group)
@@ -129,7 +129,7 @@ def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> 
     assert tables(young) == ([3], [[], []])  # its fourth was free
     engine.step()
     assert tables(young) == ([], [[], []])
-    assert [group.request.request_id for group in engine.scheduler.waiting] == ["b", "c"]
+    assert [group.request.request_id for group in engine.scheduler.waiting.ready] == ["b", "c"]
     engine.run_to_end()
     engine.assert_wrote("a", PROMPT[:8], n=1, tokens=21)
     engine.assert_wrote("b", tuple(range(50, 54)), n=2, tokens=12)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.engines.native.step.scheduler import AgeOrdered
+from motet.engines.native.step.queues import AgeOrdered
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.types import ChoiceStart, SamplingParams
 from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
@@ -123,7 +123,7 @@ def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:
     assert tables(first) == ([0, 1, 2], [[3]])
     assert tables(second) == ([0, 1, 4], [[5]])
     assert engine.pool.holders() == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 1}
-    assert second.cached_tokens == 8
+    assert second.facts.num_cached == 8
     engine.run_to_end()
     engine.assert_wrote("b", (*PROMPT[:8], 50, 51, 52), n=1, tokens=8)
 
@@ -134,8 +134,8 @@ def test_the_last_prompt_token_is_computed_even_if_all_blocks_are_cached() -> No
     again = engine.submit(request("b", PROMPT[:8]))
     assert chunks(engine.step()) == ([], [("b", 4, 8)])
     # Block 0 is shared; block 1 holds the same tokens, but is computed again, elsewhere: blocks are never rewritten.
-    assert again.blocks[0] == 0
-    assert again.blocks[1] != 1
+    assert again.trunk.blocks[0] == 0
+    assert again.trunk.blocks[1] != 1
     engine.run_to_end()
     engine.assert_wrote("b", PROMPT[:8], n=1, tokens=8)
 
@@ -152,9 +152,9 @@ def test_a_block_is_published_when_the_chunk_that_completes_it_is_done() -> None
     engine = PaperEngine(blocks=20, budget=6)
     first = engine.submit(request("a", PROMPT))
     engine.step()  # 0..6
-    assert engine.pool.find(first.names) == [0]
+    assert engine.pool.find(first.trunk.names) == [0]
     engine.step()  # 6..10
-    assert engine.pool.find(first.names) == [0, 1]
+    assert engine.pool.find(first.trunk.names) == [0, 1]
 
 
 def test_blocks_of_another_salt_are_not_shared() -> None:
@@ -163,7 +163,7 @@ def test_blocks_of_another_salt_are_not_shared() -> None:
     other = engine.submit(request("b", PROMPT, cache_salt="yours"))
     same = engine.submit(request("c", PROMPT, cache_salt="mine"))
     engine.step()
-    assert (other.cached_tokens, same.cached_tokens) == (0, 8)
+    assert (other.facts.num_cached, same.facts.num_cached) == (0, 8)
 
 
 def test_a_group_with_prompt_logprobs_ignores_hits_and_computes_its_prompt() -> None:
@@ -172,7 +172,7 @@ def test_a_group_with_prompt_logprobs_ignores_hits_and_computes_its_prompt() -> 
     sampling = SamplingParams(max_tokens=2, prompt_logprobs=0)
     group = engine.submit(request("b", PROMPT, sampling=sampling))
     assert chunks(engine.step()) == ([], [("b", 0, 10)])
-    assert group.cached_tokens == 0
+    assert group.facts.num_cached == 0
 
 
 def test_a_hit_on_idle_blocks_takes_them_from_the_free_room() -> None:
@@ -183,7 +183,7 @@ def test_a_hit_on_idle_blocks_takes_them_from_the_free_room() -> None:
     assert (engine.pool.num_free, engine.pool.num_idle) == (4, 2)
     engine.submit(request("c", PROMPT, n=2))  # 2 hits, 1 + 2 to take; 4 - 2 are left for them
     engine.step()
-    assert [group.request.request_id for group in engine.scheduler.waiting] == ["c"]
+    assert [group.request.request_id for group in engine.scheduler.waiting.ready] == ["c"]
     engine.run_to_end()
     engine.assert_wrote("c", PROMPT, n=2, tokens=8)
 
@@ -236,7 +236,7 @@ def test_an_aborted_group_leaves_nothing_whenever_it_is_aborted(steps: int) -> N
     engine.steps(steps)
     engine.abort("a")
     assert engine.pool.num_held == 0
-    assert len(engine.scheduler.waiting) == 0
+    assert len(engine.scheduler.waiting.ready) == 0
     assert not engine.scheduler.plan()
 
 
@@ -293,7 +293,7 @@ def test_a_group_that_is_not_in_the_queue_cannot_be_removed() -> None:
     one, two, three = groups(0, 0, 0)
     queue = queue_of([one, three])
     for absent in (two, groups(0)[0]):  # the second has the age of one that is there
-        with pytest.raises(ValueError, match="nothing of age"):
+        with pytest.raises(ValueError, match="no such item of age"):
             queue.remove(absent)
     assert names(queue) == ["g0", "g2"]
 
@@ -314,7 +314,7 @@ def test_a_group_is_not_admitted_when_the_budget_is_spent() -> None:
     engine.step()
     assert tables(late) == ([], [[]])
     engine.step()
-    assert late in engine.scheduler.running
+    assert late in engine.scheduler.running.groups
 
 
 def test_a_group_is_admitted_with_all_its_choices_or_not_at_all() -> None:
@@ -322,12 +322,12 @@ def test_a_group_is_admitted_with_all_its_choices_or_not_at_all() -> None:
     small = engine.submit(request("a", PROMPT, n=2))  # 3 + 2 blocks, 3 are left
     large = engine.submit(request("b", range(50, 54), n=3))  # 1 + 3
     engine.step()
-    assert list(engine.scheduler.running) == [small]
+    assert list(engine.scheduler.running.groups) == [small]
     assert tables(large) == ([], [[], [], []])
     assert states(large) == ["waiting"] * 3
     engine.abort("a")
     engine.step()
-    assert list(engine.scheduler.running) == [large]
+    assert list(engine.scheduler.running.groups) == [large]
     assert states(large) == ["running"] * 3
 
 
@@ -336,10 +336,10 @@ def test_the_number_of_running_choices_is_limited_over_all_groups() -> None:
     first = engine.submit(request("a", PROMPT, n=3))
     second = engine.submit(request("b", PROMPT, n=2))
     engine.step()
-    assert list(engine.scheduler.running) == [first]
+    assert list(engine.scheduler.running.groups) == [first]
     engine.stop("a", 0)
     engine.step()
-    assert list(engine.scheduler.running) == [first, second]
+    assert list(engine.scheduler.running.groups) == [first, second]
 
 
 def test_a_small_group_does_not_overtake_a_large_one() -> None:
@@ -348,7 +348,7 @@ def test_a_small_group_does_not_overtake_a_large_one() -> None:
     engine.submit(request("b", PROMPT[::-1], n=3))  # needs 6
     engine.submit(request("c", [1]))  # needs 2
     engine.step()
-    assert [group.request.request_id for group in engine.scheduler.waiting] == ["b", "c"]
+    assert [group.request.request_id for group in engine.scheduler.waiting.ready] == ["b", "c"]
 
 
 def test_a_group_that_found_no_room_is_admitted_once_it_has_fewer_choices() -> None:
@@ -357,10 +357,10 @@ def test_a_group_that_found_no_room_is_admitted_once_it_has_fewer_choices() -> N
     late = engine.submit(request("b", PROMPT[::-1], n=2))  # needs 5
     engine.step()
     engine.step()
-    assert late in engine.scheduler.queued
+    assert late in engine.scheduler.waiting.all()
     engine.stop("b", 1)
     engine.step()
-    assert late in engine.scheduler.running
+    assert late in engine.scheduler.running.groups
 
 
 def test_a_group_that_found_no_room_is_admitted_once_its_prefix_is_known() -> None:
@@ -368,9 +368,9 @@ def test_a_group_that_found_no_room_is_admitted_once_its_prefix_is_known() -> No
     engine.submit(request("a", PROMPT[:8]))  # 3 blocks, 3 are left
     late = engine.submit(request("b", (*PROMPT[:8], 50)))  # needs 4, or 2 after what a has computed
     engine.step()
-    assert late in engine.scheduler.queued
+    assert late in engine.scheduler.waiting.all()
     engine.step()
-    assert late in engine.scheduler.running
+    assert late in engine.scheduler.running.groups
 
 
 def test_lower_priority_numbers_are_admitted_first() -> None:
@@ -378,4 +378,4 @@ def test_lower_priority_numbers_are_admitted_first() -> None:
     engine.submit(request("a", PROMPT, priority=1))
     engine.submit(request("b", PROMPT[::-1], priority=0))
     engine.step()
-    assert [group.request.request_id for group in engine.scheduler.running] == ["b"]
+    assert [group.request.request_id for group in engine.scheduler.running.groups] == ["b"]

@@ -61,7 +61,7 @@ class Engine:
             device="cpu",
             fingerprint="",
         )
-        options = CoreOptions(budget, prefix_cache=True, cache_answers=False)
+        options = CoreOptions(max_num_batched_tokens=budget, prefix_cache=True, cache_answers=False, lease_s=60.0)
         self.core = EngineCore(info, BlankRunner(max_num_seqs), options=options)
 
     def submit(

@@ -4,22 +4,21 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from transformers import PreTrainedModel
 
+from motet.engines.native.compiled_kernels import digest, library
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, PackedWeights, chunks_agree
-from motet.engines.native.cpu.library import digest, library
 from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
 from motet.engines.native.cuda.cuda_runner import cuda_backend
 from motet.engines.native.fingerprint import fingerprint, model_digest, operators_agree
+from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import ModelShape, load_model, read_config, read_shape, resolve_device, resolve_dtype
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
-from motet.engines.native.step.sequence import blocks_for
 from motet.engines.native.weights import FirstWeights, Renewal, TensorWeights
 from motet.errors import ConfigError, KVMemoryError
 from motet.grammar.compiled_grammar import Grammars
@@ -28,12 +27,10 @@ from motet.models.weights import begin_weights_digest
 from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.proof import Proof
+from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import is_loopback
 from motet.transfer.transport import KVFacts, RegisteredMemory
 from motet.types import EngineInfo, Role
-
-if TYPE_CHECKING:
-    from motet.transfer.thread import TransferThread
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +65,10 @@ def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
     return EngineCore(info, parts.runner, options=parts.options, proof=proof, transfers=transfers)
 
 
-def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredMemory) -> "TransferThread":
+def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredMemory) -> TransferThread:
     """Makes KV memory reachable for other workers. Raises ConfigError for an address that cannot be bound."""
     # Imported here, so that an engine that keeps its KV to itself loads no NIXL.
     from motet.transfer.nixl import LOOPBACK, NixlTransport
-    from motet.transfer.thread import TransferSettings, TransferThread
 
     loopback = is_loopback(config.side_channel_host)
     if not (loopback or config.cluster_key):
@@ -147,11 +143,11 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
 
 def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device, bytes_per_block: int) -> CoreOptions:
     return CoreOptions(
-        config.max_num_batched_tokens,
-        config.prefix_cache,
-        config.cache_answers,
-        config.lease_s,
-        Grammars(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefix_cache=config.prefix_cache,
+        cache_answers=config.cache_answers,
+        lease_s=config.lease_s,
+        grammars=Grammars(
             partial(Tokenizer.load, Path(config.tokenizer_path or config.model_path)),
             vocab_size=shape.vocab_size,
             eos_token_ids=shape.eos_token_ids,

@@ -1,4 +1,4 @@
-"""The engine without its process: submit groups, take steps. It is synchronous and has a single thread.
+"""The engine without its process: groups are submitted, and steps are taken. It is synchronous and has one thread.
 
 submit ─► scheduler ─► plan ─► inputs ─► runner ─► logits ─► sampler ─► commit ─► deltas
              ▲                                                             │
@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from motet.engines.native.handover import Handover
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
-from motet.engines.native.step.commit import NONSENSE, AnswerCache, Commit, draw_tokens, failures_of, score_prompt
+from motet.engines.native.step.admission import SchedulerLimits, check_fits
+from motet.engines.native.step.commit import NON_FINITE, AnswerCache, Commit, failures_of, sample_tokens, score_prompt
 from motet.engines.native.step.drafts import Drafter, History
+from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
 from motet.engines.native.step.run import ModelRunner
-from motet.engines.native.step.scheduler import Scheduler, SchedulerLimits, check_fits
+from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import Group, GroupMaker, SequenceState
 from motet.engines.native.step.step_plan import StepPlan
 from motet.errors import EngineError, MotetError, RequestError
@@ -29,47 +29,50 @@ from motet.kv_events.changes import BlockChange
 from motet.metrics.stats import EngineStats
 from motet.transfer.orders import Met
 from motet.transfer.proof import Proof
+from motet.transfer.thread import TransferThread
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, GenerateRequest, GroupDelta
-
-if TYPE_CHECKING:  # an engine that keeps its KV to itself needs no ZeroMQ for it
-    from motet.transfer.thread import TransferThread
 
 _DRAFTS = attrgetter("drafts")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CoreOptions:
+    """The settings of an engine core. Their defaults are in `settings.server_config`."""
+
     max_num_batched_tokens: int
     prefix_cache: bool
     cache_answers: bool
-    lease_s: float = 60.0
+    lease_s: float
     grammars: Grammars | None = None
-    """None: groups with a grammar are refused."""
+    """None for an engine that refuses groups with a grammar."""
     draft_tokens: int = 0
-    """Most draft tokens of a choice in a step."""
+    """Maximum number of draft tokens of a choice in a step."""
     draft_from_history: int = 0
-    """Tokens of earlier answers that are kept as drafts."""
+    """Maximum number of tokens of earlier answers that are stored as drafts."""
     max_kept_blocks: int | None = None
-    """Most blocks of trunks that are kept; None: as many as there are."""
+    """Maximum number of blocks of all kept trunks; None: as many as the engine has."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The results of one step of the engine, which go to the API process as one message."""
+    """The results of one step, which go to the API process as one message."""
 
     deltas: list[GroupDelta]
     failures: dict[RequestId, MotetError]
+    """Groups that ended with an error in this step."""
     tickets: dict[RequestId, Ticket] = field(default_factory=dict)
+    """Tickets of the groups whose prompts were prefilled for other workers."""
     blocks: list[BlockChange] = field(default_factory=list)
-    """The blocks that the prefix cache can find from now on, and those it cannot find any more, in order."""
+    """Blocks that were added to the prefix cache and removed from it, in order."""
     met: list[Met] = field(default_factory=list)
+    """Workers to which a connection was made, or failed."""
     ran: bool = True
-    """False if nothing was computed: the next step must wait for a command or news of a transfer."""
+    """False if nothing was computed: the next step must wait for a command or for a result of a transfer."""
 
 
 class EngineCore:
-    """Owns the scheduler, the pool, the runner and the sampler."""
+    """Owns the groups, the scheduler, the block pool, the runner and the sampler."""
 
     def __init__(
         self,
@@ -78,21 +81,19 @@ class EngineCore:
         *,
         options: CoreOptions,
         proof: Proof | None = None,
-        transfers: "TransferThread | None" = None,
+        transfers: TransferThread | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """An engine that hands KV over has `transfers`, and the `proof` that readers of its memory see."""
+        """An engine that hands KV over has `transfers`, and the `proof` in the memory that other workers read."""
         self.info = info
         self.counters = EngineStats()
-        self.grammars = options.grammars
         self.transfers = transfers
-        """None for an engine that keeps its KV to itself."""
+        """None for an engine that keeps its KV cache to itself."""
+        self.held = False
+        """True while nothing is computed. Groups keep what they have, and transfers continue."""
         self._runner = runner
         self._maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
         self._groups: dict[RequestId, Group] = {}
-        self._arrivals = 0
-        self.held = False
-        """True while nothing is computed: groups keep what they have, and transfers go on."""
         self._pool = BlockPool(info.num_blocks, proof)
         self._handover = Handover(
             transfers=transfers,
@@ -104,15 +105,17 @@ class EngineCore:
             settle=runner.settle,
         )
         limits = SchedulerLimits(
-            info.block_size,
-            info.bytes_per_block,
-            info.max_num_seqs,
-            options.max_num_batched_tokens,
-            options.max_kept_blocks,
+            block_size=info.block_size,
+            bytes_per_block=info.bytes_per_block,
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_kept_blocks=options.max_kept_blocks,
         )
         history = History(options.draft_from_history) if options.draft_from_history else None
-        drafter = Drafter(options.draft_tokens, info.max_model_len, history)
-        self._scheduler = Scheduler(self._pool, limits, self.counters, self._handover, drafter)
+        drafter = Drafter(options.draft_tokens, info.max_model_len, history=history)
+        self._scheduler = Scheduler(
+            self._pool, limits, counters=self.counters, handover=self._handover, drafter=drafter
+        )
         self._sampler = Sampler(info.vocab_size, runner.device)
         self._commit = Commit(
             scheduler=self._scheduler,
@@ -123,23 +126,29 @@ class EngineCore:
         )
 
     @property
+    def grammars(self) -> Grammars | None:
+        """Grammars of this engine; None if it refuses groups with a grammar."""
+        return self._maker.grammars
+
+    @property
     def busy(self) -> bool:
+        """True while there are groups."""
         return bool(self._groups)
 
     @property
     def wake_s(self) -> float | None:
-        """The time, by the engine's clock, at which it must take a step even without a command."""
+        """Time, by the engine's clock, at which a step must be taken even without a command."""
         ends = self._handover.wake_s, self._scheduler.kept.next_end_s
         return min((end for end in ends if end is not None), default=None)
 
     def submit(self, request: GenerateRequest, matchers: Mapping[int, Matcher] | None = None) -> None:
-        """Queues a group. Raises RequestError if it can never run here, and gives its ticket back. `matchers`:
-        one for each choice, by its index; without them the grammar is compiled here."""
+        """Queues a group. Raises RequestError if it can never run here, and releases its ticket. `matchers`: one for
+        each choice, by its index; without them the grammar is compiled here."""
         try:
-            self._check_free(request.request_id)
-            group = self._maker.to_write(request, self._arrivals, matchers=matchers)
-            check_fits(group, self.info, blocks_at_admission=self._scheduler.blocks_at_admission(group))
-            self._handover.expect(group)
+            self._check_unused(request.request_id)
+            group = self._maker.generating(request, matchers=matchers)
+            check_fits(group, self.info)
+            self._handover.accept_ticket(group)
         except Exception:
             if request.ticket is not None:
                 self.release(request.ticket)
@@ -147,17 +156,18 @@ class EngineCore:
         self._enqueue(group)
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:
-        """Queues a prompt to be computed for others; it ends in a ticket. Raises RequestError if it can never run."""
+        """Queues a prompt that is prefilled for `readers` decode workers. The result is a ticket. Raises RequestError
+        if it can never run here."""
         self._handover.check_open()
-        self._check_free(request.request_id)
-        group = self._maker.to_hand_over(request, self._arrivals, readers=readers)
-        check_fits(group, self.info, blocks_at_admission=self._scheduler.blocks_at_admission(group))
+        self._check_unused(request.request_id)
+        group = self._maker.prefilling(request, readers=readers)
+        check_fits(group, self.info)
         self._enqueue(group)
 
     def update(self, info: EngineInfo, apply: Callable[[], None]) -> None:
-        """Puts new weights in the place of the old ones, between two steps. All groups go on after what they have
-        written, and all their KV is computed anew: no block of the old weights can be found, and no ticket is used that
-        is for them. `info`: the facts from now on. `apply` must not fail."""
+        """Replaces the weights between two steps: `apply`, which must not fail, does it, and `info` has the facts from
+        now on. All groups continue after their output tokens, and all their KV is computed again. Blocks of the old
+        weights are removed from the prefix cache, and tickets for them are not used."""
         self._runner.settle()
         self._scheduler.suspend_all()
         apply()
@@ -167,36 +177,37 @@ class EngineCore:
         if self._commit.answers is not None:
             self._commit.answers.weights = info.block_weights
         for group in self._groups.values():
-            self._maker.rename(group)
+            self._maker.rename_blocks(group)
 
     def forget_prefixes(self, *, anew: bool) -> None:
-        """Lets no group find what the prefix cache has now. Groups under way keep their KV, or compute it `anew`."""
+        """Empties the prefix cache. Groups under way keep their KV, or compute it again if `anew`."""
         if anew:
             self._runner.settle()
             self._scheduler.suspend_all()
         self._scheduler.forget_prefixes()
 
     def forget_kv(self) -> None:
-        """Takes all KV from groups, readers and the prefix cache: what the memory holds means nothing any more. Groups
-        go on by computing it anew, and readers find their leases ended."""
+        """Takes all KV from groups, readers and the prefix cache, because the content of the memory is lost. Groups
+        compute their KV again, and readers find their leases ended."""
         self.forget_prefixes(anew=True)
         self._handover.end_leases()
 
     def abort(self, request_id: RequestId) -> None:
-        """Frees a group at once, or its lease if it was prefilled. Unknown ids are ignored: it may just have ended."""
+        """Frees a group at once, or its lease if it was prefilled. Unknown ids are ignored: the group may just have
+        ended."""
         if group := self._groups.pop(request_id, None):
             self._scheduler.remove(group)
         else:
             self._handover.release_request(request_id)
 
     def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket, whoever granted it."""
+        """Ends the lease of a ticket, on this engine or on another worker."""
         self._handover.release(ticket)
 
     def stop_choice(self, request_id: RequestId, index: int) -> None:
-        """Ends one choice; unknown ones are ignored."""
+        """Ends one choice. Unknown choices are ignored."""
         group = self._groups.get(request_id)
-        sequence = None if group is None else group.answered_by.pop(index, None)
+        sequence = None if group is None else group.sequence_of.pop(index, None)
         if group is None or sequence is None or sequence.state is SequenceState.FINISHED:
             return
         sequence.indices.remove(index)
@@ -206,40 +217,41 @@ class EngineCore:
             del self._groups[request_id]
 
     def step(self) -> StepResult:
-        """Books news of transfers, then makes one forward pass over everything scheduled, if anything is."""
-        arrivals = self._handover.take_news()
-        self._scheduler.kept.end_late()
-        for group in arrivals.landed:
+        """Applies results of transfers, and then makes one forward pass over everything that is scheduled, if anything
+        is."""
+        results = self._handover.take_results()
+        self._scheduler.kept.end_expired()
+        for group in results.landed:
             self._scheduler.publish(group)
-        for group in arrivals.failed:
-            self._scheduler.suspend(group)
+        for group in results.failed:
+            self._scheduler.preemption.suspend(group)
         plan = StepPlan() if self.held else self._scheduler.plan()
         deltas, failures = self._run(plan) if plan else ([], {})
         tickets = {} if self.held else self._hand_over()
-        return StepResult(deltas, failures, tickets, self._pool.take_changes(), arrivals.met, ran=bool(plan))
+        return StepResult(deltas, failures, tickets, self._pool.take_changes(), results.met, ran=bool(plan))
 
     def _run(self, plan: StepPlan) -> tuple[list[GroupDelta], dict[RequestId, MotetError]]:
-        """Inputs, run, draw, commit: see `step`."""
+        """Runs a plan: inputs, forward pass, sampling, commit."""
         inputs = build_inputs(plan, self.info.block_size)
         try:
             logits = self._runner.run(inputs)
-            drawn = draw_tokens(self._sampler, inputs.draws, logits=logits)
+            new = sample_tokens(self._sampler, inputs.next_tokens, logits=logits)
             self._runner.verify()
         except NonFiniteRowsError as error:
-            # Nothing is settled, so none of their blocks are published; the other groups run the same step again.
+            # Nothing is committed, so no block of these groups is published. The other groups run the same step again.
             if broken := plan.groups_of(error.rows):
-                return [], self._fail(dict.fromkeys(broken, EngineError(NONSENSE)))
-            # Only drafts were not finite, which may be wrong.
+                return [], self._fail(dict.fromkeys(broken, EngineError(NON_FINITE)))
+            # Only rows of drafts were not finite, and these drafts may be wrong.
             self._scheduler.drafter.learn(plan.tails, dict.fromkeys((chunk.sequence for chunk in plan.tails), 0))
             return self._run(plan.without_drafts())
         self._commit.advance(plan, trunk_tokens_joined=self._runner.trunk_tokens_joined)
         for rows in inputs.prompt_rows:
             score_prompt(rows, logits)
         if drafted := [*filter(_DRAFTS, plan.tails)]:
-            self._scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in drawn})
-        failed = failures_of(drawn)
+            self._scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in new})
+        failed = failures_of(new)
         failures = self._fail(failed)
-        deltas = self._commit.write(one for one in drawn if one.sequence.group not in failed)
+        deltas = self._commit.append(one for one in new if one.sequence.group not in failed)
         for delta in deltas:
             if not self._groups[delta.request_id].sequences:
                 del self._groups[delta.request_id]
@@ -247,9 +259,9 @@ class EngineCore:
 
     def _hand_over(self) -> dict[RequestId, Ticket]:
         """Returns tickets for the groups whose prompts are prefilled."""
-        done = [one for one in self._scheduler.running if one.readers and one.computed == one.trunk_tokens]
+        groups = self._scheduler.running.groups
         tickets = {}
-        for group in done:
+        for group in [group for group in groups if group.readers and group.trunk.complete]:
             if self._pool.proof.has_room:
                 blocks = self._scheduler.hand_over(group)
                 request_id = group.request.request_id
@@ -258,7 +270,8 @@ class EngineCore:
         return tickets
 
     def stats(self) -> EngineStats:
-        running, waiting = self._scheduler.running, self._scheduler.queued
+        """Returns the counters, with the gauges of this moment."""
+        running, waiting = self._scheduler.running.groups, self._scheduler.waiting.all()
         choices, kept = Counter[SequenceState](), self._scheduler.kept
         blocks_kept = kept.num_blocks
         for sequence in (s for group in (*running, *waiting) for s in group.sequences):
@@ -276,27 +289,26 @@ class EngineCore:
             blocks_kept=blocks_kept,
             trunks_kept=len(kept),
         )
-        self._handover.tell_gauges(stats)
+        self._handover.set_gauges(stats)
         return stats
 
     def check(self) -> None:
-        """Raises `AssertionError` if a block is held that belongs to no group."""
+        """Raises AssertionError if a block is held that belongs to no group, lease, pull or kept trunk."""
         self._handover.leases.check()
         self._scheduler.check(self._handover.tables())
-        if {*self._scheduler.running, *self._scheduler.queued} != set(self._groups.values()):
+        if {*self._scheduler.running.groups, *self._scheduler.waiting.all()} != set(self._groups.values()):
             raise AssertionError("the scheduler and the core know different groups")
 
-    def _check_free(self, request_id: RequestId) -> None:
+    def _check_unused(self, request_id: RequestId) -> None:
         if request_id in self._groups:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
 
     def _enqueue(self, group: Group) -> None:
-        self._arrivals += 1
         self._groups[group.request.request_id] = group
         self._scheduler.add(group)
 
     def _fail(self, errors: Mapping[Group, MotetError]) -> dict[RequestId, MotetError]:
-        """Ends groups that cannot go on."""
+        """Ends groups that cannot continue. Returns their errors by request id."""
         for group in errors:
             self.abort(group.request.request_id)
         return {group.request.request_id: error for group, error in errors.items()}

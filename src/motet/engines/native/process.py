@@ -34,10 +34,10 @@ from motet.engines.native import protocol
 from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.compiling import Compiling, at_once
 from motet.engines.native.core import EngineCore
-from motet.engines.native.handover import KEEPS_KV
 from motet.engines.native.protocol import Command, Launch
 from motet.engines.native.sleep import Sleeper
 from motet.engines.native.spawn import beat_every_s
+from motet.engines.native.step.handover import KEEPS_KV
 from motet.engines.native.weights import Renewal, Renewing
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError

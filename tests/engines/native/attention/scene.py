@@ -15,10 +15,11 @@ import torch
 from hypothesis import strategies as st
 
 from motet.engines.native.attention.group_attention import Scores, StepAttention
+from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs, build_inputs
 from motet.engines.native.step.run import LayerAttention
-from motet.engines.native.step.sequence import ChoiceSequence, Group, blocks_for
+from motet.engines.native.step.sequence import ChoiceSequence, Group
 from motet.engines.native.step.step_plan import StepPlan, TailChunk, TrunkChunk
 from motet.types import ChoiceStart
 from tests.engines.native.paper import group_of, request
@@ -114,7 +115,7 @@ class Scene:
         first `common` blocks of its trunk are those of `stem`."""
         starts = [ChoiceStart(i, i, tuple(range(end))) for i, (_, end) in enumerate(tails)]
         group = self._group(prompt_len, starts, fragmented=fragmented)
-        group.computed = prompt_len
+        group.trunk.num_computed = prompt_len
         if stem is not None:
             self._grow_from(stem, group, common)
         chunks = []
@@ -192,13 +193,13 @@ class Scene:
     def _group(self, prompt_len: int, starts: list[ChoiceStart], *, fragmented: bool) -> Group:
         group = group_of(request(f"g{self._groups}", range(prompt_len), starts=starts), self._groups)
         self._groups += 1
-        group.blocks = self._table(prompt_len, fragmented=fragmented)
+        group.trunk.blocks = self._table(prompt_len, fragmented=fragmented)
         self.vectors[group] = self._vectors(prompt_len)
         return group
 
     def _grow_from(self, stem: Group, group: Group, common: int) -> None:
         """Lets a group have the first blocks of another one, and what is in them."""
-        group.blocks = stem.blocks[:common] + group.blocks[common:]
+        group.trunk.blocks = stem.trunk.blocks[:common] + group.trunk.blocks[common:]
         theirs, own, count = self.vectors[stem], self.vectors[group], common * BLOCK_SIZE
         own.key[:count], own.value[:count] = theirs.key[:count], theirs.value[:count]
 
@@ -242,7 +243,8 @@ class Scene:
             if isinstance(owner, ChoiceSequence):
                 computed.append((owner.group, len(owner.group.prompt)))
             for one, count in computed:
-                places = [one.blocks[p // size] * size + p % size for p in range(count)]
+                table = one.blocks if isinstance(one, ChoiceSequence) else one.trunk.blocks
+                places = [table[p // size] * size + p % size for p in range(count)]
                 where = torch.tensor(places, dtype=torch.int64, device=self._device)
                 known = self.vectors[one]
                 storage.write(0, where, known.key[:count].to(self._device), known.value[:count].to(self._device))
@@ -271,7 +273,7 @@ def tree(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, most
         common = draw(st.integers(0, min(length, len(stem.prompt)) // BLOCK_SIZE)) if stem else 0
         tails = draw(st.lists(st.sampled_from([(0, 1), (5, 6), (63, 64), (3, 9)]), min_size=1, max_size=3))
         groups.append(scene.decoding(length, tails, fragmented=draw(st.booleans()), stem=stem, common=common))
-    groups.sort(key=lambda tails: tails[0].sequence.group.blocks)
+    groups.sort(key=lambda tails: tails[0].sequence.group.trunk.blocks)
     return [tail for tails in groups for tail in tails]
 
 

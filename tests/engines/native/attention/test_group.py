@@ -122,8 +122,8 @@ def test_where_blocks_lie_does_not_matter(rule: Rule) -> None:
     scene = Scene(Shape())
     tails, trunk = scene.decoding(70, [(3, 4), (66, 70)]), scene.reading(150, 20, 120)
     before = scene.attend(tails, [trunk], rule)
-    trunk.group.blocks.reverse()
-    tails[0].sequence.group.blocks.reverse()
+    trunk.group.trunk.blocks.reverse()
+    tails[0].sequence.group.trunk.blocks.reverse()
     tails[1].sequence.blocks.reverse()
     for one, other in zip(before, scene.attend(tails, [trunk], rule), strict=True):
         assert torch.equal(one, other)
@@ -132,7 +132,7 @@ def test_where_blocks_lie_does_not_matter(rule: Rule) -> None:
 def test_keys_may_be_read_beyond_the_last_block_of_the_pool() -> None:
     scene = Scene(Shape(), blocks=160)
     trunk = scene.reading(513, 500, 513)
-    trunk.group.blocks = list(range(160 - 65, 160))  # 1024 keys are read, 504 of them beyond the pool
+    trunk.group.trunk.blocks = list(range(160 - 65, 160))  # 1024 keys are read, 504 of them beyond the pool
     scene.assert_step_right([], [trunk])
 
 
@@ -144,7 +144,7 @@ def test_a_broken_group_does_not_reach_its_neighbours(shape: Shape, rule: Rule, 
     """The read of a prompt goes beyond its table, here into the blocks of a group whose KV is broken."""
     scene = Scene(shape)
     healthy, broken = scene.reading(20, 0, 20), scene.reading(40, 0, 40)
-    assert broken.group.blocks[0] == healthy.group.blocks[-1] + 1
+    assert broken.group.trunk.blocks[0] == healthy.group.trunk.blocks[-1] + 1
     tails = scene.decoding(33, [(3, 4), (5, 6)])
     before = scene.attend(tails, [healthy, broken], rule)
     number = torch.finfo(shape.dtype).max if what == "huge" else float(what)

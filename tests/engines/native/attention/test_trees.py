@@ -71,7 +71,7 @@ def test_the_depth_of_a_tree_and_the_number_of_its_rows_change_no_bits() -> None
         groups += [scene.decoding(1300, [(level, level + 1)] * level, stem=stem, common=32 * level) for _ in range(2)]
         stem = groups[-1][0].sequence.group
     groups.append(scene.decoding(1300, [(7, 8)] * 50, stem=stem, common=32 * 4))
-    groups.sort(key=lambda tails: tails[0].sequence.group.blocks)
+    groups.sort(key=lambda tails: tails[0].sequence.group.trunk.blocks)
     tails = [tail for group in groups for tail in group]
     outputs = scene.assert_step_right(tails, [])
     for tail, output in list(zip(tails, outputs, strict=True))[::3]:

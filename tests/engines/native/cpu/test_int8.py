@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from motet.engines.native import compiled_kernels as c
 from motet.engines.native.build import build_core, build_parts
-from motet.engines.native.cpu import library as c
 from motet.engines.native.cpu.panels import MOST, Packer, Panels
 from motet.errors import ConfigError
 from tests.engines.native.cpu.test_kernels import of_tokens

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from bench.accuracy import prompt_logits
 from motet.engines.native.build import build_core, build_parts
+from motet.engines.native.compiled_kernels import KINDS, library
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, chunks_agree
-from motet.engines.native.cpu.library import KINDS, library
 from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
 from motet.engines.native.model import load_model, read_config
 from motet.errors import ConfigError

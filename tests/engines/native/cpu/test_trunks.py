@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from motet.engines.native.attention.attention_plan import AttentionPlan, TailReads, TrunkRead, padded_keys
+from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.cpu.cpu_runner import CpuRunner
-from motet.engines.native.cpu.library import KINDS
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs

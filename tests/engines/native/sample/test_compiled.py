@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from motet.engines.native.cpu.library import KINDS
+from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.sample.compiled_draws import CompiledDraws
 from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.lanes import Sampled, SampleRow

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from motet.engines.native.cpu.library import KINDS
+from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.sample.candidates import masses
 from motet.engines.native.sample.compiled_draws import CompiledDraws
 from motet.engines.native.sample.filters import Filters, TorchFilters

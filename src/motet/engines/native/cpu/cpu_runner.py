@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.attention_plan import AttentionPlan, Ints, PromptRead, ints
-from motet.engines.native.cpu import library as c
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs

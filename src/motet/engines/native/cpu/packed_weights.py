@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.group_attention import Scores
-from motet.engines.native.cpu import library as c
 from motet.engines.native.cpu.panels import (
     NUMBERS,
     Columns,

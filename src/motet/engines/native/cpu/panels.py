@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from motet.engines.native.cpu import library as c
+from motet.engines.native import compiled_kernels as c
 from motet.engines.native.memory import give_back, huge_pages
 
 NUMBERS = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}

@@ -32,10 +32,10 @@ from motet.engines.native.cuda.work import (
     places,
     plan_work,
 )
+from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
 from motet.engines.native.step.run import Backend
-from motet.engines.native.step.sequence import blocks_for
 from motet.settings.server_config import EngineConfig
 
 Replay = Callable[[], None]

@@ -23,6 +23,11 @@ from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 from motet.transfer.proof import Proof
 
 
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Returns the number of blocks that hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)
+
+
 class OutOfBlocksError(Exception):
     """Fewer blocks are free than needed; nothing was taken."""
 
@@ -34,7 +39,7 @@ class BlockPool:
         """`proof` is told before a block is handed out; the pool makes one of its own unless others are to read it."""
         self.num_blocks = num_blocks
         self.proof = proof or Proof(num_blocks)
-        self.gains = 0
+        self.num_gains = 0
         """Rises whenever blocks may have become free or findable; until then `take` finds no more than before."""
         self._changes: list[BlockChange] = []
         self._evicted: list[BlockName] = []
@@ -84,7 +89,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Takes a holder from each block, in table order: later blocks, useless alone, are evicted first."""
-        self.gains += 1
+        self.num_gains += 1
         for block in reversed(blocks):
             if self._count[block] == 0:
                 raise ValueError(f"block {block} is not held")
@@ -116,7 +121,7 @@ class BlockPool:
 
     def forget(self) -> None:
         """Takes all names: nothing can be found any more. Idle blocks become free, and held ones stay held."""
-        self.gains += 1
+        self.num_gains += 1
         self._name_of.clear()
         self._block_of.clear()
         for block in self._idle:
@@ -152,7 +157,7 @@ class BlockPool:
             return False
         self._block_of[name] = block
         self._name_of[block] = name
-        self.gains += 1
+        self.num_gains += 1
         return True
 
     def _note_stored(self, content: Stored, places: range) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet.engines.native.cpu.library import Drawing, library
+from motet.engines.native.compiled_kernels import Drawing, library
 from motet.engines.native.sample.filters import Filters, TorchFilters
 from motet.engines.native.sample.lanes import COLDEST, LaneParams, Sampled, SampleRow, at_temperature
 from motet.engines.native.sample.top_logprobs import named_ids, unpack

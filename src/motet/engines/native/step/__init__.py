@@ -1,10 +1,14 @@
-"""One step of the engine, in the order in which its parts run. `core.EngineCore.step` calls them one after the other.
+"""One step of the engine. `core.EngineCore.step` calls these modules in the order in which a step runs.
 
-1. `scheduler` decides who gets blocks and tokens of the budget; it writes that down as a `plan`.
-2. `inputs` lays the plan out as the rows of one flat batch: tokens, positions, slots, and which row reads which keys.
+1. `scheduler` decides which sequences get blocks and tokens of the budget. The result is a `step_plan`. The parts of
+   the scheduler are `queues` and `admission` for waiting groups, `running` for groups with blocks and their preemption,
+   `sharing` and `keeping` for trunks of several groups, `handover` for trunks of other workers, and `drafts` with
+   `ngrams` for draft tokens.
+2. `inputs` lays the plan out as the rows of one flat batch: tokens, positions, slots, and the keys that each row
+   reads.
 3. `run` is the forward pass: inputs in, logits out.
-4. `commit` asks the sampler for the next token of every choice that has a row of logits, and books what was computed
-   and drawn: it appends tokens, ends choices, frees blocks and makes the deltas.
+4. `commit` samples the next token of every choice that has a row of logits, and applies the results: it counts computed
+   tokens, appends new tokens, ends choices, frees blocks and makes the deltas.
 
-`sequence` holds what all of them work on: groups and their sequences.
+All of them work on the groups and sequences of `sequence`.
 """

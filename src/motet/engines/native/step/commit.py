@@ -1,5 +1,6 @@
-"""Draws the next token of every choice that has a row of logits, and settles the step: counts the computed tokens,
-appends the new ones, frees the blocks of ended choices, and makes a delta for every group that got tokens."""
+"""The end of a step: samples the next token of every sequence that has a row of logits, and applies the results.
+Computed tokens are counted, new tokens are appended, the blocks of ended choices are freed, and every group with new
+tokens gets a delta."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,147 +14,154 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.top_logprobs import prompt_logprobs
-from motet.engines.native.step.inputs import Draw, PromptRows
+from motet.engines.native.step.inputs import NextToken, PromptRows
 from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import ChoiceSequence, Group
 from motet.engines.native.step.step_plan import StepPlan
 from motet.errors import EngineError, GrammarError, MotetError
 from motet.kv_events.changes import Stored
 from motet.metrics.stats import EngineStats
-from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
+from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, TokenLogprob
 
 _DRAFT = attrgetter("draft")
-NONSENSE = "the model gave numbers that are not finite"
+NON_FINITE = "the model gave numbers that are not finite"
 
 
-class DrawnToken(msgspec.Struct, frozen=True, gc=False):
-    """The next token of one sequence."""
+class NewTokens(msgspec.Struct, frozen=True, gc=False):
+    """The tokens that a step sampled for one sequence."""
 
     sequence: ChoiceSequence
     sampled: Sampled
     more: tuple[Sampled, ...] = ()
-    """The tokens after it, if drafts were right."""
+    """The tokens after accepted drafts."""
 
 
-def draw_tokens(sampler: Sampler, draws: Sequence[Draw], *, logits: torch.Tensor) -> list[DrawnToken]:
-    """Returns the next tokens of the sequences in `draws`, in their order."""
+def sample_tokens(sampler: Sampler, next_tokens: Sequence[NextToken], *, logits: torch.Tensor) -> list[NewTokens]:
+    """Samples `next_tokens` from logits [rows, vocab_size], and returns the new tokens of each sequence, in order."""
     rows = [
-        SampleRow(draw.row, draw.sequence.sampling if draw.draft is None else draw.draft.state, draw.position)
-        for draw in draws
+        SampleRow(one.row, one.sequence.sampling if one.draft is None else one.draft.state, one.position)
+        for one in next_tokens
     ]
     sampled = sampler.sample(logits, rows)
-    if any(map(_DRAFT, draws)):
-        return without_wrong(draws, sampled)
-    return [DrawnToken(draw.sequence, one) for draw, one in zip(draws, sampled, strict=True)]
+    if any(map(_DRAFT, next_tokens)):
+        return without_rejected(next_tokens, sampled)
+    return [NewTokens(one.sequence, token) for one, token in zip(next_tokens, sampled, strict=True)]
 
 
-def without_wrong(draws: Iterable[Draw], sampled: Iterable[Sampled]) -> list[DrawnToken]:
-    """Leaves out what was drawn behind a draft that was not drawn itself, and what could not be drawn behind one: the
-    next step will say why."""
-    drawn: list[DrawnToken] = []
-    last: Sampled | None = None  # what was drawn before, as long as drafts are right
-    for draw, one in zip(draws, sampled, strict=True):
-        if draw.draft is None:
-            drawn.append(DrawnToken(draw.sequence, one))
-            last = one
-        elif last is not None and last.token_id == draw.draft.token_id and one.finite:
-            drawn[-1] = DrawnToken(draw.sequence, drawn[-1].sampled, (*drawn[-1].more, one))
-            last = one
+def without_rejected(next_tokens: Iterable[NextToken], sampled: Iterable[Sampled]) -> list[NewTokens]:
+    """Drops the tokens that were sampled after a rejected draft, and samples that failed after an accepted draft; the
+    next step reports that failure."""
+    new: list[NewTokens] = []
+    last: Sampled | None = None  # the token before, as long as drafts are accepted
+    for one, token in zip(next_tokens, sampled, strict=True):
+        if one.draft is None:
+            new.append(NewTokens(one.sequence, token))
+            last = token
+        elif last is not None and last.token_id == one.draft.token_id and token.finite:
+            new[-1] = NewTokens(one.sequence, new[-1].sampled, (*new[-1].more, token))
+            last = token
         else:
             last = None
-    return drawn
+    return new
 
 
-def failures_of(drawn: Iterable[DrawnToken]) -> dict[Group, MotetError]:
-    """Returns the groups for which no token could be drawn, with the cause: their grammar, or the model's numbers."""
+def failures_of(new: Iterable[NewTokens]) -> dict[Group, MotetError]:
+    """Returns the groups for which no token could be sampled, with the cause: their grammar, or the model's numbers."""
     failures: dict[Group, MotetError] = {}
-    for one in drawn:
+    for one in new:
         if not one.sampled.finite:
             index, why = one.sequence.indices[0], one.sequence.sampling.failure
-            error = GrammarError(f"choice {index}: {why}") if why else EngineError(NONSENSE)
+            error = GrammarError(f"choice {index}: {why}") if why else EngineError(NON_FINITE)
             failures.setdefault(one.sequence.group, error)
     return failures
 
 
 def score_prompt(rows: PromptRows, logits: torch.Tensor) -> None:
-    """Adds to the group the log-probabilities of the tokens that follow the rows' positions; the first has none."""
-    group, count = rows.group, rows.group.request.sampling.prompt_logprobs
-    if rows.position == 0:
-        group.prompt_logprobs = [None]
+    """Adds to the group's facts the log-probabilities of the prompt tokens that follow the positions of `rows`. The
+    first prompt token has none. `logits`: [rows of the step, vocab_size]."""
+    group, num_top = rows.group, rows.group.request.sampling.prompt_logprobs
+    facts = group.facts
+    if rows.position == 0 or facts.logprobs is None:
+        facts.logprobs = [None]
     targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
-    group.prompt_logprobs += prompt_logprobs(logits[rows.begin : rows.begin + len(targets)], targets, k=count or 0)
+    facts.logprobs += prompt_logprobs(logits[rows.begin : rows.begin + len(targets)], targets, k=num_top or 0)
 
 
 @dataclass(eq=False, kw_only=True)
 class Commit:
-    """Knows the rules that end a choice. An engine has one."""
+    """Applies the results of steps, and knows the rules that end a choice. An engine has one."""
 
     scheduler: Scheduler
     counters: EngineStats
     eos_token_ids: frozenset[int]
     max_model_len: int
     answers: "AnswerCache | None" = None
+    """None unless `--cache-answers` is set."""
 
     def advance(self, plan: StepPlan, *, trunk_tokens_joined: int = 0) -> None:
-        """Counts the step's tokens as computed: their KV is stored. `trunk_tokens_joined`: see `ModelRunner`."""
+        """Counts the tokens of a step as computed: their KV is stored. `trunk_tokens_joined`: see `ModelRunner`."""
         counters = self.counters
         counters.steps += 1
-        for trunk in plan.trunks:
-            trunk.group.computed = trunk.end
-            counters.prefill_tokens += trunk.end - trunk.begin
-            if trunk.group.request.ticket is not None:
-                counters.recomputed_tokens += trunk.end - trunk.begin
-            self.scheduler.publish(trunk.group)
+        for chunk in plan.trunks:
+            group, num_tokens = chunk.group, chunk.end - chunk.begin
+            group.trunk.num_computed = chunk.end
+            counters.prefill_tokens += num_tokens
+            if group.request.ticket is not None:
+                counters.recomputed_tokens += num_tokens
+            self.scheduler.publish(group)
         counters.trunk_tokens_read -= trunk_tokens_joined
         last = None
         for tail in plan.tails:
             sequence = tail.sequence
-            sequence.computed = tail.end
-            first_new = len(sequence.output_tokens) - sequence.new
+            sequence.num_computed = tail.end
+            first_new = len(sequence.output_tokens) - sequence.num_new
             if tail.begin < first_new:
                 counters.replayed_tokens += min(tail.end, first_new) - tail.begin
             group = sequence.group
             prompt_tokens = len(group.prompt)
             counters.draft_tokens += len(tail.drafts)
             counters.trunk_tokens_unshared += prompt_tokens
-            if group.trunk != last:  # all that share a trunk are neighbours
+            if (origin := group.trunk.origin) != last:  # tails of one trunk are adjacent
                 counters.trunk_tokens_read += prompt_tokens
-                last = group.trunk
+                last = origin
 
-    def write(self, drawn: Iterable[DrawnToken]) -> list[GroupDelta]:
-        """Appends the drawn tokens to their sequences; returns one delta a group."""
+    def append(self, new: Iterable[NewTokens]) -> list[GroupDelta]:
+        """Appends the new tokens to their sequences. Returns one delta for each group."""
         by_group: dict[Group, list[ChoiceDelta]] = {}
-        for one in drawn:
-            by_group.setdefault(one.sequence.group, []).extend(self._write_one(one))
+        for one in new:
+            by_group.setdefault(one.sequence.group, []).extend(self._append_all(one))
         return [
-            GroupDelta(group.request.request_id, tuple(choices), _report(group)) for group, choices in by_group.items()
+            GroupDelta(group.request.request_id, tuple(choices), group.facts.take_report())
+            for group, choices in by_group.items()
         ]
 
     def end(self, sequence: ChoiceSequence) -> None:
-        """Frees a sequence that has finished or was stopped; the prefix cache may keep its answer for later prompts."""
+        """Frees a sequence that has finished or was stopped. With `--cache-answers`, its answer goes into the prefix
+        cache."""
         if self.answers is not None:
-            self.answers.keep(sequence)
+            self.answers.store(sequence)
         self.scheduler.finish(sequence)
 
-    def _write_one(self, drawn: DrawnToken) -> list[ChoiceDelta]:
-        sequence, sampled = drawn.sequence, drawn.sampled
+    def _append_all(self, new: NewTokens) -> list[ChoiceDelta]:
+        """Appends sampled and forced tokens up to the end of the choice. Returns a delta for each choice."""
+        sequence, sampled = new.sequence, new.sampled
         finish = self._append(sequence, sampled.token_id)
         token_ids: tuple[int, ...] = (sampled.token_id,)
         logprobs: tuple[TokenLogprob, ...] | None = None if sampled.logprob is None else (sampled.logprob,)
-        for one in drawn.more:
+        for token in new.more:
             if finish:
                 break
-            sequence.computed += 1  # it was a draft's row that stored the KV of the token before
-            finish = self._append(sequence, one.token_id)
-            token_ids += (one.token_id,)
-            if logprobs is not None and one.logprob is not None:
-                logprobs += (one.logprob,)
+            sequence.num_computed += 1  # the row of the accepted draft has stored its KV
+            finish = self._append(sequence, token.token_id)
+            token_ids += (token.token_id,)
+            if logprobs is not None and token.logprob is not None:
+                logprobs += (token.logprob,)
         self.counters.accepted_tokens += len(token_ids) - 1
-        sequence.new = 1
+        sequence.num_new = 1
         if sequence.sampling.matcher is not None and not finish:
             forced, finish = self._append_forced(sequence)
             token_ids += forced
-            sequence.new += len(forced)
+            sequence.num_new += len(forced)
         deltas = [ChoiceDelta(index, token_ids, logprobs, finish) for index in sequence.indices]
         if finish:
             self.end(sequence)
@@ -166,7 +174,7 @@ class Commit:
         return self.finish_of(sequence)
 
     def _append_forced(self, sequence: ChoiceSequence) -> tuple[tuple[int, ...], Finish | None]:
-        """Appends the tokens that must come next, up to one that ends the choice."""
+        """Appends the tokens that the grammar forces, up to a token that ends the choice."""
         appended, finish = [], None
         while finish is None and (forced := sequence.sampling.forced()):
             for token_id in forced:
@@ -178,60 +186,52 @@ class Commit:
         return tuple(appended), finish
 
     def finish_of(self, sequence: ChoiceSequence) -> Finish | None:
-        """Returns how the last token ends its choice, if it does. Stop strings are text: they end a choice from
-        outside.
+        """Returns how the last token ends the choice; None if it does not. Stop strings are text: the API process
+        looks for them, and then stops the choice.
 
-        End-of-sequence and stop tokens cannot be drawn before `min_tokens`. A choice with a grammar and `ignore_eos`
-        draws end-of-sequence only if the grammar allows nothing else. So neither needs a check here.
+        End-of-sequence and stop tokens cannot be sampled before `min_tokens`. A choice with a grammar and `ignore_eos`
+        samples end-of-sequence only if the grammar allows nothing else. Neither needs a check here.
         """
-        sampling, written = sequence.group.request.sampling, sequence.output_tokens
+        sampling, output_tokens = sequence.group.request.sampling, sequence.output_tokens
         if sequence.sampling.complete:
             return Finish(FinishReason.STOP)
-        if written[-1] in self.eos_token_ids and (not sampling.ignore_eos or sampling.grammar is not None):
+        if output_tokens[-1] in self.eos_token_ids and (not sampling.ignore_eos or sampling.grammar is not None):
             return Finish(FinishReason.STOP)
-        if written[-1] in sampling.stop_token_ids:
-            return Finish(FinishReason.STOP, written[-1])
-        num_tokens = len(sequence.group.prompt) + len(written)
-        if len(written) >= sampling.max_tokens or num_tokens >= self.max_model_len:
+        if output_tokens[-1] in sampling.stop_token_ids:
+            return Finish(FinishReason.STOP, output_tokens[-1])
+        num_tokens = len(sequence.group.prompt) + len(output_tokens)
+        if len(output_tokens) >= sampling.max_tokens or num_tokens >= self.max_model_len:
             return Finish(FinishReason.LENGTH)
         return None
 
 
-def _report(group: Group) -> PromptReport | None:
-    """Returns the report on a group's prompt, for its first delta."""
-    if group.reported:
-        return None
-    group.reported = True
-    scored = group.request.sampling.prompt_logprobs is not None
-    return PromptReport(group.cached_tokens or 0, tuple(group.prompt_logprobs) if scored else None, group.pulled)
-
-
 @dataclass(eq=False)
 class AnswerCache:
-    """Lets answers into the prefix cache, for conversations in which the last answer is part of the next prompt.
+    """Puts answers into the prefix cache, for conversations in which the last answer is part of the next prompt.
 
-    An answer's KV is copied into other blocks, with the borders of prompt blocks, and these are published. A tail
-    always starts in a fresh block, wherever its trunk ends, so its own blocks cannot be shared:
+    The KV of an answer is copied into other blocks, which are divided as the blocks of a prompt are, and these blocks
+    are published. The blocks of the tail itself cannot be shared, because a tail starts in a new block wherever its
+    trunk ends (p: prompt token, o: output token):
 
-        trunk  [p p p p][p p . .]            cut as a prompt  [p p p p][p p w w][w w w .]
-        tail             [w w w w][w . . .]
+        trunk  [p p p p][p p . .]            divided as a prompt  [p p p p][p p o o][o o o .]
+        tail             [o o o o][o . . .]
 
-    Off by default: the KV of an answer was computed as trunk and tail, and its bits differ from the KV that the same
-    tokens get as a prompt, so a choice may then depend on earlier requests.
+    Off by default: the KV of an answer was computed as trunk and tail, and its bits differ from the KV of the same
+    tokens in a prompt. With this cache, the tokens of a choice can depend on earlier requests.
     """
 
     pool: BlockPool
     block_size: int
     copy: Callable[[list[int], list[int]], None]
-    """Copies the KV of slots, source to target, in all layers."""
+    """Copies the KV of slots, from a source to a target list, in all layers."""
     weights: str = ""
-    """Names the weights in the names of blocks."""
+    """Identifies the weights in the names of blocks."""
 
-    def keep(self, sequence: ChoiceSequence) -> None:
+    def store(self, sequence: ChoiceSequence) -> None:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
         group, size = sequence.group, self.block_size
-        known = (*group.prompt, *sequence.output_tokens[: sequence.computed])
-        names = block_names(known, size, salt=group.request.cache_salt, weights=self.weights)
+        tokens = (*group.prompt, *sequence.output_tokens[: sequence.num_computed])
+        names = block_names(tokens, size, salt=group.request.cache_salt, weights=self.weights)
         first = max(len(group.prompt) // size, len(self.pool.find(names)))
         if first >= len(names) or len(names) - first > self.pool.num_free:
             return
@@ -241,12 +241,13 @@ class AnswerCache:
             [block * size + offset for block in blocks for offset in range(size)],
         )
         parent = names[first - 1] if first else None
-        tokens = known[first * size : len(names) * size]
-        self.pool.publish(blocks, Stored(tuple(names[first:]), parent, tokens, bool(group.request.cache_salt)))
+        stored = tokens[first * size : len(names) * size]
+        self.pool.publish(blocks, Stored(tuple(names[first:]), parent, stored, bool(group.request.cache_salt)))
         self.pool.release(blocks)
 
     def _slot(self, sequence: ChoiceSequence, position: int) -> int:
+        """Returns the slot of a position, counted from the start of the prompt."""
         group, size = sequence.group, self.block_size
         offset = position - len(group.prompt)
-        table, offset = (group.blocks, position) if offset < 0 else (sequence.blocks, offset)
+        table, offset = (group.trunk.blocks, position) if offset < 0 else (sequence.blocks, offset)
         return table[offset // size] * size + offset % size

@@ -1,8 +1,8 @@
-"""Turns a step plan into the flat batch the model is run on.
+"""Turns a step plan into the flat batch that the model runs.
 
     rows        | tails, group by group | trunk chunks | padding to a multiple of 4 |
 
-Rows are padded because matrix products with fewer rows than 4, or an uneven number, give other bits on the CPU.
+Rows are padded because, on the CPU, matrix products with fewer than 4 rows or an odd number of rows give other bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,30 +25,32 @@ from motet.engines.native.step.sequence import ChoiceSequence, Group
 from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk, TrunkChunk
 
 ROW_MULTIPLE = 4
-_TRUNK = attrgetter("sequence.group.trunk")
+_ORIGIN = attrgetter("sequence.group.trunk.origin")
 
 
 class NonFiniteRowsError(Exception):
-    """Rows of the batch became NaN or infinity, so the KV that the step stored for them is useless."""
+    """Rows of the batch became NaN or infinity, so the KV that the step stored for them is unusable."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(f"rows {list(rows)} of a step are not finite")
         self.rows = rows
 
 
-class Draw(msgspec.Struct, frozen=True):
-    """The next token of `sequence`, at `position`, comes from logits row `row`."""
+class NextToken(msgspec.Struct, frozen=True):
+    """The next token of `sequence`, at `position`, is to be sampled from logits row `row`."""
 
     sequence: ChoiceSequence
     row: int
     position: int
+    """Position counted from the start of the prompt."""
     draft: Draft | None = None
-    """The draft before it: it is the next token only if that one is right, and those before that."""
+    """The draft before the token. The token is used only if this draft and all drafts before it are accepted."""
 
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Logits rows [begin, end) belong to prompt positions `position`.. of a group that asked for prompt logprobs."""
+    """Logits rows [begin, end) belong to the prompt positions from `position` on of a group that requested prompt
+    log-probabilities."""
 
     group: Group
     begin: int
@@ -58,27 +60,27 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Lists with one entry for each row; the runner makes tensors of them."""
+    """The flat batch of a step. Lists have one entry for each row; the runner makes tensors of them."""
 
     token_ids: list[int]
     """Padded with token 0."""
     positions: list[int]
-    """Padded with position 0."""
+    """Positions from the start of the prompt. Padded with position 0."""
     slots: list[int]
-    """Slot in KV memory of each row's key and value; not padded."""
+    """Slot in KV memory (`kv.storage`) of each row's key and value. Not padded."""
     logit_rows: list[int]
-    """Rows of the batch that need logits; padded with row 0."""
+    """Rows of the batch that need logits. Padded with row 0."""
     num_logits: int
     """Number of `logit_rows` without padding."""
-    draws: list[Draw]
+    next_tokens: list[NextToken]
     prompt_rows: list[PromptRows]
     attention: AttentionPlan
 
 
 def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
     """Returns the flat batch of a step."""
-    builder = _Builder(block_size)
-    for _, chunks in groupby(plan.tails, key=_TRUNK):
+    builder = _BatchBuilder(block_size)
+    for _, chunks in groupby(plan.tails, key=_ORIGIN):
         builder.add_tails(list(chunks))
     num_tail_rows = len(builder.token_ids)
     for trunk in plan.trunks:
@@ -91,27 +93,27 @@ def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
         slots=builder.slots,
         logit_rows=builder.logit_rows + [0] * (-len(builder.logit_rows) % ROW_MULTIPLE),
         num_logits=len(builder.logit_rows),
-        draws=builder.draws,
+        next_tokens=builder.next_tokens,
         prompt_rows=builder.prompt_rows,
         attention=AttentionPlan(num_tail_rows, tuple(builder.prompts), tuple(builder.trunks), builder.tails.finished()),
     )
 
 
 @dataclass
-class _Builder:
+class _BatchBuilder:
     block_size: int
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
-    draws: list[Draw] = field(default_factory=list)
+    next_tokens: list[NextToken] = field(default_factory=list)
     prompt_rows: list[PromptRows] = field(default_factory=list)
     prompts: list[PromptRead] = field(default_factory=list)
     trunks: list[TrunkRead] = field(default_factory=list)
     tails: TailReads = field(default_factory=TailReads)
 
     def add_tails(self, chunks: Sequence[TailChunk]) -> None:
-        """Adds all rows of choices with one trunk, and one read of it for them."""
+        """Adds all rows of the sequences that share one trunk, and one read of the trunk for all of them."""
         group = chunks[0].sequence.group
         first_row, trunk_tokens = len(self.token_ids), len(group.prompt)
         for chunk in chunks:
@@ -123,33 +125,34 @@ class _Builder:
             if end == len(sequence.output_tokens):
                 row = len(self.token_ids) - 1 - len(chunk.drafts)
                 for place, draft in enumerate((None, *chunk.drafts)):
-                    self.draws.append(Draw(sequence, len(self.logit_rows), trunk_tokens + end + place, draft))
+                    position = trunk_tokens + end + place
+                    self.next_tokens.append(NextToken(sequence, len(self.logit_rows), position, draft))
                     self.logit_rows.append(row + place)
         positions = tuple(self.positions[first_row:])
-        self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.blocks))
+        self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.trunk.blocks))
 
     def add_trunk(self, chunk: TrunkChunk) -> None:
-        """Adds a piece of a prompt, cut where the padded number of keys changes."""
-        group, row = chunk.group, len(self.token_ids)
-        self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=group.blocks)
-        if group.joined:  # its last row is stored already, in a block that others read
+        """Adds a chunk of a prompt, divided where the padded number of keys changes."""
+        group, row, blocks = chunk.group, len(self.token_ids), chunk.group.trunk.blocks
+        self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=blocks)
+        if group.trunk.joined:  # the last row is stored already, in a block that other groups read
             self.slots[-1] = group.fresh[0].blocks[0] * self.block_size
         self.prompts += [
-            PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, group.blocks)
+            PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, blocks)
             for first, last, keys in pieces(chunk.begin, chunk.end)
         ]
-        if group.request.sampling.prompt_logprobs is not None and not group.reported:
+        if group.facts.logprobs is not None and not group.facts.reported:
             first_logit = len(self.logit_rows)
             self.logit_rows += range(row, row + chunk.end - chunk.begin)
             self.prompt_rows.append(PromptRows(group, first_logit, len(self.logit_rows), chunk.begin))
-        first_token = len(group.prompt)
-        if chunk.end == first_token and (fresh := group.fresh):
+        position = len(group.prompt)
+        if chunk.end == position and (fresh := group.fresh):
             logit = len(self.logit_rows)
             self.logit_rows.append(len(self.token_ids) - 1)
-            self.draws += [Draw(sequence, logit, first_token) for sequence in fresh]
+            self.next_tokens += [NextToken(sequence, logit, position) for sequence in fresh]
 
     def _add_token(self, sequence: ChoiceSequence, offset: int, *, trunk_tokens: int) -> None:
-        """Adds the last token of a choice; a step rarely runs more of it."""
+        """Adds the last token of a sequence. Few steps compute more tokens of a sequence."""
         size, table = self.block_size, sequence.blocks
         self.tails.add(len(self.token_ids), offset, count=1, num_keys=padded_keys(offset + 1), table=table)
         self.token_ids.append(sequence.output_tokens[offset])
@@ -157,7 +160,7 @@ class _Builder:
         self.slots.append(table[offset // size] * size + offset % size)
 
     def _add_several(self, chunk: TailChunk, trunk_tokens: int) -> None:
-        """Adds several tokens of a choice, cut where the padded number of keys changes."""
+        """Adds several tokens of a sequence, divided where the padded number of keys changes."""
         sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
         for first, last, keys in pieces(chunk.begin, chunk.begin + chunk.num_rows):
             self.tails.add(row + first, first, count=last - first, num_keys=keys, table=sequence.blocks)
@@ -165,7 +168,7 @@ class _Builder:
         self._add_rows(token_ids, chunk.begin, base=trunk_tokens, table=sequence.blocks)
 
     def _add_rows(self, token_ids: Sequence[int], offset: int, *, base: int, table: Table) -> None:
-        """Adds tokens at offsets `offset`.. of a table that begins at position `base`."""
+        """Adds tokens at the offsets from `offset` on of a table that starts at position `base`."""
         end = offset + len(token_ids)
         self.token_ids += token_ids
         self.positions += range(base + offset, base + end)

@@ -1,14 +1,14 @@
-"""Trunks that stay after their groups, since somebody may ask for more choices of the same prompt (`keep_s`).
+"""Trunks that stay after their groups, so that a client can request more choices of the same prompt (`keep_s`).
 
-A kept trunk is joined as that of a running group is: no token of the prompt is computed but the last. It holds its
-blocks until its time is up, or until it is given up, the least recently used one first:
+A kept trunk is joined like the trunk of a running group: only the last token of the prompt is computed. It holds its
+blocks until its time is over. It is released earlier, the least recently used trunk first, in two cases:
 
-    blocks are needed elsewhere     idle blocks of the prefix cache are taken first. Nothing is gained by a trunk that
-                                    running groups share, so it stays
-    another one is to be kept       and all of them, each block counted once, would be more than `--keep-gb` allows.
-                                    Those that running groups share go last
+    blocks are needed elsewhere     Idle blocks of the prefix cache are taken before that. Trunks that running
+                                    groups share stay, because releasing them would free nothing.
+    `--keep-gb` is exceeded         by the blocks of all kept trunks, each block counted once. Trunks that running
+                                    groups share are released last.
 
-It is used for as long as a running group shares it. Its full blocks stay in the prefix cache after its end.
+A trunk is in use as long as a running group shares it. Its full blocks stay in the prefix cache after its release.
 """
 
 from collections import Counter
@@ -33,97 +33,98 @@ class KeptTrunks:
         clock: Callable[[], float],
         max_blocks: int | None = None,
     ) -> None:
-        """`max_blocks`: the most that all kept trunks may have; None: as many as the pool has."""
+        """`max_blocks`: maximum number of blocks of all kept trunks; None: as many as the pool has."""
         self._pool = pool
         self._sharing = sharing
         self._counters = counters
         self._clock = clock
         self._max_blocks = pool.num_blocks if max_blocks is None else max_blocks
-        self._kept: dict[SharedTrunk, float] = {}
-        """When the time of each is up. The least recently used one comes first."""
-        self._sharers = Counter[int]()
-        """The number of kept trunks that have each block."""
+        self._end_of: dict[SharedTrunk, float] = {}
+        """Time at which each kept trunk ends, the least recently used trunk first."""
+        self._holders = Counter[int]()
+        """Number of kept trunks that hold each block."""
         self.next_end_s: float | None = None
-        """The time at which `end_late` has something to do."""
+        """Time at which `end_expired` next has a trunk to end."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._end_of)
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks that nobody else holds."""
+        """Number of blocks that only kept trunks hold."""
         return self._pool.num_freed_by(self.tables())
 
     def tables(self) -> list[list[int]]:
-        return [trunk.blocks for trunk in self._kept]
+        return [trunk.blocks for trunk in self._end_of]
 
     def keep(self, trunk: SharedTrunk, seconds: float) -> None:
-        """Keeps a trunk that is computed for so long from now, or for as long as it was kept already; not at all if it
-        is larger than all kept ones may be."""
+        """Keeps a complete trunk for `seconds` from now, or until the end that it has already, whichever is later. A
+        trunk larger than `max_blocks` is not kept."""
         if len(trunk.blocks) > self._max_blocks:
             self._counters.trunks_given_up += 1
             return
-        if trunk not in self._kept:
+        if trunk not in self._end_of:
             self._pool.share(trunk.blocks)
-            self._sharers.update(trunk.blocks)
+            self._holders.update(trunk.blocks)
             trunk.kept = True
-        self._kept[trunk] = max(self._clock() + seconds, self._kept.pop(trunk, 0.0))
-        while len(self._sharers) > self._max_blocks:
-            unused = (one for one in self._kept if not one.groups)
-            self._give_up(next(unused, next(iter(self._kept))))
+        self._end_of[trunk] = max(self._clock() + seconds, self._end_of.pop(trunk, 0.0))
+        while len(self._holders) > self._max_blocks:
+            unused = (kept for kept in self._end_of if not kept.groups)
+            self._end_early(next(unused, next(iter(self._end_of))))
         self._note_next()
 
     def used_by(self, group: Group) -> None:
-        """Notes that a group uses the trunk of its prompt no more. If that trunk is kept, it is now the last to go."""
-        trunk = self._sharing.trunk(group)
-        if trunk is not None and trunk in self._kept:
-            self._kept[trunk] = self._kept.pop(trunk)
+        """Called when a group stops using the trunk of its prompt. If the trunk is kept, it is now the most recently
+        used one."""
+        trunk = self._sharing.trunk_of(group)
+        if trunk is not None and trunk in self._end_of:
+            self._end_of[trunk] = self._end_of.pop(trunk)
 
-    def end_late(self) -> None:
-        """Ends those whose time is up."""
+    def end_expired(self) -> None:
+        """Ends the trunks whose time is over."""
         if self.next_end_s is not None and self.next_end_s <= (now_s := self._clock()):
-            self._end([trunk for trunk, end_s in self._kept.items() if end_s <= now_s])
+            self._end([trunk for trunk, end_s in self._end_of.items() if end_s <= now_s])
 
-    def make_room(self, num_blocks: int, *, besides: SharedTrunk | None = None) -> bool:
-        """Returns True if so many blocks are free, if necessary without some of the kept trunks: not without `besides`,
-        nor those that running groups share. If even all of them were too few, none is ended."""
+    def ensure_free(self, num_blocks: int, *, spare: SharedTrunk | None = None) -> bool:
+        """Returns True if the pool has `num_blocks` free blocks, if necessary after the end of kept trunks. `spare` and
+        trunks that running groups share are not ended. If even all the others would free too few blocks, none ends."""
         if self._pool.num_free >= num_blocks:
             return True
-        able = [trunk for trunk in self._kept if not trunk.groups and trunk is not besides]
-        if self._pool.num_free + self._pool.num_freed_by([trunk.blocks for trunk in able]) < num_blocks:
+        unused = [trunk for trunk in self._end_of if not trunk.groups and trunk is not spare]
+        if self._pool.num_free + self._pool.num_freed_by([trunk.blocks for trunk in unused]) < num_blocks:
             return False
-        for trunk in able:
+        for trunk in unused:
             if self._pool.num_free < num_blocks:
-                self._give_up(trunk)
+                self._end_early(trunk)
         return True
 
     def end_all(self) -> None:
-        self._end(list(self._kept))
+        self._end(list(self._end_of))
 
     def check(self) -> None:
-        """Raises AssertionError unless each block is counted, and there are no more of them than may be kept."""
-        if self._sharers != Counter(chain.from_iterable(self.tables())):
-            raise AssertionError("the blocks of kept trunks are not those that are counted")
-        if len(self._sharers) > self._max_blocks:
-            raise AssertionError(f"{len(self._sharers)} blocks are kept, at most {self._max_blocks} may be")
-        if self.next_end_s != min(self._kept.values(), default=None):
+        """Raises AssertionError unless each block is counted, and the limit and the next end hold."""
+        if self._holders != Counter(chain.from_iterable(self.tables())):
+            raise AssertionError("the counted blocks are not the blocks of the kept trunks")
+        if len(self._holders) > self._max_blocks:
+            raise AssertionError(f"{len(self._holders)} blocks are kept, the maximum is {self._max_blocks}")
+        if self.next_end_s != min(self._end_of.values(), default=None):
             raise AssertionError("a kept trunk would not end at its time")
 
-    def _give_up(self, trunk: SharedTrunk) -> None:
+    def _end_early(self, trunk: SharedTrunk) -> None:
         """Ends a trunk before its time."""
         self._counters.trunks_given_up += 1
         self._end([trunk])
 
     def _end(self, trunks: list[SharedTrunk]) -> None:
         for trunk in trunks:
-            del self._kept[trunk]
+            del self._end_of[trunk]
             self._pool.release(trunk.blocks)
             for block in trunk.blocks:
-                self._sharers[block] -= 1
-                if not self._sharers[block]:
-                    del self._sharers[block]
-            self._sharing.forsake(trunk)
+                self._holders[block] -= 1
+                if not self._holders[block]:
+                    del self._holders[block]
+            self._sharing.unkeep(trunk)
         self._note_next()
 
     def _note_next(self) -> None:
-        self.next_end_s = min(self._kept.values(), default=None)
+        self.next_end_s = min(self._end_of.values(), default=None)

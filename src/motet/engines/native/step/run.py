@@ -1,6 +1,7 @@
 """The forward pass of a step: the interface of runners, and the runner that uses torch's operators.
 
-The compiled kernels' runner is `cpu.runner`, that of GPUs `cuda.runner`; `build` chooses one of the three.
+The runner of the compiled kernels is in `cpu.cpu_runner`, the runner for GPUs in `cuda.cuda_runner`. `build` chooses
+one of the three.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from motet.engines.native.weights import LiveWeights
 ATTENTION_NAME = "motet"
 
 LayerAttention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
-"""One step's attention as every layer calls it: layer, query [1, heads, rows, head_dim], key and value [1, kv_heads,
-rows, head_dim], which it stores, and scores. It returns [1, rows, heads, head_dim]."""
+"""Attention of one step, as every layer calls it: layer, query [1, heads, rows, head_dim], key and value [1, kv_heads,
+rows, head_dim], and scores. It stores key and value, and returns [1, rows, heads, head_dim]."""
 
 
 class ModelRunner(Protocol):
@@ -30,15 +31,18 @@ class ModelRunner(Protocol):
 
     @property
     def trunk_tokens_joined(self) -> int:
-        """Trunk positions that the last run did not read, because it had read the same blocks for another group."""
+        """Number of trunk positions that the last run did not read again, because it had read the same blocks for
+        another group."""
         ...
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Returns logits [rows wanted, vocab_size], valid until the next run. A GPU may still be computing them."""
+        """Returns logits [len(inputs.logit_rows), vocab_size], valid until the next run. The rows of padding may be
+        missing, and a GPU may still be computing the others."""
         ...
 
     def verify(self) -> None:
-        """Raises NonFiniteRowsError for rows of the last run. Called after its tokens came, so without a wait."""
+        """Raises NonFiniteRowsError for rows of the last run that are not finite. Called once the tokens of that run
+        have been sampled, so a GPU has finished and there is no wait."""
         ...
 
     def copy_slots(self, source: list[int], target: list[int]) -> None:
@@ -52,13 +56,13 @@ class ModelRunner(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """A runner, with its part of the fingerprint."""
+    """A runner, its weights, and its part of the fingerprint."""
 
     runner: ModelRunner
     operators: str
-    """The library or kernels that compute, with version or digest."""
+    """Name of the library or the kernels that compute, with version or digest."""
     same: bool
-    """True if a check has shown that equal requests get equal bits on this machine."""
+    """True if a check on this machine has shown that equal requests get equal bits."""
     weights: LiveWeights
 
 
@@ -75,9 +79,9 @@ def attend(
     softcap: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface; `step` is the keyword the runner gives to the model's forward. We make
-    the masks: an attention without a mask function gets `attention_mask=None` (documentation of
-    `AttentionInterface`)."""
+    """Implements the attention interface of transformers. `step` is the keyword that the runner passes to the model's
+    forward. There is no mask to apply: an attention without a mask function gets `attention_mask=None`
+    (documentation of `AttentionInterface`), and `step` knows which keys each row reads."""
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise TypeError(f"{type(module).__name__} has no layer index")
@@ -88,7 +92,7 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 
 
 class TorchRunner:
-    """A model and the KV memory it reads and writes, run by torch's operators on any device."""
+    """Runs a model and the KV memory that it reads and writes with torch's operators, on any device."""
 
     def __init__(self, model: PreTrainedModel, storage: KVStorage) -> None:
         self._model = model
@@ -100,7 +104,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Returns logits [rows wanted, vocab_size] in the model's dtype; rows as in `inputs.logit_rows`, padded."""
+        """Returns logits [len(inputs.logit_rows), vocab_size] in the model's dtype, with the rows of padding."""
         attention = StepAttention(inputs.attention, self._ints(inputs.slots), storage=self.storage)
         output = self._model(
             input_ids=self._ints(inputs.token_ids).unsqueeze(0),
@@ -121,7 +125,7 @@ class TorchRunner:
             raise NonFiniteRowsError(rows)
 
     def settle(self) -> None:
-        """Waits until a GPU has done all that was launched."""
+        """Waits until a GPU has finished everything that was launched."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

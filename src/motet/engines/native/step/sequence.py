@@ -1,194 +1,231 @@
-"""A group inside the engine: its trunk, and one sequence for each choice.
+"""Groups and sequences inside the engine: a group has one trunk, and one sequence for each choice.
 
-Known tokens and computed tokens are two counts, and all work is to let the second catch up with the first:
+Known tokens and computed tokens are two counts. A token is computed once its KV is stored. All work of the engine is to
+let the second count catch up with the first:
 
-    prompt   p0 p1 p2 ... p(P-1)        |  written   w0 w1 w2 ... w(k-1)
-             └── trunk: group.computed ─┘            └─ tail: sequence.computed ─┘
+    prompt   p0 p1 p2 ... p(P-1)              output tokens   o0 o1 o2 ... o(k-1)
+             └─ group.trunk.num_computed ─┘                   └ sequence.num_computed ┘
 
-A sequence with w(k-1) as its last token has computed all tokens before it: their logits gave w(k-1).
-Running w(k-1) gives w(k), and the trunk's last row gives w0 of every fresh sequence. A fresh choice, one resumed from a
-migration and one resumed from a preemption differ only in how many tokens are written. Tokens that a grammar leaves no
-choice about are written without logits, right after a drawn one, and run with it.
+A sequence whose last token is o(k-1) has computed all tokens before it: o(k-1) was sampled from their logits. Computing
+o(k-1) gives the logits for o(k), and the last row of the trunk gives the logits for o0 of every fresh sequence. A fresh
+choice, a choice resumed after a migration and a choice resumed after a preemption differ only in their number of output
+tokens. Tokens that a grammar forces need no logits: they are appended directly after a sampled token, and are computed
+together with it.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from motet.block_names import BlockName, block_names
 from motet.engines.native.compiling import matchers_of
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias
+from motet.engines.native.step.ngrams import GroupDrafts
 from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceStart, EngineInfo, GenerateRequest, PullReport, TokenLogprob
-
-if TYPE_CHECKING:
-    from motet.engines.native.step.drafts import GroupDrafts
+from motet.types import ChoiceStart, EngineInfo, GenerateRequest, PromptReport, PullReport, TokenLogprob
 
 _RANK = attrgetter("rank")
 
 TrunkKey = tuple[BlockName | str, tuple[int, ...]]
-"""Equal for groups with the same prompt: the name of its last full block, or its salt, and the tokens after that."""
+"""Identifies a prompt: the name of its last full block (the salt if it has none), and the tokens after that block."""
 
 
 class SequenceState(Enum):
     WAITING = "waiting"
-    """It has no tail blocks, because its group waits or because it was preempted."""
+    """The sequence has no tail blocks, because its group waits or because it was preempted."""
     RUNNING = "running"
+    """The sequence has tail blocks for all its tokens, or gets them in the next step."""
     FINISHED = "finished"
 
 
 @dataclass(eq=False)
 class ChoiceSequence:
-    """One choice, or all choices of a greedy group, whose answers are equal."""
+    """One choice, or several choices of a greedy group whose answers are equal. The scheduler frees its blocks."""
 
     group: "Group"
     indices: list[int]
-    """Numbers of the choices it answers; one that is stopped is taken out."""
+    """Indices of the choices that it answers. A choice that is stopped is removed."""
     sampling: ChoiceSampling
     output_tokens: list[int]
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
-    """Table of the tail: offset t lies in blocks[t // block_size]."""
-    computed: int = 0
-    """Tail tokens whose KV is stored."""
-    new: int = 1
-    """Number of its last tokens that are new: the one that was drawn last, and those that had to follow it."""
+    """Block table of the tail: output token t is stored in blocks[t // block_size]."""
+    num_computed: int = 0
+    """Number of output tokens whose KV is stored."""
+    num_new: int = 1
+    """Number of output tokens that one step computes in normal decoding: the token that was sampled last, and the
+    tokens that the grammar forced after it. A sequence with more pending tokens replays."""
     rank: int = field(init=False)
-    """Its number among its siblings, which never changes."""
+    """Number of the sequence among its siblings. It never changes."""
     age: tuple[int, int, int] = field(init=False)
-    """Smaller is older; the older keeps its blocks when they run short."""
+    """Age for comparison: smaller is older. An older sequence keeps its blocks when blocks run short."""
 
     def __post_init__(self) -> None:
         self.rank = self.indices[0]
         self.age = (*self.group.age, self.rank)
 
     @property
-    def pending(self) -> int:
+    def num_pending(self) -> int:
         """Number of output tokens to compute before the next one can be sampled."""
-        return len(self.output_tokens) - self.computed
+        return len(self.output_tokens) - self.num_computed
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
+class GroupTrunk:
+    """The trunk of one group. Groups with equal prompts can hold the same blocks (`sharing`)."""
+
+    num_tokens: int
+    """Number of prompt tokens whose KV is needed. Decode workers compute the last one themselves, for its logits."""
+    names: list[BlockName]
+    """Names of the prompt's full blocks; empty if the engine has no prefix cache."""
+    origin: tuple[int, int]
+    """Age of the group that computed the trunk. Groups that share a trunk have the same value."""
+    key: TrunkKey | None = None
+    """None if the trunk is never shared with another group."""
+    blocks: list[int] = field(default_factory=list)
+    """Block table: prompt token p is stored in blocks[p // block_size]. Every group with the trunk holds each block
+    once, and the scheduler releases it when the group ends or is suspended."""
+    num_computed: int = 0
+    """Number of prompt tokens whose KV is stored."""
+    num_published: int = 0
+    """Number of leading blocks that are in the prefix cache."""
+    joined: bool = False
+    """True if another group computed the trunk."""
+    shared: bool = False
+    """True if other groups may hold the same blocks, all of them or leading stretches."""
+    path: tuple[int, ...] = ()
+    """First block of each stretch. In the order of paths, trunks with common leading stretches are adjacent."""
+
+    @property
+    def complete(self) -> bool:
+        return self.num_computed == self.num_tokens
+
+
+@dataclass
+class TrunkFetch:
+    """A trunk that is to come from another worker: by a ticket that is held, or by a pull under way."""
+
+    ticket: Ticket
+    pull: int | None = None
+    """Number of the pull; None until the group has blocks for it."""
+
+
+@dataclass
+class PromptFacts:
+    """What the first delta of a group reports about its prompt."""
+
+    logprobs: list[TokenLogprob | None] | None
+    """Log-probabilities of the prompt tokens computed so far; None unless requested."""
+    num_cached: int | None = None
+    """Number of prompt tokens found in the prefix cache at the first admission; None before it."""
+    pull: PullReport | None = None
+    """Report of the last pull that ended."""
+    reported: bool = False
+    """True once the report was taken."""
+
+    def take_report(self) -> PromptReport | None:
+        """Returns the report at the first call, and None from then on."""
+        if self.reported:
+            return None
+        self.reported = True
+        return PromptReport(self.num_cached or 0, None if self.logprobs is None else tuple(self.logprobs), self.pull)
+
+
 class Group:
     """One prompt and its sequences."""
 
-    request: GenerateRequest
-    arrival: int
-    names: list[BlockName]
-    """Names of the prompt's full blocks; empty if nothing should be cached."""
-    readers: int = 0
-    """Number of decode workers for which its prompt is prefilled; 0 if its choices are generated here."""
-    sequences: list[ChoiceSequence] = field(default_factory=list)
-    """Unfinished ones only, in order of rank."""
-    answered_by: dict[int, ChoiceSequence] = field(default_factory=dict)
-    """The sequence that answers each choice; those that were stopped are taken out."""
-    admitted: bool = False
-    """True if it holds blocks; else it waits."""
-    blocks: list[int] = field(default_factory=list)
-    """Table of the trunk, shared by all sequences."""
-    computed: int = 0
-    """Prompt tokens whose KV is stored."""
-    published: int = 0
-    """Blocks of the trunk that the prefix cache knows."""
-    cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache at the first admission."""
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    """Log-probabilities of the prompt tokens computed so far, if the request has that field."""
-    reported: bool = False
-    """True once the client has the prompt report."""
-    ticket: Ticket | None = None
-    """The ticket with which its prompt's KV can be fetched, until that is done or has failed."""
-    pull: int | None = None
-    """Number of the pull that is fetching it; until it ends, nothing of the group is computed."""
-    pulled: PullReport | None = None
-    """The last pull that has ended."""
-    trunk_key: TrunkKey | None = None
-    """None if it shares its trunk with no other group."""
-    joined: bool = False
-    """True if its trunk is that of another group, which has computed it."""
-    shares: bool = False
-    """True if another group may have its trunk too, or stretches at its beginning."""
-    path: tuple[int, ...] = ()
-    """The first block of each stretch of its trunk. Sorted by this, trunks that begin alike are neighbours."""
-    leader: "Group | None" = field(default=None, repr=False)
-    """The running group for whose blocks it waits."""
-    drafts: "GroupDrafts | None" = field(default=None, repr=False)
-    """What draft tokens are guessed from, once there were any."""
-
-    prompt: tuple[int, ...] = field(init=False)
-    trunk_tokens: int = field(init=False)
-    """Number of prompt tokens whose KV is needed: readers run the last one themselves, for its logits."""
-    age: tuple[int, int] = field(init=False)
-    trunk: tuple[int, int] = field(init=False)
-    """The age of the group that has computed its trunk; equal for all that share it."""
-
-    def __post_init__(self) -> None:
-        self.prompt = self.request.prompt
-        self.trunk_tokens = len(self.prompt) - bool(self.readers)
-        self.age = self.trunk = self.request.priority, self.arrival
+    def __init__(self, request: GenerateRequest, arrival: int, *, names: list[BlockName], readers: int = 0) -> None:
+        """`names`: names of the prompt's full blocks, empty without a prefix cache. `readers`: number of decode workers
+        for which the prompt is prefilled; 0 if the choices are generated here."""
+        self.request = request
+        self.prompt = request.prompt
+        self.readers = readers
+        self.age = request.priority, arrival
+        """Age for comparison: smaller is older."""
+        self.sequences: list[ChoiceSequence] = []
+        """Unfinished sequences, in order of rank."""
+        self.sequence_of: dict[int, ChoiceSequence] = {}
+        """The sequence that answers each choice, by the index of the choice, without choices that were stopped."""
+        self.admitted = False
+        """True while the group holds blocks; otherwise it waits."""
+        self.followed: Group | None = None
+        """The running group for whose blocks this group waits."""
+        self.trunk = GroupTrunk(num_tokens=len(self.prompt) - bool(readers), names=names, origin=self.age)
+        self.fetch: TrunkFetch | None = None
+        """Set until the trunk has arrived from another worker, or is not expected from there any more."""
+        self.facts = PromptFacts(None if request.sampling.prompt_logprobs is None else [])
+        self.drafts: GroupDrafts | None = None
+        """Set by the drafter in the group's first step with drafts."""
 
     @property
     def fresh(self) -> list[ChoiceSequence]:
-        """Sequences that take their first token from the trunk's last row."""
+        """Sequences without output tokens. They get their first token from the last row of the trunk."""
         return [sequence for sequence in self.sequences if not sequence.output_tokens]
 
-    def content(self, begin: int, end: int, *, block_size: int) -> Stored:
-        """Returns full blocks [begin, end) of the prompt in the form that the prefix cache takes."""
+    @property
+    def is_fetching(self) -> bool:
+        """True while a pull fetches the trunk; nothing of the group is computed until the pull has ended."""
+        return self.fetch is not None and self.fetch.pull is not None
+
+    def stored(self, begin: int, end: int, *, block_size: int) -> Stored:
+        """Returns the change of the prefix cache that publishes full blocks [begin, end) of the prompt."""
+        names = self.trunk.names
         return Stored(
-            tuple(self.names[begin:end]),
-            self.names[begin - 1] if begin else None,
+            tuple(names[begin:end]),
+            names[begin - 1] if begin else None,
             self.prompt[begin * block_size : end * block_size],
             bool(self.request.cache_salt),
         )
 
-    def drop(self, sequence: ChoiceSequence) -> None:
+    def remove(self, sequence: ChoiceSequence) -> None:
         """Removes a sequence that has ended."""
         del self.sequences[bisect_left(self.sequences, sequence.rank, key=_RANK)]
 
     def check(self) -> None:
-        """Raises AssertionError unless siblings are in order, older ones come first, and waiting ones hold nothing."""
+        """Raises AssertionError unless siblings are in order, older siblings hold blocks before younger ones, and a
+        waiting group holds nothing."""
+        name, trunk = self.request.request_id, self.trunk
         ranks = [sequence.rank for sequence in self.sequences]
         holding = [bool(sequence.blocks) for sequence in self.sequences]
         if holding != [sequence.state is SequenceState.RUNNING for sequence in self.sequences]:
-            raise AssertionError(f"sequences of {self.request.request_id} run without blocks, or wait with some")
+            raise AssertionError(f"sequences of {name} run without blocks, or wait with blocks")
         if ranks != sorted(ranks) or holding != sorted(holding, reverse=True):
-            raise AssertionError(f"a sequence of {self.request.request_id} waits for what a younger one holds")
+            raise AssertionError(f"a sequence of {name} waits while a younger sibling holds blocks")
         if self.admitted and not (self.sequences or self.readers):
-            raise AssertionError(f"group {self.request.request_id} runs for nobody")
-        if not self.admitted and (self.blocks or self.computed or self.published or any(holding)):
-            raise AssertionError(f"group {self.request.request_id} waits, but holds blocks or counts on some")
-
-
-def blocks_for(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
+            raise AssertionError(f"group {name} runs, but has neither sequences nor readers")
+        if not self.admitted and (trunk.blocks or trunk.num_computed or trunk.num_published or any(holding)):
+            raise AssertionError(f"group {name} waits, but has blocks or computed tokens")
 
 
 class GroupMaker:
-    """Makes groups of requests: the sequences, and a matcher for each if the group has a grammar."""
+    """Makes groups of requests, in order of arrival: their sequences, and a matcher for each if there is a grammar."""
 
     def __init__(self, info: EngineInfo, *, prefix_cache: bool, grammars: Grammars | None) -> None:
-        self._eos_token_ids = tuple(token_id for token_id in info.eos_token_ids if token_id < info.vocab_size)
-        """The end-of-sequence ids that can be drawn: the model has a logit for them."""
-        self._block_size = info.block_size
+        self.grammars = grammars
+        """None for an engine that refuses groups with a grammar."""
         self.weights = info.block_weights
-        """Names the weights in the names of blocks."""
+        """Identifies the weights in the names of blocks."""
+        self._eos_token_ids = tuple(token_id for token_id in info.eos_token_ids if token_id < info.vocab_size)
+        """End-of-sequence tokens that can be sampled: the model has a logit for them."""
+        self._block_size = info.block_size
         self._prefix_cache = prefix_cache
-        self._grammars = grammars
+        self._arrivals = count()
 
-    def to_write(self, request: GenerateRequest, arrival: int, *, matchers: Mapping[int, Matcher] | None) -> Group:
-        """Returns a group whose choices are written here. Raises RequestError for a grammar that cannot be used."""
+    def generating(self, request: GenerateRequest, *, matchers: Mapping[int, Matcher] | None) -> Group:
+        """Returns a group whose choices are generated here. Raises RequestError for a grammar that cannot be used.
+        `matchers`: one for each choice, by its index; without them the grammar is compiled here."""
         if matchers is None:
-            matchers = matchers_of(self._grammars, request)
-        group = Group(request, arrival, self._names(request))
-        group.trunk_key = self._trunk_key(group)
+            matchers = matchers_of(self.grammars, request)
+        group = Group(request, next(self._arrivals), names=self._names(request))
+        group.trunk.key = self._trunk_key(group)
         prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling)
         sequences = []
-        for starts in _shared_starts(request):
+        for starts in _starts_with_equal_answers(request):
             sampling = ChoiceSampling(
                 request.sampling,
                 seed=starts[0].seed,
@@ -201,25 +238,26 @@ class GroupMaker:
             sequences.append(
                 ChoiceSequence(group, [start.index for start in starts], sampling, list(starts[0].output_tokens))
             )
-        group.sequences = sorted(sequences, key=lambda sequence: sequence.rank)
-        group.answered_by = {index: sequence for sequence in sequences for index in sequence.indices}
+        group.sequences = sorted(sequences, key=_RANK)
+        group.sequence_of = {index: sequence for sequence in sequences for index in sequence.indices}
         return group
 
-    def to_hand_over(self, request: GenerateRequest, arrival: int, *, readers: int) -> Group:
-        """Returns a group whose prompt is prefilled for others, who draw all its tokens."""
-        return Group(request, arrival, self._names(request), readers)
+    def prefilling(self, request: GenerateRequest, *, readers: int) -> Group:
+        """Returns a group whose prompt is prefilled for `readers` decode workers, which generate all its tokens."""
+        return Group(request, next(self._arrivals), names=self._names(request), readers=readers)
 
-    def rename(self, group: Group) -> None:
-        """Gives the blocks of a group that holds none the names of the present weights."""
-        group.names = self._names(group.request)
-        group.trunk_key = self._trunk_key(group)
+    def rename_blocks(self, group: Group) -> None:
+        """Names the prompt blocks of a group after the current weights. The group must hold no blocks."""
+        group.trunk.names = self._names(group.request)
+        group.trunk.key = self._trunk_key(group)
 
     def _trunk_key(self, group: Group) -> TrunkKey | None:
-        """Prompts that are scored, or handed over, are computed for themselves."""
+        """Returns None for trunks that are never shared: of prompts with log-probabilities, and of prefilled ones."""
         if not self._prefix_cache or group.readers or group.request.sampling.prompt_logprobs is not None:
             return None
-        last = group.names[-1] if group.names else group.request.cache_salt
-        return last, tuple(group.prompt[len(group.names) * self._block_size :])
+        names = group.trunk.names
+        last = names[-1] if names else group.request.cache_salt
+        return last, tuple(group.prompt[len(names) * self._block_size :])
 
     def _names(self, request: GenerateRequest) -> list[BlockName]:
         if not self._prefix_cache:
@@ -227,11 +265,11 @@ class GroupMaker:
         return block_names(request.prompt, self._block_size, salt=request.cache_salt, weights=self.weights)
 
 
-def _shared_starts(request: GenerateRequest) -> list[list[ChoiceStart]]:
-    """Returns lists of choices that must get equal answers: in a greedy group those that have written the same."""
+def _starts_with_equal_answers(request: GenerateRequest) -> list[list[ChoiceStart]]:
+    """Returns lists of choices that must get equal answers: choices of a greedy group with equal output tokens."""
     if not request.sampling.greedy:
         return [[start] for start in request.choices]
-    by_written: dict[tuple[int, ...], list[ChoiceStart]] = {}
+    by_output: dict[tuple[int, ...], list[ChoiceStart]] = {}
     for start in request.choices:
-        by_written.setdefault(start.output_tokens, []).append(start)
-    return list(by_written.values())
+        by_output.setdefault(start.output_tokens, []).append(start)
+    return list(by_output.values())

@@ -1,14 +1,15 @@
-"""Groups that use what other groups compute: the same prompt, or the same beginning of one.
+"""Groups that use what other groups compute: the trunk of an equal prompt, or leading blocks of their own prompt.
 
-    a group whose prompt another one has computed, and still holds    joins its trunk: all blocks, the last one too
-    a group that lacks blocks which another one is computing          follows it: it waits until they are there
+    the prompt equals the prompt of another group, which has computed it     the group joins: it holds all blocks of
+                                                                             that trunk, including the last one
+    the prompt starts with blocks that another group is computing            the group follows: it waits for them
 
-A trunk is never written again once it is computed, since tails begin in blocks of their own. So the group that joins
-takes all its blocks, and runs the last token of its prompt only for the logits from which its first tokens are drawn.
-Attention reads one trunk once a step for all groups that have it.
+A computed trunk is never written again, because tails start in blocks of their own. A group that joins it computes only
+the last prompt token, for the logits from which its first tokens are sampled. Attention reads a trunk once a step for
+all groups that hold it.
 
-Followers are no leader's business: if it leaves, fails or is preempted, they wait as if it had never been, and the
-first that is admitted computes for the others.
+A group does not depend on its followers. If it leaves, fails or is preempted, its followers wait as if they had never
+followed it, and the first of them to be admitted computes the blocks for the others.
 """
 
 from collections.abc import Iterator
@@ -19,143 +20,149 @@ from itertools import count
 from motet.block_names import BlockName
 from motet.engines.native.step.sequence import Group, TrunkKey
 
-WHOLE = 2**62
-"""More blocks than a trunk has: who needs so many waits until all of it is computed."""
+ALL_BLOCKS = 2**62
+"""More blocks than any trunk has: a follower that needs this number waits until the complete trunk is computed."""
 
 
 @dataclass(eq=False)
 class SharedTrunk:
-    """A trunk of groups that run, with equal prompts, or one that is kept for more of them (`keeping`): ready then."""
+    """The trunk of running groups with equal prompts, or a kept trunk (`keeping`), which is always complete."""
 
     key: TrunkKey
     first: Group
-    """The group that computes it, or has."""
+    """The group that computes the trunk, or has computed it."""
     groups: set[Group] = field(default_factory=set)
-    ready: bool = False
-    """True once all of it is computed."""
+    """The running groups that hold the trunk."""
+    complete: bool = False
+    """True once all prompt tokens are computed."""
     blocks: list[int] = field(default_factory=list)
-    """Its blocks, once it is ready."""
+    """The blocks of the trunk, once it is complete. Groups and `KeptTrunks` hold them, this object does not."""
     kept: bool = False
-    """True while it is there without groups too."""
+    """True while the trunk stays without groups as well."""
 
 
 class Sharing:
-    """Knows what running groups compute, and who waits for it. Work is constant for each block of a group's prompt."""
+    """Knows what running groups compute, and which groups follow them. The work is constant for each block of a group's
+    prompt."""
 
     def __init__(self) -> None:
         self._trunks: dict[TrunkKey, SharedTrunk] = {}
         self._computing: dict[BlockName, Group] = {}
-        """The group that will publish a block of this name."""
+        """The group that will publish the block of this name."""
         self._followers: dict[Group, list[tuple[int, int, Group]]] = {}
-        """For each leader a heap of: number of its blocks that are needed | number of the follower | follower. One that
-        has left stays in it, without a leader, until its turn comes."""
-        self._order = count()
+        """For each followed group a heap of: number of its blocks that are needed | number of the follower | follower.
+        A follower that was removed stays in the heap, with `followed` unset, until it is popped."""
+        self._numbers = count()
 
     @property
     def followers(self) -> Iterator[Group]:
-        for leader, heap in self._followers.items():
-            yield from (group for _, _, group in heap if group.leader is leader)
+        for followed, heap in self._followers.items():
+            yield from (group for _, _, group in heap if group.followed is followed)
 
-    def trunk(self, group: Group) -> SharedTrunk | None:
-        """Returns the trunk of running groups with the same prompt, or a kept one, if there is one."""
-        return self._trunks.get(group.trunk_key) if group.trunk_key is not None else None
+    def trunk_of(self, group: Group) -> SharedTrunk | None:
+        """Returns the trunk of running groups with the same prompt, or a kept trunk, if there is one."""
+        return self._trunks.get(group.trunk.key) if group.trunk.key is not None else None
 
-    def leader(self, group: Group, num_hits: int, *, usable: int) -> Group | None:
-        """Returns the group that computes the first block which this one lacks. `num_hits`: number of blocks that it
-        has found; `usable`: the most that it could use."""
-        return self._computing.get(group.names[num_hits]) if num_hits < min(usable, len(group.names)) else None
+    def group_computing(self, group: Group, num_hits: int, *, max_hits: int) -> Group | None:
+        """Returns the running group that computes the first block which this group lacks. `num_hits`: number of blocks
+        that it found in the prefix cache; `max_hits`: maximum number that it can use."""
+        names = group.trunk.names
+        return self._computing.get(names[num_hits]) if num_hits < min(max_hits, len(names)) else None
 
-    def follow(self, group: Group, leader: Group, *, whole: bool) -> None:
-        """Lets a group wait for the blocks that both have in common, or for the `whole` trunk."""
-        needed = WHOLE if whole else _num_common(group.names, leader.names)
-        heappush(self._followers.setdefault(leader, []), (needed, next(self._order), group))
-        group.leader = leader
+    def follow(self, group: Group, followed: Group, *, complete: bool) -> None:
+        """Lets a group wait for the blocks that both groups have in common, or for the `complete` trunk."""
+        needed = ALL_BLOCKS if complete else _num_common(group.trunk.names, followed.trunk.names)
+        heappush(self._followers.setdefault(followed, []), (needed, next(self._numbers), group))
+        group.followed = followed
 
     def entered(self, group: Group, *, block_size: int) -> None:
-        """Notes a group that runs now. It has joined the trunk that is there, or is the first to have it."""
-        if group.trunk_key is not None:
-            trunk = self._trunks.setdefault(group.trunk_key, SharedTrunk(group.trunk_key, group))
-            if group.joined or trunk.first is group:
-                trunk.groups.add(group)
-        for name in group.names[group.published : group.trunk_tokens // block_size]:
+        """Called when a group starts to run. It has joined a trunk, or is the first with its prompt."""
+        trunk = group.trunk
+        if trunk.key is not None:
+            shared = self._trunks.setdefault(trunk.key, SharedTrunk(trunk.key, group))
+            if trunk.joined or shared.first is group:
+                shared.groups.add(group)
+        for name in trunk.names[trunk.num_published : trunk.num_tokens // block_size]:
             self._computing.setdefault(name, group)
 
-    def advanced(self, group: Group, published: int) -> list[Group]:
-        """Notes that the blocks of a group from number `published` on may have become findable. Returns the followers
-        that have what they waited for."""
-        for name in group.names[published : group.published]:
+    def advanced(self, group: Group, num_published: int) -> list[Group]:
+        """Called when tokens of a group's trunk were computed; before that, `num_published` of its blocks were in the
+        prefix cache. Returns the followers that have the blocks they waited for."""
+        trunk = group.trunk
+        for name in trunk.names[num_published : trunk.num_published]:
             self._forget_name(name, group)
-        whole = group.computed == group.trunk_tokens
-        if whole and (trunk := self.trunk(group)) is not None and trunk.first is group:
-            trunk.ready, trunk.blocks = True, group.blocks
+        if trunk.complete and (shared := self.trunk_of(group)) is not None and shared.first is group:
+            shared.complete, shared.blocks = True, trunk.blocks
         heap = self._followers.get(group, [])
-        there = WHOLE if whole else group.published
+        available = ALL_BLOCKS if trunk.complete else trunk.num_published
         woken = []
-        while heap and heap[0][0] <= there:
+        while heap and heap[0][0] <= available:
             follower = heappop(heap)[2]
-            if follower.leader is group:
-                woken.append(_freed(follower))
+            if follower.followed is group:
+                self.unfollow(follower)
+                woken.append(follower)
         if not heap:
             self._followers.pop(group, None)
         return woken
 
     def left(self, group: Group) -> list[Group]:
-        """Notes that a group does not run any more. Returns its followers."""
-        for name in group.names[group.published :]:
+        """Called when a group stops running. Returns its followers."""
+        trunk = group.trunk
+        for name in trunk.names[trunk.num_published :]:
             self._forget_name(name, group)
-        if group.trunk_key is not None and (trunk := self.trunk(group)) is not None and group in trunk.groups:
-            trunk.groups.remove(group)
-            if not trunk.ready:
-                del self._trunks[group.trunk_key]
-            self._forget_empty(trunk)
+        if trunk.key is not None and (shared := self.trunk_of(group)) is not None and group in shared.groups:
+            shared.groups.remove(group)
+            if not shared.complete:
+                del self._trunks[trunk.key]
+            self._forget_unused(shared)
         heap = self._followers.pop(group, [])
-        return [_freed(follower) for _, _, follower in heap if follower.leader is group]
+        followers = [follower for _, _, follower in heap if follower.followed is group]
+        for follower in followers:
+            self.unfollow(follower)
+        return followers
 
-    def forsake(self, trunk: SharedTrunk) -> None:
-        """Notes that a trunk is kept no more."""
-        trunk.kept = False
-        self._forget_empty(trunk)
+    def unkeep(self, shared: SharedTrunk) -> None:
+        """Called when a trunk is not kept any more."""
+        shared.kept = False
+        self._forget_unused(shared)
 
-    def remove(self, group: Group) -> None:
-        """Takes out a follower that waits for nothing any more."""
-        _freed(group)
+    def unfollow(self, group: Group) -> None:
+        """Called when a group waits for no other group any more."""
+        group.followed = None
 
-    def forget(self) -> list[Group]:
-        """Lets nobody find anything of those that run now. Returns all followers."""
-        woken = [_freed(group) for group in list(self.followers)]
+    def clear(self) -> list[Group]:
+        """Ends all sharing with the groups that run now. Returns all followers."""
+        followers = list(self.followers)
+        for group in followers:
+            self.unfollow(group)
         self._trunks.clear()
         self._computing.clear()
         self._followers.clear()
-        return woken
+        return followers
 
     def check(self, running: set[Group]) -> None:
-        """Raises AssertionError unless it knows running groups only, and each follower its leader."""
-        known = {*self._followers, *self._computing.values(), *(g for t in self._trunks.values() for g in t.groups)}
-        if not known <= running:
-            raise AssertionError("a group is followed that does not run")
-        for leader, heap in self._followers.items():
-            if not heap or any(group.leader not in (leader, None) for _, _, group in heap):
-                raise AssertionError("a follower does not know its leader")
-        for trunk in self._trunks.values():
-            if len(trunk.groups) > 1 and len({tuple(group.blocks) for group in trunk.groups}) > 1:
+        """Raises AssertionError unless all known groups run, and each follower knows the group that it follows."""
+        holders = (group for shared in self._trunks.values() for group in shared.groups)
+        if not {*self._followers, *self._computing.values(), *holders} <= running:
+            raise AssertionError("a followed group does not run")
+        for followed, heap in self._followers.items():
+            if not heap or any(group.followed not in (followed, None) for _, _, group in heap):
+                raise AssertionError("a follower follows another group than its heap says")
+        for shared in self._trunks.values():
+            if len(shared.groups) > 1 and len({tuple(group.trunk.blocks) for group in shared.groups}) > 1:
                 raise AssertionError("groups that share a trunk have different blocks")
 
-    def _forget_empty(self, trunk: SharedTrunk) -> None:
-        if not (trunk.groups or trunk.kept) and self._trunks.get(trunk.key) is trunk:
-            del self._trunks[trunk.key]
+    def _forget_unused(self, shared: SharedTrunk) -> None:
+        if not (shared.groups or shared.kept) and self._trunks.get(shared.key) is shared:
+            del self._trunks[shared.key]
 
     def _forget_name(self, name: BlockName, group: Group) -> None:
         if self._computing.get(name) is group:
             del self._computing[name]
 
 
-def _freed(group: Group) -> Group:
-    group.leader = None
-    return group
-
-
 def _num_common(names: list[BlockName], others: list[BlockName]) -> int:
-    """Returns the number of blocks at the beginning that have the same names. A name stands for all blocks before."""
+    """Returns the number of leading blocks with equal names. A name covers all blocks before it, so halving works."""
     low, high = 0, min(len(names), len(others))
     while low < high:
         middle = (low + high + 1) // 2

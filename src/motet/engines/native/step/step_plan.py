@@ -1,7 +1,9 @@
-"""The work of one step. The scheduler makes the plan, the runner runs it, `commit` settles it; nothing changes it.
+"""The work of one step. The scheduler makes the plan, the runner runs it, `commit` applies its results. A plan never
+changes once it is built.
 
-Here and elsewhere, objects that are made for every token of a step are msgspec structs: making a frozen dataclass takes
-eight times as long. `gc=False`: nothing points back to them, so the garbage collector need not count them.
+Objects that are made for every token of a step are msgspec structs, here and in other modules: making a frozen
+dataclass takes eight times as long. `gc=False` exempts them from garbage collection, because no cycle leads back to
+them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,18 +16,18 @@ from motet.engines.native.step.sequence import ChoiceSequence, Group
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A token that a choice may write next."""
+    """A guess of an output token of a choice."""
 
     token_id: int
     state: ChoiceSampling
-    """That of the choice once it has written it."""
+    """Sampling state of the choice after this token."""
     source: int | None
-    """A place in `drafts.SPANS`; None if a grammar leaves no other token."""
+    """Index in `ngrams.NGRAM_SIZES`; None if the grammar allows no other token."""
 
 
 class TailChunk(msgspec.Struct, frozen=True, gc=False):
-    """Runs output tokens [begin, end) of a sequence; the next token is drawn if these are its last ones, and one more
-    after each draft."""
+    """Computes output tokens [begin, end) of a sequence, and its drafts after them. If `end` is the number of the
+    sequence's output tokens, the next token is sampled, and one more token after each draft."""
 
     sequence: ChoiceSequence
     begin: int
@@ -39,7 +41,8 @@ class TailChunk(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class TrunkChunk:
-    """Runs prompt tokens [begin, end) of a group; after the last one, every fresh sequence draws its first token."""
+    """Computes prompt tokens [begin, end) of a group. The logits of the last prompt token give the first token of every
+    fresh sequence."""
 
     group: Group
     begin: int
@@ -48,14 +51,14 @@ class TrunkChunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Tails are ordered by trunk and group, and trunks that begin alike are neighbours, so that attention reads once
-    what neighbours have in common."""
+    """The chunks of a step. Tails of one trunk, and of trunks with common leading stretches, are adjacent, so that
+    attention reads once what they share."""
 
     tails: tuple[TailChunk, ...] = ()
     trunks: tuple[TrunkChunk, ...] = ()
 
     def groups_of(self, rows: Iterable[int]) -> set[Group]:
-        """Returns the groups to which these rows of the flat batch belong; drafts' rows belong to nobody."""
+        """Returns the groups of these rows of the flat batch. Rows of drafts are ignored."""
         owners: list[Group | None] = []
         for chunk in self.tails:
             owners += [chunk.sequence.group] * (chunk.end - chunk.begin) + [None] * len(chunk.drafts)
@@ -69,49 +72,53 @@ class StepPlan:
         return bool(self.tails or self.trunks)
 
 
-class OpenPlan:
-    """A plan that is being made, within a budget of tokens. Tails are added oldest first, and replays after them."""
+class PlanBuilder:
+    """Builds a plan within a budget of tokens. Tails are added oldest first, and replays after all other tails."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        """Number of tokens for which there is still room."""
+        """Number of tokens that can still be added."""
         self.tails: list[TailChunk] = []
         self.trunks: list[TrunkChunk] = []
         self._in_order = True
+        """True if the tails are ordered by age."""
         self._shared = False
+        """True if a trunk of these tails can be shared with other groups."""
 
-    def add_new(self, sequence: ChoiceSequence) -> None:
-        """Adds the new tokens of a sequence, as many as the budget allows."""
-        count = min(sequence.pending, self.budget)
-        self.tails.append(TailChunk(sequence, sequence.computed, sequence.computed + count))
-        self._shared |= sequence.group.shares
+    def add_tail(self, sequence: ChoiceSequence) -> None:
+        """Adds the pending tokens of a sequence, as many as the budget allows."""
+        count = min(sequence.num_pending, self.budget)
+        self.tails.append(TailChunk(sequence, sequence.num_computed, sequence.num_computed + count))
+        self._shared |= sequence.group.trunk.shared
         self.budget -= count
 
     def add_replay(self, sequence: ChoiceSequence) -> None:
-        """Adds as many of a sequence's pending tokens as the budget allows."""
-        self.add_new(sequence)
+        """Adds the pending tokens of a sequence that is not next in order of age."""
+        self.add_tail(sequence)
         self._in_order = False
 
     def add_drafts(self, place: int, drafts: Sequence[Draft]) -> None:
-        """Adds drafts to a tail, as many as the budget allows."""
+        """Adds drafts to the tail at index `place`, as many as the budget allows."""
         chunk, fitting = self.tails[place], tuple(drafts[: self.budget])
         self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, fitting)
         self.budget -= len(fitting)
 
     def add_trunk(self, group: Group) -> None:
-        """Adds as much of a prompt as the budget allows; nothing if it is computed or is being fetched."""
-        count = min(group.trunk_tokens - group.computed, self.budget)
-        if count and group.pull is None:
-            self.trunks.append(TrunkChunk(group, group.computed, group.computed + count))
+        """Adds the prompt tokens of a group that are not computed, as many as the budget allows. Adds nothing while
+        they are being fetched."""
+        trunk = group.trunk
+        count = min(trunk.num_tokens - trunk.num_computed, self.budget)
+        if count and not group.is_fetching:
+            self.trunks.append(TrunkChunk(group, trunk.num_computed, trunk.num_computed + count))
             self.budget -= count
 
-    def plan(self) -> StepPlan:
-        if self._shared:  # makes neighbours of siblings, of groups that share a trunk, and of trunks that begin alike
-            self.tails.sort(key=lambda chunk: (chunk.sequence.group.path, *_age(chunk)))
+    def build(self) -> StepPlan:
+        if self._shared:  # siblings, groups with one trunk, and trunks with common leading stretches become adjacent
+            self.tails.sort(key=lambda chunk: (chunk.sequence.group.trunk.path, *_age(chunk)))
         elif not self._in_order:
             self.tails.sort(key=_age)
         return StepPlan(tuple(self.tails), tuple(self.trunks))
 
 
 def _age(chunk: TailChunk) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    return chunk.sequence.group.trunk, chunk.sequence.age
+    return chunk.sequence.group.trunk.origin, chunk.sequence.age

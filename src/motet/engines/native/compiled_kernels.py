@@ -91,7 +91,7 @@ def of_kind(kind: str) -> ctypes.CDLL | None:
 
 
 def _path(kind: str) -> Path | None:
-    path = Path(__file__).with_name(file_name(kind))
+    path = Path(__file__).parent / "cpu" / file_name(kind)
     return path if path.is_file() else None
 
 

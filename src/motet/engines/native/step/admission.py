@@ -1,0 +1,167 @@
+"""Decides which waiting groups run.
+
+A group is admitted with its trunk and the tails of all its sequences, or not at all. Admission never takes blocks from
+a running group, and it pauses while a preempted sequence waits.
+
+    equal prompt, computed by another group or kept     the group joins that trunk
+    leading blocks that a running group is computing    the group follows: it waits for them, and later groups pass it
+    leading blocks in the prefix cache                  the group shares them and computes the rest
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from motet.engines.native.attention.attention_plan import STRETCH
+from motet.engines.native.kv.pool import BlockPool, blocks_for
+from motet.engines.native.step.handover import Handover
+from motet.engines.native.step.keeping import KeptTrunks
+from motet.engines.native.step.queues import WaitingGroups
+from motet.engines.native.step.running import RunningGroups
+from motet.engines.native.step.sequence import Group
+from motet.engines.native.step.sharing import SharedTrunk, Sharing
+from motet.errors import ContextLengthError, RequestError
+from motet.metrics.stats import EngineStats
+from motet.types import EngineInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerLimits:
+    block_size: int
+    bytes_per_block: int
+    max_num_seqs: int
+    """Maximum number of running sequences."""
+    max_num_batched_tokens: int
+    """Maximum number of tokens in a step."""
+    max_kept_blocks: int | None = None
+    """Maximum number of blocks of all kept trunks; None: as many as the pool has."""
+
+
+class AdmissionResult(Enum):
+    ADMITTED = "admitted"
+    FOLLOWS = "follows"
+    """The group waits for blocks that a running group computes. The groups after it can be admitted."""
+    REFUSED = "refused"
+    """The group does not fit now. The groups after it wait as well."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Admission:
+    """Owned by the scheduler."""
+
+    pool: BlockPool
+    limits: SchedulerLimits
+    counters: EngineStats
+    handover: Handover
+    sharing: Sharing
+    kept: KeptTrunks
+    waiting: WaitingGroups
+    running: RunningGroups
+
+    def __post_init__(self) -> None:
+        self._refused: tuple[Group, int] | None = None
+        """The last group for which blocks were missing, and the pool's `num_gains` at that moment: as long as these are
+        equal, the group cannot fit."""
+
+    def admit(self, group: Group) -> AdmissionResult:
+        """Takes the blocks of a group that is ready and starts it, or lets it follow another group, or does nothing.
+
+        A suspended or resumed group may have more output tokens than all blocks together can hold. Such a group is
+        admitted once nothing else runs, with as many tails as fit; the other sequences are preempted from the start. If
+        leases and pulls hold the blocks even then, the group waits for them.
+        """
+        if self.running.num_sequences + len(group.sequences) > self.limits.max_num_seqs or self.running.preempted:
+            return AdmissionResult.REFUSED
+        if self._refused == (group, self.pool.num_gains):
+            return AdmissionResult.REFUSED
+        shared = self.sharing.trunk_of(group)
+        computed = shared if shared is not None and shared.complete else None
+        hits = self._hits(group) if computed is None else computed.blocks
+        if computed is None and (followed := self._group_to_follow(group, shared, num_hits=len(hits))) is not None:
+            self.waiting.ready.remove(group)
+            self.sharing.follow(group, followed, complete=shared is not None)
+            return AdmissionResult.FOLLOWS
+        trunk, num_missing = group.trunk, blocks_for(group.trunk.num_tokens, self.limits.block_size) - len(hits)
+        tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
+        self.pool.share(hits)
+        if not self.kept.ensure_free(num_missing + sum(tails if self.running.groups else tails[:1]), spare=computed):
+            self.pool.release(hits)
+            self._refused = (group, self.pool.num_gains)
+            return AdmissionResult.REFUSED
+        self.waiting.ready.remove(group)
+        trunk.blocks = hits + self.pool.take(num_missing, after=hits[-1] if hits else None)
+        trunk.num_computed, trunk.num_published = len(hits) * self.limits.block_size, len(hits)
+        trunk.path = tuple(trunk.blocks[:: STRETCH // self.limits.block_size])
+        trunk.shared = computed is not None or trunk.num_computed >= STRETCH
+        if computed is not None:
+            self.handover.abandon(group)
+            trunk.joined, trunk.origin = True, computed.first.trunk.origin
+            trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
+        self.running.enter(group)
+        self._count(group)
+        return AdmissionResult.ADMITTED
+
+    def _hits(self, group: Group) -> list[int]:
+        """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use."""
+        if group.request.sampling.prompt_logprobs is not None:
+            return []
+        return self.pool.find(group.trunk.names[: self._max_hits(group)])
+
+    def _max_hits(self, group: Group) -> int:
+        """Returns the maximum number of cached blocks that a group can use without joining a trunk. The last prompt
+        token is always computed, because the first output tokens are sampled from its logits."""
+        return (len(group.prompt) - 1) // self.limits.block_size
+
+    def _group_to_follow(self, group: Group, shared: SharedTrunk | None, *, num_hits: int) -> Group | None:
+        """Returns the running group that is computing what this group would compute as well, if there is one."""
+        if group.request.sampling.prompt_logprobs is not None:
+            return None
+        if shared is None:
+            followed = self.sharing.group_computing(group, num_hits, max_hits=self._max_hits(group))
+        else:
+            followed = shared.first
+        # A less urgent group could be delayed by groups for which this one should not wait.
+        return followed if followed is not None and followed.request.priority <= group.request.priority else None
+
+    def _count(self, group: Group) -> None:
+        """Counts the first admission of a group."""
+        if group.facts.num_cached is not None:
+            return  # a suspended group is admitted again
+        trunk, counters, joined = group.trunk, self.counters, max(0, len(group.sequences) - 1)
+        group.facts.num_cached = trunk.num_computed
+        counters.prompt_tokens += len(group.prompt)
+        counters.cached_tokens += trunk.num_computed
+        counters.forks += joined
+        counters.blocks_shared += joined * len(trunk.blocks)
+        counters.bytes_saved += joined * len(trunk.blocks) * self.limits.bytes_per_block
+        counters.greedy_choices_shared += sum(len(sequence.indices) - 1 for sequence in group.sequences)
+
+
+def check_fits(group: Group, info: EngineInfo) -> None:
+    """Raises RequestError, which names the field, if the engine's limits can never admit a group."""
+    request = group.request
+    longest = len(request.prompt) + max((len(start.output_tokens) for start in request.choices), default=0)
+    shortest = 2 if group.readers else 1
+    if len(request.prompt) < shortest or longest >= info.max_model_len:
+        raise ContextLengthError(
+            f"prompt and output tokens are {longest}; at least {shortest} of the prompt and at most "
+            f"{info.max_model_len - 1} in all are possible",
+            param="prompt",
+        )
+    if any(len(start.output_tokens) >= request.sampling.max_tokens for start in request.choices):
+        raise RequestError("a choice has written its max_tokens already: there is nothing to resume", param="choices")
+    if request.keep_s and group.trunk.key is None and not group.readers:
+        why = "with 'prompt_logprobs', or where there is no prefix cache"
+        raise RequestError(f"The prompt of 'keep_s' cannot be kept {why}.", param="keep_s")
+    if len(group.sequences) > info.max_num_seqs:
+        raise RequestError(
+            f"n is {len(group.sequences)}; this engine runs at most {info.max_num_seqs} choices at once "
+            "(--max-num-seqs)",
+            param="n",
+        )
+    num_needed = blocks_for(group.trunk.num_tokens, info.block_size) + len(group.sequences)  # one for each tail
+    if num_needed > info.num_blocks:
+        raise RequestError(
+            f"the prompt and n = {len(group.sequences)} choices need {num_needed} KV blocks at once; this "
+            f"engine has {info.num_blocks}: ask for a smaller n or raise --kv-cache-gb",
+            param="n",
+        )

@@ -1,0 +1,90 @@
+"""The order in which groups and sequences get blocks, and the groups that have none.
+
+waiting group     ready ──────────────────────────► admitted
+                    │ ▲                               the next ones wait behind the first
+             follow │ │ requeue, at most N a step
+                    ▼ │
+                  following ── wake ──► woken
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+from motet.engines.native.step.sequence import ChoiceSequence, Group
+from motet.engines.native.step.sharing import Sharing
+
+T = TypeVar("T", Group, ChoiceSequence)
+_AGE = attrgetter("age")
+
+
+class AgeOrdered(Generic[T]):
+    """Groups or sequences in order of age, the oldest first. An item that is added again gets its previous place."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    def add(self, item: T) -> None:
+        insort(self._items, item, key=_AGE)
+
+    def oldest(self) -> T | None:
+        return self._items[0] if self._items else None
+
+    def youngest(self) -> T | None:
+        return self._items[-1] if self._items else None
+
+    def remove(self, item: T) -> None:
+        """Raises ValueError if the item is not in the queue."""
+        index = bisect_left(self._items, item.age, key=_AGE)
+        if index == len(self._items) or self._items[index] is not item:
+            raise ValueError(f"the queue has no such item of age {item.age}")
+        del self._items[index]
+
+
+class WaitingGroups:
+    """The groups that hold no blocks. Each of them is ready, follows a running group, or was woken."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self.ready = AgeOrdered[Group]()
+        """Groups that wait for capacity only. They are admitted strictly in order of age, so that small groups do not
+        starve a large one in front of them."""
+        self._sharing = sharing
+        self._woken: dict[Group, None] = {}
+        """Groups that follow no group any more, in the order in which they return to `ready`."""
+
+    def all(self) -> list[Group]:
+        return [*self.ready, *self._woken, *self._sharing.followers]
+
+    def wake(self, followers: Iterable[Group]) -> None:
+        """Takes groups that follow no group any more. They return to `ready` in the next steps."""
+        self._woken.update(dict.fromkeys(followers))
+
+    def requeue(self, max_groups: int) -> None:
+        """Returns woken groups to `ready`. The limit keeps the work of a step independent of their number."""
+        for group in list(islice(self._woken, max_groups)):
+            del self._woken[group]
+            self.ready.add(group)
+
+    def remove(self, group: Group) -> None:
+        """Removes a group from the place where it waits."""
+        if group.followed is not None:
+            self._sharing.unfollow(group)
+        elif group in self._woken:
+            del self._woken[group]
+        else:
+            self.ready.remove(group)
+
+    def check(self) -> None:
+        """Raises AssertionError if a group that waits is admitted or holds blocks."""
+        for group in self.all():
+            group.check()
+            if group.admitted:
+                raise AssertionError("a group waits although it is admitted")
