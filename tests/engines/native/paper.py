@@ -14,9 +14,9 @@ from motet.engines.native.attention.attention_plan import Table
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
-from motet.engines.native.step.admission import SchedulerLimits
 from motet.engines.native.step.commit import AnswerCache, Commit, without_rejected
 from motet.engines.native.step.drafts import Drafter
+from motet.engines.native.step.group_admission import SchedulerLimits
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.inputs import StepInputs, build_inputs
 from motet.engines.native.step.scheduler import Scheduler

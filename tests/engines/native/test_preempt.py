@@ -1,6 +1,6 @@
 """Choices give up their blocks in a certain order, and come back."""
 
-from motet.engines.native.step.running import youngest_holder
+from motet.engines.native.step.running_groups import youngest_holder
 from motet.engines.native.step.sequence import Group
 from motet.types import ChoiceStart
 from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables

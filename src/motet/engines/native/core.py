@@ -13,9 +13,9 @@ from operator import attrgetter
 
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
-from motet.engines.native.step.admission import SchedulerLimits, check_fits
 from motet.engines.native.step.commit import NON_FINITE, AnswerCache, Commit, failures_of, sample_tokens, score_prompt
 from motet.engines.native.step.drafts import Drafter, History
+from motet.engines.native.step.group_admission import SchedulerLimits, check_fits
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
 from motet.engines.native.step.run import ModelRunner

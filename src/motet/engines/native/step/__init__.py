@@ -1,9 +1,9 @@
 """One step of the engine. `core.EngineCore.step` calls these modules in the order in which a step runs.
 
 1. `scheduler` decides which sequences get blocks and tokens of the budget. The result is a `step_plan`. The parts of
-   the scheduler are `queues` and `admission` for waiting groups, `running` for groups with blocks and their preemption,
-   `sharing` and `keeping` for trunks of several groups, `handover` for trunks of other workers, and `drafts` with
-   `ngrams` for draft tokens.
+   the scheduler are `queues` and `group_admission` for waiting groups, `running_groups` for groups with blocks and for
+   preemption, `sharing` and `keeping` for trunks of several groups, `handover` for trunks that move between workers,
+   and `drafts` with `ngrams` for draft tokens.
 2. `inputs` lays the plan out as the rows of one flat batch: tokens, positions, slots, and the keys that each row
    reads.
 3. `run` is the forward pass: inputs in, logits out.

@@ -1,10 +1,8 @@
-"""The order in which groups and sequences get blocks, and the groups that have none.
+"""Queues in order of age, and the groups that hold no blocks. Each waiting group is in one of three places:
 
-waiting group     ready ──────────────────────────► admitted
-                    │ ▲                               the next ones wait behind the first
-             follow │ │ requeue, at most N a step
-                    ▼ │
-                  following ── wake ──► woken
+ready       It waits for free blocks and for its turn. Ready groups are admitted strictly in order of age.
+following   It waits for blocks that a running group computes (`sharing`), so that younger groups can pass it.
+woken       It does not follow any more. It returns to `ready` in one of the next steps.
 """
 
 from bisect import bisect_left, insort
@@ -49,16 +47,15 @@ class AgeOrdered(Generic[T]):
         del self._items[index]
 
 
-class WaitingGroups:
-    """The groups that hold no blocks. Each of them is ready, follows a running group, or was woken."""
+class GroupQueue:
+    """The groups that hold no blocks. Owned by the scheduler."""
 
     def __init__(self, sharing: Sharing) -> None:
         self.ready = AgeOrdered[Group]()
-        """Groups that wait for capacity only. They are admitted strictly in order of age, so that small groups do not
-        starve a large one in front of them."""
+        """Younger groups never pass an older one here, so that small groups do not starve a large one."""
         self._sharing = sharing
         self._woken: dict[Group, None] = {}
-        """Groups that follow no group any more, in the order in which they return to `ready`."""
+        """Woken groups, in the order in which they return to `ready`."""
 
     def all(self) -> list[Group]:
         return [*self.ready, *self._woken, *self._sharing.followers]

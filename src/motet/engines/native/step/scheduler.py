@@ -7,10 +7,11 @@ One rule: computed tokens catch up with known tokens (see `sequence`), within a 
     2. Every running choice gets its new tokens               (decode).
     3. Resumed choices replay the tokens generated before     (replay).
     4. Prompts of running groups are computed, oldest first   (chunked prefill).
-    5. New groups are admitted in order (`admission`).
+    5. New groups are admitted in order (`group_admission`).
     6. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
 
-Blocks can run short in 2 and 3. Then the youngest group loses blocks (`running`). Kept trunks are released before that.
+Blocks can run short in 2 and 3. Then kept trunks are released, and after them the youngest group loses blocks
+(`running_groups`).
 
 The work is constant for each scheduled token: nothing here goes through output tokens, the blocks of a table, or
 waiting groups and sequences.
@@ -20,12 +21,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from motet.engines.native.kv.pool import BlockPool, blocks_for
-from motet.engines.native.step.admission import Admission, AdmissionResult, SchedulerLimits
 from motet.engines.native.step.drafts import Drafter
+from motet.engines.native.step.group_admission import AdmissionResult, GroupAdmission, SchedulerLimits
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.keeping import KeptTrunks
-from motet.engines.native.step.queues import WaitingGroups
-from motet.engines.native.step.running import Preemption, RunningGroups
+from motet.engines.native.step.queues import GroupQueue
+from motet.engines.native.step.running_groups import Preemption, RunningGroups
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.engines.native.step.sharing import Sharing
 from motet.engines.native.step.step_plan import PlanBuilder, StepPlan
@@ -46,12 +47,12 @@ class Scheduler:
         self.kept = KeptTrunks(
             pool, self.sharing, counters=counters, clock=handover.clock, max_blocks=limits.max_kept_blocks
         )
-        self.waiting = WaitingGroups(self.sharing)
+        self.waiting = GroupQueue(self.sharing)
         self.running = RunningGroups(
             pool=pool, block_size=limits.block_size, sharing=self.sharing, kept=self.kept, waiting=self.waiting
         )
         self.preemption = Preemption(running=self.running, counters=counters, handover=handover)
-        self.admission = Admission(
+        self.admission = GroupAdmission(
             pool=pool,
             limits=limits,
             counters=counters,

@@ -15,8 +15,8 @@ from motet.engines.native.attention.attention_plan import STRETCH
 from motet.engines.native.kv.pool import BlockPool, blocks_for
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.keeping import KeptTrunks
-from motet.engines.native.step.queues import WaitingGroups
-from motet.engines.native.step.running import RunningGroups
+from motet.engines.native.step.queues import GroupQueue
+from motet.engines.native.step.running_groups import RunningGroups
 from motet.engines.native.step.sequence import Group
 from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.errors import ContextLengthError, RequestError
@@ -45,7 +45,7 @@ class AdmissionResult(Enum):
 
 
 @dataclass(eq=False, kw_only=True)
-class Admission:
+class GroupAdmission:
     """Owned by the scheduler."""
 
     pool: BlockPool
@@ -54,7 +54,7 @@ class Admission:
     handover: Handover
     sharing: Sharing
     kept: KeptTrunks
-    waiting: WaitingGroups
+    waiting: GroupQueue
     running: RunningGroups
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from motet.engines.native.kv.pool import BlockPool, blocks_for
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.keeping import KeptTrunks
-from motet.engines.native.step.queues import AgeOrdered, WaitingGroups
+from motet.engines.native.step.queues import AgeOrdered, GroupQueue
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.engines.native.step.sharing import Sharing
 from motet.metrics.stats import EngineStats
@@ -26,7 +26,7 @@ class RunningGroups:
     block_size: int
     sharing: Sharing
     kept: KeptTrunks
-    waiting: WaitingGroups
+    waiting: GroupQueue
 
     def __post_init__(self) -> None:
         self.groups = AgeOrdered[Group]()
