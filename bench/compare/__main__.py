@@ -1,19 +1,19 @@
-"""Compares Motet with another OpenAI-compatible server under the same load, in turn.
+"""Compares Motet with another OpenAI-compatible server under the same load. The two servers take turns.
 
-Each cell is one kind of request: n choices, tokens of the prompt, tokens of a choice. Both servers get the same
-prompts, which no cache has, one request after the other: ours, peer, ours, peer. Figures are medians over the repeats.
-The share of a core that each server takes while idle is measured and printed.
+A shape of requests has n choices, a number of prompt tokens, and a number of tokens per choice. Both servers get the
+same prompts, which are not cached, one request after the other: Motet, peer, Motet, peer. Figures are medians over the
+repeats. The share of a core that each server takes while it is idle is measured and printed.
 
-Both draw at temperature 1 and write up to max_tokens. No seeds are sent (--seeded sends them), because vLLM 0.32's CPU
-build ends when it computes the prompt of a seeded request in pieces.
+Both servers sample at temperature 1 and generate up to max_tokens. Requests have no seeds (--seeded adds them), because
+vLLM 0.32's CPU build crashes when it computes the prompt of a seeded request in chunks.
 
-With --rate, requests arrive as a Poisson process of mixed n and lengths instead, the same for both servers.
+With --rate, requests with mixed n and lengths arrive as a Poisson process, the same for both servers.
 
 Prints a table, and JSON on the last line.
 
-Floors (--check fails when one is missed), for 1340 tokens of prompt and 64 a choice: decode tokens/s at least 1.2
-times the peer's at n = 1 and 1.4 times at n = 8 and 32; at n = 32 the first token of the last choice within half of the
-peer's time and 1.1 times our own at n = 1, and the total within 0.65 of the peer's.
+Floors (--check fails if one is missed), for prompts of 1340 tokens and 64 tokens per choice: decode tokens/s at least
+1.2 times the peer's at n = 1, and 1.4 times at n = 8 and 32; at n = 32 the first token of the last choice within half
+of the peer's time, and within 1.1 times Motet's time at n = 1; the total at n = 32 within 0.65 of the peer's.
 
 Run: python -m bench.compare --ours URL --peer URL [--quick] [--ns 1,32] [--repeats 3] [--check] [--plot FILE.png]
      python -m bench.compare --start-ours --start-peer VENV_WITH_VLLM --rate 0.5 [--duration 60]
@@ -31,11 +31,11 @@ from pathlib import Path
 import uvloop
 
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.compare.arrivals import Mix, measure_rate, schedule
-from bench.compare.grid import QUICK, Grid, GridBench, Row, floors
-from bench.compare.tables import Conditions, ServerFacts, grid_table, rate_table
+from bench.compare.arrivals import RequestMix, measure_rate, schedule
+from bench.compare.grid import QUICK, Grid, GridBench, GridRow, floors
+from bench.compare.tables import ComparisonConditions, ServerFacts, grid_cells, rate_cells
 from bench.program.command_line import load_parser, numbers
-from bench.program.report import machine, tell
+from bench.program.report import machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.peer import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
@@ -47,33 +47,34 @@ MIX = {1: 6.0, 8: 3.0, 32: 1.0}
 
 
 async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> int:
-    """Runs the whole comparison and returns the exit code."""
+    """Runs the comparison and returns the exit code."""
     at_start = machine()
-    manner = RequestStyle(arguments.seeded, arguments.settle)
-    async with connect_server("ours", urls[0], manner) as ours, connect_server("peer", urls[1], manner) as peer:
+    style = RequestStyle(arguments.seeded, arguments.settle)
+    async with connect_server("ours", urls[0], style) as ours, connect_server("peer", urls[1], style) as peer:
         fresh = FreshPrompts(await ours.load(1).tokens_of(TEXT), seed=arguments.seed)
         grid = grid_of(arguments)
         bench = GridBench(ours, peer, arguments.repeats, fresh)
         await bench.warm_up(grid)
         facts = [await facts_of(server, arguments.idle) for server in (ours, peer)]
-        conditions = Conditions(at_start, facts[0], facts[1], arguments.repeats, arguments.seed)
+        conditions = ComparisonConditions(at_start, facts[0], facts[1], arguments.repeats, arguments.seed)
         if arguments.rate is None:
-            return tell_grid(await bench.measure(grid), conditions, arguments)
-        mix = Mix(arguments.mix, grid.prompt_tokens, grid.max_tokens)
+            return print_grid(await bench.measure(grid), conditions, arguments)
+        mix = RequestMix(arguments.mix, grid.prompt_tokens, grid.max_tokens)
         arrivals = schedule(arguments.rate, arguments.duration, mix, seed=arguments.seed)
-        versus = await measure_rate(ours, peer, arrivals, repeats=arguments.repeats, fresh=fresh)
+        pair = await measure_rate(ours, peer, arrivals, repeats=arguments.repeats, fresh=fresh)
         choices = sum(arrival.n for arrival in arrivals)
-        asked = f"{len(arrivals)} requests with {choices} choices, {arguments.rate:g} a second"
+        line = f"{len(arrivals)} requests with {choices} choices, {arguments.rate:g} per second"
         record = {"conditions": asdict(conditions), "rate": arguments.rate, "arrivals": len(arrivals)}
-        return tell(record | versus.record(), asked, rate_table(versus), about=conditions.about)
+        return print_report(record | pair.record(), line, table(rate_cells(pair)), conditions=conditions.printed)
 
 
-def tell_grid(rows: Sequence[Row], conditions: Conditions, arguments: argparse.Namespace) -> int:
+def print_grid(rows: Sequence[GridRow], conditions: ComparisonConditions, arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot(rows, arguments.plot)
-    record = {"conditions": asdict(conditions), "rows": [asdict(row.cell) | row.versus.record() for row in rows]}
-    promised = floors(rows) if arguments.check else []
-    return tell(record, grid_table(rows), about=conditions.about, floors=promised, check=arguments.check)
+    record = {"conditions": asdict(conditions), "rows": [asdict(row.shape) | row.pair.record() for row in rows]}
+    checked = floors(rows) if arguments.check else []
+    shown = table(map(grid_cells, rows))
+    return print_report(record, shown, conditions=conditions.printed, floors=checked, check=arguments.check)
 
 
 async def facts_of(server: ComparedServer, idle_s: float) -> ServerFacts:
@@ -81,7 +82,7 @@ async def facts_of(server: ComparedServer, idle_s: float) -> ServerFacts:
 
 
 def grid_of(arguments: argparse.Namespace) -> Grid:
-    """Returns the whole grid, or the quick one, with the values that flags replace."""
+    """Returns the full grid or the quick one, with the values that flags replace."""
     base = QUICK if arguments.quick else Grid()
     return Grid(
         arguments.prompt_tokens or base.prompt_tokens, arguments.max_tokens or base.max_tokens, arguments.ns or base.ns
@@ -89,7 +90,7 @@ def grid_of(arguments: argparse.Namespace) -> Grid:
 
 
 def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
-    """Returns the URLs of both servers. Servers started here end with `stack`."""
+    """Returns the URLs of both servers. Servers that are started here end with `stack`."""
     ours, peer = arguments.ours, arguments.peer
     if arguments.start_ours is not None:
         ours = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.start_ours)])).url
@@ -101,24 +102,25 @@ def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
     return ours, peer
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draws total time against n: a panel for each length of prompts and of answers."""
+def plot(rows: Sequence[GridRow], path: Path) -> None:
+    """Draws total time over n, in a panel for each length of prompts and of answers."""
     from bench.program.plot import Curve, Panel, save  # matplotlib is an extra
 
     panels = []
-    for prompt_tokens, max_tokens in dict.fromkeys((row.cell.prompt_tokens, row.cell.max_tokens) for row in rows):
-        own = [row for row in rows if (row.cell.prompt_tokens, row.cell.max_tokens) == (prompt_tokens, max_tokens)]
+    for prompt_tokens, max_tokens in dict.fromkeys((row.shape.prompt_tokens, row.shape.max_tokens) for row in rows):
+        lengths = (prompt_tokens, max_tokens)
+        own = [row for row in rows if (row.shape.prompt_tokens, row.shape.max_tokens) == lengths]
         curves = [
-            Curve("ours", [(r.cell.n, s) for r in own if (s := r.versus.ours.get("total_s")) is not None]),
-            Curve("peer", [(r.cell.n, s) for r in own if (s := r.versus.peer.get("total_s")) is not None]),
+            Curve("ours", [(r.shape.n, s) for r in own if (s := r.pair.ours.get("total_s")) is not None]),
+            Curve("peer", [(r.shape.n, s) for r in own if (s := r.pair.peer.get("total_s")) is not None]),
         ]
-        title = f"prompt {prompt_tokens}, {max_tokens} tokens a choice"
+        title = f"prompt {prompt_tokens}, {max_tokens} tokens per choice"
         panels.append(Panel(title, "choices (n)", "total, s", curves))
     save(panels, path)
 
 
 def mix(text: str) -> Mapping[int, float]:
-    """Reads `1:6,8:3,32:1`: each n and its weight."""
+    """Parses `1:6,8:3,32:1`: each n and its weight."""
     pairs = (part.split(":") for part in text.split(","))
     return {int(n): float(weight) for n, weight in pairs}
 
@@ -127,18 +129,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = load_parser("bench.compare", __doc__, length=numbers, repeats=3)
     ours, peer = (parser.add_mutually_exclusive_group(required=True) for _ in range(2))
     ours.add_argument("--ours", metavar="URL", help="a running Motet")
-    ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start it: --start-ours=--max-n=256")
+    ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start Motet: --start-ours=--max-n=256")
     peer.add_argument("--peer", metavar="URL", help="a running server of the same model")
     peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM from its virtual environment")
-    parser.add_argument("--quick", action="store_true", help="only the cells with floors, unless flags say more")
+    parser.add_argument("--quick", action="store_true", help="only the shapes with floors, unless other flags are set")
     parser.add_argument("--seed", type=int, default=new_seed(), help="seed of prompts and arrivals")
     parser.add_argument("--seeded", action="store_true", help="send a seed with each request")
-    parser.add_argument("--settle", type=float, default=0.5, help="seconds of quiet before each request")
+    parser.add_argument("--settle", type=float, default=0.5, help="pause before each request in seconds")
     parser.add_argument("--idle", type=float, default=3.0, help="seconds for which idle servers are measured")
-    parser.add_argument("--rate", type=float, help="requests a second, as a Poisson process")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds in which they arrive")
-    parser.add_argument("--mix", type=mix, default=MIX, help="weight of each n among them: 1:6,8:3,32:1")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw total time against n")
+    parser.add_argument("--rate", type=float, help="requests per second, as a Poisson process")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds in which requests arrive")
+    parser.add_argument("--mix", type=mix, default=MIX, help="weight of each n among the arrivals: 1:6,8:3,32:1")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw total time over n")
     arguments = parser.parse_args(argv)
     if arguments.plot and not find_spec("matplotlib"):
         parser.error("--plot needs matplotlib: pip install 'motet[bench]'")

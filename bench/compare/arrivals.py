@@ -1,7 +1,7 @@
-"""Sends requests like users do, whether or not the server keeps up: the same arrivals at two servers.
+"""Sends requests as independent users do, whether or not the server keeps up: the same arrivals at two servers.
 
-Arrivals are a Poisson process (exponential gaps). Times count from when a request was due, so no figure is better
-because the client was late, when the server took its cores.
+Arrivals are a Poisson process (exponential gaps). Times count from the moment when a request was due, so a figure is
+not better if the client was late because the server used all cores.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from motet.errors import EngineError
 
 
 @dataclass(frozen=True)
-class Mix:
+class RequestMix:
     """The kinds of requests that arrive."""
 
     ns: Mapping[int, float]
@@ -36,8 +36,8 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The times of one request, in seconds since it was due."""
+class RequestTimes:
+    """Times of one request, in seconds since it was due."""
 
     first_s: float
     last_first_s: float
@@ -46,18 +46,18 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Play:
-    """The result of a schedule on one server."""
+class ScheduleRun:
+    """Result of a schedule on one server."""
 
-    outcomes: Sequence[Outcome | None]
-    """One for each request; None for a request that failed."""
+    requests: Sequence[RequestTimes | None]
+    """Times of each request. None for a request that failed."""
     span_s: float
     """Time from the start of the schedule to the end of the last answer."""
     peak_mib: float | None
 
 
-def schedule(rate: float, duration_s: float, mix: Mix, *, seed: int) -> list[Arrival]:
-    """Returns `rate` arrivals a second, always the same ones for a seed."""
+def schedule(rate: float, duration_s: float, mix: RequestMix, *, seed: int) -> list[Arrival]:
+    """Returns `rate` arrivals per second, always the same for one seed."""
     dice, due_s = random.Random(seed), 0.0
     arrivals: list[Arrival] = []
     while (due_s := due_s + dice.expovariate(rate)) < duration_s:
@@ -70,17 +70,19 @@ def schedule(rate: float, duration_s: float, mix: Mix, *, seed: int) -> list[Arr
 async def measure_rate(
     ours: ComparedServer, peer: ComparedServer, arrivals: Sequence[Arrival], *, repeats: int, fresh: FreshPrompts
 ) -> FigurePair:
-    """Plays the whole schedule on ours, on the peer, on ours ...; all repeats are one sample."""
-    plays: dict[str, list[Play]] = {ours.name: [], peer.name: []}
+    """Runs the complete schedule on Motet, on the peer, on Motet and so on. All repeats are one sample."""
+    runs: dict[str, list[ScheduleRun]] = {ours.name: [], peer.name: []}
     for _ in range(repeats):
         prompts = [fresh.next(arrival.prompt_tokens) for arrival in arrivals]
         for server in (ours, peer):
-            plays[server.name].append(await play(server, arrivals, prompts))
-            progress(f"{server.name}: {len(arrivals)} requests in {plays[server.name][-1].span_s:.1f} s")
-    return FigurePair(figures_of(plays[ours.name]), figures_of(plays[peer.name]))
+            runs[server.name].append(await run_schedule(server, arrivals, prompts))
+            progress(f"{server.name}: {len(arrivals)} requests in {runs[server.name][-1].span_s:.1f} s")
+    return FigurePair(figures_of(runs[ours.name]), figures_of(runs[peer.name]))
 
 
-async def play(server: ComparedServer, arrivals: Sequence[Arrival], prompts: Sequence[list[int]]) -> Play:
+async def run_schedule(
+    server: ComparedServer, arrivals: Sequence[Arrival], prompts: Sequence[list[int]]
+) -> ScheduleRun:
     loop = asyncio.get_running_loop()
     server.reset_peak()
     start_s = loop.time()
@@ -88,37 +90,37 @@ async def play(server: ComparedServer, arrivals: Sequence[Arrival], prompts: Seq
         sent = []
         for arrival, prompt in zip(arrivals, prompts, strict=True):
             await asyncio.sleep(start_s + arrival.due_s - loop.time())
-            sent.append(tasks.create_task(ask(server, arrival, prompt, due_s=start_s + arrival.due_s)))
-    return Play([task.result() for task in sent], loop.time() - start_s, server.peak_mib())
+            sent.append(tasks.create_task(send(server, arrival, prompt, due_s=start_s + arrival.due_s)))
+    return ScheduleRun([task.result() for task in sent], loop.time() - start_s, server.peak_mib())
 
 
-async def ask(server: ComparedServer, arrival: Arrival, prompt: list[int], *, due_s: float) -> Outcome | None:
+async def send(server: ComparedServer, arrival: Arrival, prompt: list[int], *, due_s: float) -> RequestTimes | None:
     late_s = asyncio.get_running_loop().time() - due_s
     try:
         timing = await server.load(arrival.max_tokens).group(prompt, arrival.n, seed=arrival.seed)
     except (EngineError, OSError) as error:
         progress(f"{server.name}: {arrival} failed: {error!r}")
         return None
-    return Outcome(late_s + timing.first_s, late_s + timing.last_first_s, late_s + timing.total_s, timing.tokens)
+    return RequestTimes(late_s + timing.first_s, late_s + timing.last_first_s, late_s + timing.total_s, timing.tokens)
 
 
-def figures_of(plays: Sequence[Play]) -> FiguresByName:
-    outcomes = [outcome for play in plays for outcome in play.outcomes]
-    answered = [outcome for outcome in outcomes if outcome is not None]
+def figures_of(runs: Sequence[ScheduleRun]) -> FiguresByName:
+    requests = [request for run in runs for request in run.requests]
+    answered = [request for request in requests if request is not None]
     figures: dict[str, float | None] = {
-        "tokens_per_s": sum(outcome.tokens for outcome in answered) / sum(play.span_s for play in plays),
-        "requests": float(len(outcomes)),
-        "failed": float(len(outcomes) - len(answered)),
-        "peak_mib": max((play.peak_mib for play in plays if play.peak_mib is not None), default=None),
+        "tokens_per_s": sum(request.tokens for request in answered) / sum(run.span_s for run in runs),
+        "requests": float(len(requests)),
+        "failed": float(len(requests) - len(answered)),
+        "peak_mib": max((run.peak_mib for run in runs if run.peak_mib is not None), default=None),
     }
     for percent in (50, 99):
-        figures[f"first_p{percent}_s"] = percentile([outcome.first_s for outcome in answered], percent)
-        figures[f"last_first_p{percent}_s"] = percentile([outcome.last_first_s for outcome in answered], percent)
-        figures[f"total_p{percent}_s"] = percentile([outcome.total_s for outcome in answered], percent)
+        figures[f"first_p{percent}_s"] = percentile([request.first_s for request in answered], percent)
+        figures[f"last_first_p{percent}_s"] = percentile([request.last_first_s for request in answered], percent)
+        figures[f"total_p{percent}_s"] = percentile([request.total_s for request in answered], percent)
     return figures
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Returns the smallest value that `percent` % of the values do not exceed (nearest rank)."""
+    """Returns the smallest value that is not exceeded by `percent` % of the values (nearest rank)."""
     ranked = sorted(values)
     return ranked[math.ceil(percent / 100 * len(ranked)) - 1] if ranked else None

@@ -1,4 +1,4 @@
-"""Sends one request at a time to two servers in turn, for every n, length of the prompt and length of the answers."""
+"""Sends one request at a time to two servers in turn, for every n, length of prompts and length of answers."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One kind of request."""
+class RequestShape:
+    """The size of a request."""
 
     prompt_tokens: int
     max_tokens: int
@@ -31,19 +31,19 @@ class Grid:
     max_tokens: tuple[int, ...] = (64, 256)
     ns: tuple[int, ...] = (1, 8, 32, 64)
 
-    def cells(self) -> Iterator[Cell]:
-        return itertools.starmap(Cell, itertools.product(self.prompt_tokens, self.max_tokens, self.ns))
+    def shapes(self) -> Iterator[RequestShape]:
+        return itertools.starmap(RequestShape, itertools.product(self.prompt_tokens, self.max_tokens, self.ns))
 
 
 FLOOR_PROMPT, FLOOR_TOKENS, FLOOR_NS = 1340, 64, (1, 8, 32)
 QUICK = Grid((FLOOR_PROMPT,), (FLOOR_TOKENS,), FLOOR_NS)
-"""The cells that have floors."""
+"""The shapes that have floors."""
 
 
 @dataclass(frozen=True)
-class Row:
-    cell: Cell
-    versus: FigurePair
+class GridRow:
+    shape: RequestShape
+    pair: FigurePair
 
 
 @dataclass(frozen=True)
@@ -54,41 +54,41 @@ class GridBench:
     fresh: FreshPrompts
 
     async def warm_up(self, grid: Grid) -> None:
-        """Sends each shape of request once, so that no first request of its shape is timed."""
+        """Sends a request for each length of prompts, so that the first such request is not timed."""
         for prompt_tokens in grid.prompt_tokens:
-            await self._both(Cell(prompt_tokens, WARM_UP_TOKENS, max(grid.ns)), seed=0)
+            await self._both(RequestShape(prompt_tokens, WARM_UP_TOKENS, max(grid.ns)), seed=0)
 
-    async def measure(self, grid: Grid) -> list[Row]:
-        return [await self._row(cell) for cell in grid.cells()]
+    async def measure(self, grid: Grid) -> list[GridRow]:
+        return [await self._row(shape) for shape in grid.shapes()]
 
-    async def _row(self, cell: Cell) -> Row:
-        """Measures ours, peer, ours, peer ..., so that other load on the machine affects both."""
-        pairs = [await self._both(cell, seed=repeat) for repeat in range(self.repeats)]
-        versus = FigurePair(figures_of([ours for ours, _ in pairs]), figures_of([peer for _, peer in pairs]))
-        progress(f"{cell}: total {versus.text('total_s', 2)} s")
-        return Row(cell, versus)
+    async def _row(self, shape: RequestShape) -> GridRow:
+        """Measures Motet, peer, Motet, peer and so on, so that other load on the machine affects both."""
+        samples = [await self._both(shape, seed=repeat) for repeat in range(self.repeats)]
+        pair = FigurePair(figures_of([ours for ours, _ in samples]), figures_of([peer for _, peer in samples]))
+        progress(f"{shape}: total {pair.text('total_s', 2)} s")
+        return GridRow(shape, pair)
 
-    async def _both(self, cell: Cell, *, seed: int) -> tuple[TimedSample | None, TimedSample | None]:
+    async def _both(self, shape: RequestShape, *, seed: int) -> tuple[TimedSample | None, TimedSample | None]:
         """Sends the same prompt to both servers."""
-        prompt = self.fresh.next(cell.prompt_tokens)
-        return await attempt(self.ours, prompt, cell, seed=seed), await attempt(self.peer, prompt, cell, seed=seed)
+        prompt = self.fresh.next(shape.prompt_tokens)
+        return await attempt(self.ours, prompt, shape, seed=seed), await attempt(self.peer, prompt, shape, seed=seed)
 
 
-async def attempt(server: ComparedServer, prompt: list[int], cell: Cell, *, seed: int) -> TimedSample | None:
-    """Times one request. Returns None if it fails, so that the comparison goes on."""
+async def attempt(server: ComparedServer, prompt: list[int], shape: RequestShape, *, seed: int) -> TimedSample | None:
+    """Times one request. Returns None if it fails, so that the comparison continues."""
     try:
-        return await server.timed([prompt], cell.n, max_tokens=cell.max_tokens, seed=seed)
+        return await server.timed([prompt], shape.n, max_tokens=shape.max_tokens, seed=seed)
     except (EngineError, OSError) as error:
-        progress(f"{cell}: {server.name} failed: {error!r}")
+        progress(f"{shape}: {server.name} failed: {error!r}")
         return None
 
 
 def figures_of(samples: Sequence[TimedSample | None]) -> FiguresByName:
-    """Returns the figures of the typical request; none if one of the requests failed."""
-    whole = [sample for sample in samples if sample is not None]
-    if len(whole) < len(samples):
+    """Returns the figures of the median request. Returns no figures if one of the requests failed."""
+    complete = [sample for sample in samples if sample is not None]
+    if len(complete) < len(samples):
         return {}
-    typical = median_sample(whole)
+    typical = median_sample(complete)
     return {
         "first_s": typical.timing.first_s,
         "last_first_s": typical.timing.last_first_s,
@@ -98,17 +98,17 @@ def figures_of(samples: Sequence[TimedSample | None]) -> FiguresByName:
     }
 
 
-def floors(rows: Sequence[Row]) -> list[Floor]:
-    """Returns what Motet promises against vLLM 0.32 on two cores."""
-    at = {row.cell.n: row.versus for row in rows if row.cell in set(QUICK.cells())}
+def floors(rows: Sequence[GridRow]) -> list[Floor]:
+    """Returns the floors for Motet against vLLM 0.32 on two cores."""
+    at = {row.shape.n: row.pair for row in rows if row.shape in set(QUICK.shapes())}
     nothing = FigurePair({}, {})
     one, eight, many = (at.get(n, nothing) for n in FLOOR_NS)
-    ours_alone = FigurePair(many.ours, one.ours).ratio("last_first_s")
+    own_growth = FigurePair(many.ours, one.ours).ratio("last_first_s")
     return [
-        Floor("decode tokens/s of peer's, n=1", one.ratio("decode_tokens_per_s"), 1.2, Bound.AT_LEAST),
-        Floor("decode tokens/s of peer's, n=8", eight.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
-        Floor("decode tokens/s of peer's, n=32", many.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
-        Floor("last first token of peer's, n=32", many.ratio("last_first_s"), 0.5),
-        Floor("last first token of our own at n=1, n=32", ours_alone, 1.1),
-        Floor("total of peer's, n=32", many.ratio("total_s"), 0.65),
+        Floor("decode tokens/s / peer's, n=1", one.ratio("decode_tokens_per_s"), 1.2, Bound.AT_LEAST),
+        Floor("decode tokens/s / peer's, n=8", eight.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
+        Floor("decode tokens/s / peer's, n=32", many.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
+        Floor("last first token / peer's, n=32", many.ratio("last_first_s"), 0.5),
+        Floor("last first token, n=32 / Motet's at n=1", own_growth, 1.1),
+        Floor("total / peer's, n=32", many.ratio("total_s"), 0.65),
     ]

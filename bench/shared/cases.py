@@ -1,4 +1,5 @@
-"""The requests of `bench.shared`: what they have in common, when they are sent, and what one round of them took."""
+"""Requests of `bench.shared`: the tokens that they share, the moments at which they are sent, and the results of a
+round."""
 
 import asyncio
 import time
@@ -19,72 +20,72 @@ COMPUTED = {
     ("vllm:prompt_tokens_by_source_total", "local_compute"),
     ("llamacpp:prompt_tokens_total", None),
 }
-"""Name, and `source` if it has one, of each server's counter of computed prompt tokens."""
+"""Each server's counter of computed prompt tokens: its name, and the label `source` if it has one."""
 
 
 @dataclass(frozen=True)
-class Lengths:
+class CaseLengths:
     """Numbers of tokens and of requests."""
 
     ns: tuple[int, ...]
     prompt_tokens: int
     question_tokens: int
-    """Tokens of a few-shot question, and of what the user says in a conversation."""
+    """Number of tokens of a few-shot question, and of a user's message in a conversation."""
     max_tokens: int
     turns: int
     forks: int
-    """Number of answers that are written at once at each turn of a conversation."""
+    """Number of answers that are generated at once in each turn of a conversation."""
 
     @property
     def requests(self) -> int:
-        """Returns the most choices that are written at once."""
+        """Returns the maximum number of choices that are generated at once."""
         return max(*self.ns, self.forks)
 
     @property
     def context(self) -> int:
-        """Returns the most tokens that are kept at once if nothing is shared."""
+        """Returns the maximum number of tokens that are kept at once if nothing is shared."""
         conversation = self.turns * (self.question_tokens + self.max_tokens)
         return self.requests * max(self.prompt_tokens + self.max_tokens, conversation)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What one round of requests took."""
+class RoundResult:
+    """Times and tokens of one round of requests."""
 
     total_s: float
     tokens: int
     last_first_s: float | None = None
-    """Time until every choice had a token; None if the answers were not streamed."""
+    """Time until every choice had a token. None if the answers were not streamed."""
     computed: int | None = None
-    """Prompt tokens that the server computed; None if it does not tell."""
+    """Number of prompt tokens that the server computed. None if the server does not report it."""
 
     @classmethod
-    def of(cls, timing: Timing) -> "Taken":
+    def of(cls, timing: Timing) -> "RoundResult":
         return cls(timing.total_s, timing.tokens, timing.last_first_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """Returns all tokens divided by the whole time."""
+        """Returns all tokens divided by the total time."""
         return self.tokens / self.total_s
 
 
-Case = Callable[[Load], Awaitable[Taken]]
+SendCase = Callable[[Load], Awaitable[RoundResult]]
 
 
-def typical(rounds: Sequence[Taken]) -> Taken:
+def median_round(rounds: Sequence[RoundResult]) -> RoundResult:
     """Returns the median of each figure."""
-    firsts = [one.last_first_s for one in rounds if one.last_first_s is not None]
-    computed = [one.computed for one in rounds if one.computed is not None]
-    return Taken(
-        median(one.total_s for one in rounds),
+    firsts = [result.last_first_s for result in rounds if result.last_first_s is not None]
+    computed = [result.computed for result in rounds if result.computed is not None]
+    return RoundResult(
+        median(result.total_s for result in rounds),
         rounds[0].tokens,
         median(firsts) if firsts else None,
         round(median(computed)) if computed else None,
     )
 
 
-def make_case(name: str, n: int, fresh: FreshPrompts, lengths: Lengths) -> Case:
-    """Returns the requests of a case with prompts of their own, which are the same for every server."""
+def make_case(name: str, n: int, fresh: FreshPrompts, lengths: CaseLengths) -> SendCase:
+    """Returns the requests of a case with new prompts, which are the same for every server."""
     prompt_tokens, question_tokens = lengths.prompt_tokens, lengths.question_tokens
     match name:
         case "group":
@@ -101,46 +102,47 @@ def make_case(name: str, n: int, fresh: FreshPrompts, lengths: Lengths) -> Case:
             prompts = [fresh.next(prompt_tokens) for _ in range(n)]
             return timed(lambda load: load.groups(prompts, 1, seed=0))
         case "conversation":
-            said = [fresh.next(question_tokens) for _ in range(lengths.turns)]
-            return lambda load: talk(load, said, n)
+            messages = [fresh.next(question_tokens) for _ in range(lengths.turns)]
+            return lambda load: hold_conversation(load, messages, n)
         case _:
             raise ValueError(f"there is no case {name!r}")
 
 
-def timed(send: Callable[[Load], Awaitable[Timing]]) -> Case:
-    async def case(load: Load) -> Taken:
-        return Taken.of(await send(load))
+def timed(send: Callable[[Load], Awaitable[Timing]]) -> SendCase:
+    async def case(load: Load) -> RoundResult:
+        return RoundResult.of(await send(load))
 
     return case
 
 
-async def talk(load: Load, said: Sequence[list[int]], forks: int) -> Taken:
-    """Holds a conversation whose every answer is written `forks` times at once; the first one is kept each time."""
+async def hold_conversation(load: Load, messages: Sequence[list[int]], forks: int) -> RoundResult:
+    """Holds a conversation in which every answer is generated `forks` times at once, and the first one is kept."""
     history: list[int] = []
     begin = time.perf_counter()
-    for turn, message in enumerate(said):
+    for turn, message in enumerate(messages):
         history = [*history, *message]
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(load.answer(history, seed=turn * forks + i)) for i in range(forks)]
-        history = [*history, *asked[0].result()]
-    return Taken(time.perf_counter() - begin, len(said) * forks * load.max_tokens)
+            answers = [tasks.create_task(load.answer(history, seed=turn * forks + i)) for i in range(forks)]
+        history = [*history, *answers[0].result()]
+    return RoundResult(time.perf_counter() - begin, len(messages) * forks * load.max_tokens)
 
 
-async def take(server: ComparedServer, load: Load, case: Case) -> Taken:
-    """Sends the requests of a case to a server, and counts the prompt tokens that it computes for them."""
+async def run_case(server: ComparedServer, load: Load, send: SendCase) -> RoundResult:
+    """Sends the requests of a case to a server, and counts the prompt tokens that the server computes for them."""
     before = await computed_by(server)
-    taken = await case(load)
+    result = await send(load)
     after = await computed_by(server)
-    return taken if before is None or after is None else replace(taken, computed=after - before)
+    return result if before is None or after is None else replace(result, computed=after - before)
 
 
 async def computed_by(server: ComparedServer) -> int | None:
-    """Returns the number of prompt tokens that a server has computed so far, once it has been quiet for a while."""
+    """Returns the number of prompt tokens that a server has computed so far, after a pause without requests."""
     await asyncio.sleep(server.style.settle_s)
     return computed_in((await server.client.get("/metrics")).text)
 
 
 def computed_in(exposition: str) -> int | None:
     samples = (sample for family in text_string_to_metric_families(exposition) for sample in family.samples)
-    counts = [one.value for one in samples if (one.name, one.labels.get("source")) in COMPUTED]
+    counts = [sample.value for sample in samples if (sample.name, sample.labels.get("source")) in COMPUTED]
+
     return int(sum(counts)) if counts else None

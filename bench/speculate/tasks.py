@@ -1,4 +1,4 @@
-"""The prompts on which guesses are measured: what people sample many answers of, and what repeats itself."""
+"""Prompts for the measurement of draft tokens: tasks of which users sample many answers, and texts that repeat."""
 
 import json
 import random
@@ -79,18 +79,18 @@ TOOLS = {
         }
     ),
 }
-"""The parameters of each function."""
+"""Parameters by function."""
 
 
 @dataclass(frozen=True)
-class Task:
+class PromptTask:
     """Prompts of one kind."""
 
     name: str
     messages: Sequence[str]
     grammar: Grammar | None = None
     functions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """The parameters of each function that the prompts show."""
+    """Parameters by function, for the functions that the prompts describe."""
 
     def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
         template = ChatTemplate.of(tokenizer)
@@ -103,17 +103,17 @@ class Task:
 
 
 def one_call(functions: Mapping[str, Mapping[str, object]], tokenizer: Tokenizer) -> Grammar:
-    """Returns the grammar that the server makes of `tool_choice: required` without parallel calls."""
-    written = ModelFormats.of(tokenizer, tokenizer.chat_template).tools
-    if written is None:
-        raise EngineError("the model's calls of tools have no format that is known")
+    """Returns the grammar that the server builds for `tool_choice: required` without parallel calls."""
+    tool_format = ModelFormats.of(tokenizer, tokenizer.chat_template).tools
+    if tool_format is None:
+        raise EngineError("the format of the model's tool calls is unknown")
     tools = tuple(Tool(name=name, parameters=schema, strict=False) for name, schema in functions.items())
     rules = ToolRules(callable=tools, mode=ToolMode.REQUIRED, parallel=False)
-    return Grammar(GrammarKind.LARK, written.grammar(rules, tokenizer.special_tokens))
+    return Grammar(GrammarKind.LARK, tool_format.grammar(rules, tokenizer.special_tokens))
 
 
-def tasks(text: str, tokenizer: Tokenizer) -> list[Task]:
-    """`text`: a long one, to be summed up."""
+def tasks(text: str, tokenizer: Tokenizer) -> list[PromptTask]:
+    """Returns the tasks. `text` is a long text to summarise."""
     dice = random.Random(7)
     sums = [
         f"A shop has {dice.randint(3, 9)} boxes of {dice.randint(11, 29)} pens and {dice.randint(12, 40)} single pens. "
@@ -122,18 +122,21 @@ def tasks(text: str, tokenizer: Tokenizer) -> list[Task]:
     ]
     parts = [text[begin : begin + 3500] for begin in range(0, 4 * 3500, 3500)]
     return [
-        Task("chat", CHAT),
-        Task("code", CODE),
-        Task("arithmetic", sums),
-        Task("summary", [f"{part}\n\nSum up the text above, and quote its most important sentence." for part in parts]),
-        Task(
+        PromptTask("chat", CHAT),
+        PromptTask("code", CODE),
+        PromptTask("arithmetic", sums),
+        PromptTask(
+            "summary", [f"{part}\n\nSum up the text above, and quote its most important sentence." for part in parts]
+        ),
+        PromptTask(
             "JSON",
             [f"Fill in the form as JSON for this person: {person}." for person in PEOPLE],
             Grammar(GrammarKind.JSON, json.dumps(FORM)),
         ),
-        Task("tool call", ERRANDS, one_call(TOOLS, tokenizer), TOOLS),
+        PromptTask("tool call", ERRANDS, one_call(TOOLS, tokenizer), TOOLS),
     ]
 
 
-def long_text(folder: Path) -> str:
-    return (folder / "docs" / "architecture.md").read_text(encoding="utf-8")
+def long_text(repository: Path) -> str:
+    """Returns a page of the documentation."""
+    return (repository / "docs" / "architecture.md").read_text(encoding="utf-8")

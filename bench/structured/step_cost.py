@@ -1,6 +1,6 @@
-"""Measures a step's work for grammars on one thread, without a model: to fill and apply masks, to consume tokens.
+"""Measures a step's work for grammars on one thread, without a model: to fill and apply masks, and to consume tokens.
 
-Every choice follows the same answer with a matcher of its own, so the masks are like those with a model.
+Every choice follows the same answer with its own matcher, so the masks are like the masks with a model.
 """
 
 import json
@@ -42,7 +42,8 @@ SCHEMA: dict[str, object] = {
     "required": ["parts"],
     "additionalProperties": False,
 }
-"""It is so long that no answer reaches its end, so equally many tokens are written with it and without it."""
+"""A schema that is so long that no answer completes it, so answers with and without it have the same number of
+tokens."""
 GRAMMAR = Grammar(GrammarKind.JSON, json.dumps(SCHEMA))
 WARM_UP_STEPS = 5
 
@@ -76,7 +77,7 @@ def step_costs(folder: Path, ns: tuple[int, ...], *, steps: int) -> list[StepCos
 
 
 def answer() -> str:
-    """Returns an answer that the schema allows."""
+    """Returns an answer that satisfies the schema."""
     parts = [
         {"voice": (2 * TEXT)[31 * i : 31 * i + 150], "bars": 7 * i + 1, "kind": ("tenor", "motetus")[i % 2]}
         for i in range(ITEMS)
@@ -97,13 +98,14 @@ def _measured(tokens: list[int], grammars: Grammars, vocab_size: int, eos: int, 
     seconds: list[tuple[float, float, float]] = []
     for token_id in tokens:
         x.copy_(logits)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         filled = masks.fill(states)
         at_fill = time.perf_counter()
         masks.apply(x, filled, spare=spare)
         at_apply = time.perf_counter()
         for state in states:
             state.append(token_id)
-        seconds.append((at_fill - begun, at_apply - at_fill, time.perf_counter() - at_apply))
+        seconds.append((at_fill - start, at_apply - at_fill, time.perf_counter() - at_apply))
+
     fill, apply, consume = (1000 * median(column) for column in zip(*seconds[WARM_UP_STEPS:], strict=True))
     return StepCost(n, fill, apply, consume)

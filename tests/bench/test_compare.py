@@ -1,4 +1,4 @@
-"""The comparison with a peer: both servers get the same requests, and floors can be missed."""
+"""The comparison with a peer: both servers get the same requests, and each floor can be missed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,8 @@ import pytest
 
 from bench.client.load import Timing
 from bench.compare.__main__ import main, mix, parse
-from bench.compare.grid import QUICK, Cell, Grid, Row, figures_of, floors
-from bench.compare.tables import cells_of
+from bench.compare.grid import QUICK, Grid, GridRow, RequestShape, figures_of, floors
+from bench.compare.tables import grid_cells
 from bench.program.report import Bound, Floor
 from bench.servers.compared_server import FigurePair, TimedSample
 from motet.types import ChoiceStart, GenerateRequest
@@ -25,16 +25,16 @@ PEER = {"last_first_s": 2.0, "total_s": 10.0, "decode_tokens_per_s": 100.0}
 
 
 class RecordingServer:
-    """A server that writes as many tokens as it is asked for, and remembers the requests."""
+    """A server that generates `max_tokens` tokens for each choice, and stores the requests."""
 
     def __init__(self, folder: Path) -> None:
-        self.asked: list[tuple[tuple[int, ...], int]] = []
+        self.requests: list[tuple[tuple[int, ...], int]] = []
         self.server = FakeServer(folder, self.answer)
 
     def answer(self, request: GenerateRequest, _: ChoiceStart) -> list[int]:
-        asked = (request.prompt, len(request.choices))
-        if asked not in self.asked:
-            self.asked.append(asked)
+        request_key = (request.prompt, len(request.choices))
+        if request_key not in self.requests:
+            self.requests.append(request_key)
         return fake_answer("and on ", eos=False)
 
 
@@ -50,11 +50,11 @@ def urls(pair: tuple[RecordingServer, RecordingServer]) -> list[str]:
     return ["--ours", pair[0].server.url, "--peer", f"{pair[1].server.url}/v1"]
 
 
-def row(n: int, *, peer: Mapping[str, float] = PEER, **ours: float) -> Row:
-    return Row(Cell(1340, 64, n), FigurePair({**PEER, **ours}, peer))
+def row(n: int, *, peer: Mapping[str, float] = PEER, **ours: float) -> GridRow:
+    return GridRow(RequestShape(1340, 64, n), FigurePair({**PEER, **ours}, peer))
 
 
-def rows_that_meet() -> list[Row]:
+def rows_that_meet() -> list[GridRow]:
     return [
         row(1, decode_tokens_per_s=120.0, last_first_s=1.0),
         row(8, decode_tokens_per_s=140.0),
@@ -74,13 +74,13 @@ def test_both_servers_get_the_same_new_prompts_and_json_comes_out(
         assert each["ours"]["peak_mib"] > 0
     assert {"cpu", "motet", "command", "load average"} <= report["conditions"]["machine"].keys()
     assert report["conditions"]["peer"]["version"] == report["conditions"]["machine"]["motet"]
-    assert pair[0].asked == pair[1].asked
-    prompts = [prompt for prompt, _ in pair[0].asked]
-    assert [n for _, n in pair[0].asked] == [3, 1, 1, 3, 3]  # the first to warm up, then two of each
+    assert pair[0].requests == pair[1].requests
+    prompts = [prompt for prompt, _ in pair[0].requests]
+    assert [n for _, n in pair[0].requests] == [3, 1, 1, 3, 3]  # one warm-up, then two of each
     assert len(set(prompts)) == len(prompts)
 
 
-def test_a_server_that_refuses_has_no_figures_and_the_comparison_goes_on(
+def test_a_server_that_refuses_has_no_figures_and_the_comparison_continues(
     pair: tuple[RecordingServer, RecordingServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*urls(pair), *SMALL, "--ns", "1,300"]) == 0  # more choices than a server allows
@@ -116,23 +116,22 @@ def test_floors_are_met_at_their_limits() -> None:
 )
 def test_each_floor_can_be_missed_alone(n: int, worse: dict[str, float]) -> None:
     rows = [
-        replace(r, versus=FigurePair({**r.versus.ours, **worse}, PEER)) if r.cell.n == n else r
-        for r in rows_that_meet()
+        replace(r, pair=FigurePair({**r.pair.ours, **worse}, PEER)) if r.shape.n == n else r for r in rows_that_meet()
     ]
     assert sum(not floor.met for floor in floors(rows)) == 1
 
 
-def test_the_last_first_token_has_a_floor_against_the_peer_and_one_against_our_own() -> None:
+def test_the_last_first_token_has_floors_against_the_peer_and_against_n_1() -> None:
     one, eight, many = rows_that_meet()
-    late = replace(many, versus=FigurePair({**many.versus.ours, "last_first_s": 1.05}, PEER))
-    assert [floor.what for floor in floors([one, eight, late]) if not floor.met] == ["last first token of peer's, n=32"]
-    quick = replace(one, versus=FigurePair({**one.versus.ours, "last_first_s": 0.9}, PEER))
+    late = replace(many, pair=FigurePair({**many.pair.ours, "last_first_s": 1.05}, PEER))
+    assert [floor.what for floor in floors([one, eight, late]) if not floor.met] == ["last first token / peer's, n=32"]
+    quick = replace(one, pair=FigurePair({**one.pair.ours, "last_first_s": 0.9}, PEER))
     missed = [floor.what for floor in floors([quick, eight, many]) if not floor.met]
-    assert missed == ["last first token of our own at n=1, n=32"]
+    assert missed == ["last first token, n=32 / Motet's at n=1"]
 
 
 def test_rows_of_other_prompts_and_lengths_have_no_floors() -> None:
-    others = [replace(r, cell=replace(r.cell, max_tokens=256)) for r in rows_that_meet()]
+    others = [replace(r, shape=replace(r.shape, max_tokens=256)) for r in rows_that_meet()]
     assert [floor.value for floor in floors(others)] == [None] * 6
 
 
@@ -156,15 +155,15 @@ def test_figures_are_medians_and_the_highest_peak() -> None:
 
 
 def test_there_is_a_ratio_where_both_servers_have_a_figure() -> None:
-    versus = FigurePair({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
-    assert [versus.ratio(name) for name in "abcde"] == [0.25, None, None, None, None]
-    assert [versus.text(name, 1) for name in "ad"] == ["1.0 / 4.0", "3.0 / -"]
-    assert cells_of(row(8))[:5] == [1340, 64, 8, "- / -", None]
+    figures = FigurePair({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
+    assert [figures.ratio(name) for name in "abcde"] == [0.25, None, None, None, None]
+    assert [figures.text(name, 1) for name in "ad"] == ["1.0 / 4.0", "3.0 / -"]
+    assert [value for _, value, _ in grid_cells(row(8))[:5]] == [1340, 64, 8, "- / -", None]
 
 
-def test_the_quick_grid_has_the_rows_of_the_floors_and_the_whole_grid_has_24_cells() -> None:
+def test_the_quick_grid_has_the_floors_and_the_full_grid_has_24_shapes() -> None:
     assert Grid((1340,), (64,), (1, 8, 32)) == QUICK
-    assert len(list(Grid().cells())) == 24
+    assert len(list(Grid().shapes())) == 24
     assert mix("1:6,8:0.5") == {1: 6.0, 8: 0.5}
 
 

@@ -1,4 +1,4 @@
-"""Requests that arrive at random: their schedule, their figures, and that both servers get the same ones."""
+"""Requests that arrive at random: their schedule and figures, and the same requests for both servers."""
 
 import itertools
 import json
@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from bench.compare.__main__ import main
-from bench.compare.arrivals import Mix, Outcome, Play, figures_of, percentile, schedule
+from bench.compare.arrivals import RequestMix, RequestTimes, ScheduleRun, figures_of, percentile, schedule
 
-MIX = Mix({1: 6.0, 8: 3.0, 32: 1.0}, (140, 1340), (64, 256))
+MIX = RequestMix({1: 6.0, 8: 3.0, 32: 1.0}, (140, 1340), (64, 256))
 
 
 def test_a_seed_determines_the_schedule() -> None:
@@ -37,12 +37,12 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     assert percentile([float(i) for i in range(1, 51)], 99) == 50.0
 
 
-def test_failed_requests_are_counted_and_bring_no_tokens() -> None:
-    plays = [
-        Play([Outcome(1.0, 2.0, 3.0, 100), None], span_s=5.0, peak_mib=10.0),
-        Play([Outcome(2.0, 3.0, 4.0, 200), None], span_s=5.0, peak_mib=30.0),
+def test_failed_requests_are_counted_and_add_no_tokens() -> None:
+    runs = [
+        ScheduleRun([RequestTimes(1.0, 2.0, 3.0, 100), None], span_s=5.0, peak_mib=10.0),
+        ScheduleRun([RequestTimes(2.0, 3.0, 4.0, 200), None], span_s=5.0, peak_mib=30.0),
     ]
-    figures = figures_of(plays)
+    figures = figures_of(runs)
     assert (figures["tokens_per_s"], figures["requests"], figures["failed"], figures["peak_mib"]) == (30.0, 4, 2, 30.0)
     assert (figures["first_p50_s"], figures["last_first_p99_s"], figures["total_p99_s"]) == (1.0, 3.0, 4.0)
 
@@ -50,8 +50,8 @@ def test_failed_requests_are_counted_and_bring_no_tokens() -> None:
 @pytest.mark.slow
 def test_both_servers_get_the_same_requests_and_json_comes_out(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "40", "--duration", "0.5", "--prompt-tokens", "20,40", "--max-tokens", "4", "--ns", "3"]
-    how = ["--mix", "1:1,3:1", "--repeats", "1", "--seed", "3", "--settle", "0", "--idle", "0.02"]
-    assert main(["--ours", url, "--peer", url, *load, *how]) == 0
+    more = ["--mix", "1:1,3:1", "--repeats", "1", "--seed", "3", "--settle", "0", "--idle", "0.02"]
+    assert main(["--ours", url, "--peer", url, *load, *more]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["arrivals"] > 5
     for server in ("ours", "peer"):

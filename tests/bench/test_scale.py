@@ -7,14 +7,14 @@ import pytest
 
 from bench.client.load import Timing
 from bench.scale.__main__ import main
-from bench.scale.growth import OF_CHOICES, OF_GROUPS, Point, Series, growth
+from bench.scale.growth import CHOICE_COSTS, GROUP_COSTS, WorkPoint, WorkSeries, growth
 
 WORKS = (1, 2, 4, 8)
 
 
-def point(work: int, total_s: float, *, peak_mib: float | None = None) -> Point:
+def point(work: int, total_s: float, *, peak_mib: float | None = None) -> WorkPoint:
     """Returns a run in which each of `work` choices has its first token after a second, and then 10 more."""
-    return Point(work, 11, Timing(1.0, 1.0, total_s, work * 11), peak_mib)
+    return WorkPoint(work, 11, Timing(1.0, 1.0, total_s, work * 11), peak_mib)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -33,22 +33,22 @@ def test_one_steep_row_is_not_hidden_by_the_others() -> None:
 
 
 def test_a_cost_that_grows_like_the_work_meets_its_floor_and_a_faster_one_misses_it() -> None:
-    fair = Series("choices", OF_CHOICES, [point(work, 1.0 + work) for work in WORKS])
+    fair = WorkSeries("choices", CHOICE_COSTS, [point(work, 1.0 + work) for work in WORKS])
     assert [floor.met for floor in fair.floors()] == [True, True, True]  # a step, the total, the first token
-    greedy = Series("choices", OF_CHOICES, [point(work, 1.0 + work**2) for work in WORKS])
+    greedy = WorkSeries("choices", CHOICE_COSTS, [point(work, 1.0 + work**2) for work in WORKS])
     assert [floor.met for floor in greedy.floors()] == [False, False, True]
 
 
 def test_memory_has_a_floor_only_if_every_row_measured_it() -> None:
     points = [point(work, 2.0, peak_mib=100.0 * work**2) for work in WORKS]
-    assert [g.cost for g in Series("groups", OF_GROUPS, points).growths()] == ["total", "peak memory"]
-    assert [floor.met for floor in Series("groups", OF_GROUPS, points).floors()] == [True, False]
+    assert [g.cost for g in WorkSeries("groups", GROUP_COSTS, points).growths()] == ["total", "peak memory"]
+    assert [floor.met for floor in WorkSeries("groups", GROUP_COSTS, points).floors()] == [True, False]
     blind = [*points[:-1], point(8, 2.0)]
-    assert [g.cost for g in Series("groups", OF_GROUPS, blind).growths()] == ["total"]
+    assert [g.cost for g in WorkSeries("groups", GROUP_COSTS, blind).growths()] == ["total"]
 
 
 def test_a_single_row_has_no_growth() -> None:
-    assert Series("choices", OF_CHOICES, [point(1, 2.0)]).floors() == []
+    assert WorkSeries("choices", CHOICE_COSTS, [point(1, 2.0)]).floors() == []
 
 
 def test_a_step_is_one_more_token_of_every_choice() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of requests that share a prompt: it asks for what it says, and its floors can be missed."""
+"""The benchmark of requests that share a prompt: its cases share what they claim, and its floors can be missed."""
 
 import json
 from pathlib import Path
@@ -9,34 +9,34 @@ import pytest
 from bench.client.load import Load
 from bench.client.prompts import FreshPrompts
 from bench.shared.__main__ import floors, main, rows_of
-from bench.shared.cases import CASES, Lengths, Taken, computed_in, make_case
+from bench.shared.cases import CASES, CaseLengths, RoundResult, computed_in, make_case
 from motet.types import ChoiceStart, GenerateRequest
 from tests.bench.conftest import talkative
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
-LENGTHS = Lengths(ns=(3,), prompt_tokens=40, question_tokens=10, max_tokens=4, turns=3, forks=2)
+LENGTHS = CaseLengths(ns=(3,), prompt_tokens=40, question_tokens=10, max_tokens=4, turns=3, forks=2)
 SMALL = ["--prompt-tokens", "40", "--question-tokens", "10", "--max-tokens", "4", "--turns", "2", "--forks", "2"]
 SHARED = {"group": (1, 40), "separate": (3, 40), "few-shot": (3, 30), "different": (3, 0)}
-"""Number of requests, and of the tokens with which all of their prompts begin."""
+"""Number of requests, and number of leading tokens that all of their prompts share."""
 
 
-def taken(last_first_s: float, total_s: float) -> Taken:
-    return Taken(total_s, 900, last_first_s)
+def result(last_first_s: float, total_s: float) -> RoundResult:
+    return RoundResult(total_s, 900, last_first_s)
 
 
 def common(prompts: list[tuple[int, ...]]) -> int:
-    """Returns the number of tokens with which all prompts begin."""
+    """Returns the number of leading tokens that all prompts share."""
     return next((i for i, tokens in enumerate(zip(*prompts, strict=True)) if len(set(tokens)) > 1), len(prompts[0]))
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", CASES)
-async def test_prompts_of_a_case_have_in_common_what_it_says(case: str, tmp_path: Path) -> None:
-    asked: list[GenerateRequest] = []
+async def test_the_prompts_of_a_case_share_the_tokens_that_it_claims(case: str, tmp_path: Path) -> None:
+    requests: list[GenerateRequest] = []
 
     def script(request: GenerateRequest, start: ChoiceStart) -> list[int]:
-        asked.append(request)
+        requests.append(request)
         return talkative(request, start)
 
     with FakeServer(save_tiny_tokenizer(tmp_path), script) as server:
@@ -45,9 +45,9 @@ async def test_prompts_of_a_case_have_in_common_what_it_says(case: str, tmp_path
             fresh = FreshPrompts(range(20, 60), seed=1)
             n = LENGTHS.forks if case == "conversation" else 3
             result = await make_case(case, n, fresh, LENGTHS)(load)
-    prompts = [request.prompt for request in {request.request_id: request for request in asked}.values()]
+    prompts = [request.prompt for request in {request.request_id: request for request in requests}.values()]
     if case == "conversation":
-        assert [len(prompt) for prompt in prompts] == [10, 10, 24, 24, 38, 38]  # a message, and an answer between two
+        assert [len(prompt) for prompt in prompts] == [10, 10, 24, 24, 38, 38]  # messages of 10 tokens, answers of 4
         assert all(
             later[: len(earlier)] == earlier for earlier, later in zip(prompts[::2], prompts[2::2], strict=False)
         )
@@ -81,24 +81,26 @@ def test_an_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("separate", "few_shot", "met"),
     [
-        (taken(1.2, 10.0), 12.8, [True, True, True, True]),
-        (taken(1.3, 10.1), 13.0, [False, False, False, False]),
+        (result(1.2, 10.0), 12.8, [True, True, True, True]),
+        (result(1.3, 10.1), 13.0, [False, False, False, False]),
     ],
 )
-def test_each_floor_is_met_at_its_limit_and_missed_beyond(separate: Taken, few_shot: float, met: list[bool]) -> None:
+def test_each_floor_is_met_at_its_limit_and_missed_beyond(
+    separate: RoundResult, few_shot: float, met: list[bool]
+) -> None:
     rows = rows_of(
         {
-            ("motet", "group", 32): [taken(1.0, 9.0)],
+            ("motet", "group", 32): [result(1.0, 9.0)],
             ("motet", "separate", 32): [separate],
-            ("motet", "few-shot", 32): [taken(2.0, few_shot)],
-            ("vllm", "few-shot", 32): [taken(9.0, 19.25)],
+            ("motet", "few-shot", 32): [result(2.0, few_shot)],
+            ("vllm", "few-shot", 32): [result(9.0, 19.25)],
         }
     )
     assert [floor.met for floor in floors(rows)] == met
 
 
 def test_a_failed_round_omits_its_row_and_unmeasured_figures_have_no_floor() -> None:
-    rows = rows_of({("motet", "few-shot", 4): [taken(2.0, 9.0)], ("vllm", "few-shot", 4): [taken(9.0, 9.0), None]})
+    rows = rows_of({("motet", "few-shot", 4): [result(2.0, 9.0)], ("vllm", "few-shot", 4): [result(9.0, 9.0), None]})
     assert [(row.server, row.share) for row in rows] == [("motet", None)]
     assert [(floor.limit, floor.met) for floor in floors(rows)] == [(0.7, False)]
 
