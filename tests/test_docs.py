@@ -51,6 +51,6 @@ def test_everything_that_a_page_names_exists(page: Path) -> None:
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
-    assert is_there("routing.journey.Journey") and is_there("engines.native.step") and is_there("transfer.pull")
-    assert not is_there("routing.nothing") and not is_there("routing.journey.Nothing")
+    assert is_there("routing.groups.journey.Journey") and is_there("engines.native.step") and is_there("transfer.pull")
+    assert not is_there("routing.nothing") and not is_there("routing.groups.journey.Nothing")
     assert is_file("docs/api.md") and not is_file("docs/nothing.md")

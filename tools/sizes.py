@@ -52,9 +52,6 @@ PROPERTIES = ("property", "cached_property", "functools.cached_property")
 VALIDATORS = ("model_validator", "field_validator", "model_serializer", "field_serializer")
 
 TODAY: Mapping[str, Mapping[str, int]] = {
-    "files": {
-        "src/motet/routing": 19,
-    },
     "attributes": {
         "CellWeights": 14,
         "Declaration": 21,

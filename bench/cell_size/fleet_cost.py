@@ -14,9 +14,9 @@ from statistics import median
 from motet.block_names import block_names
 from motet.engine import Worker, WorkerState
 from motet.ids import RequestId
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
+from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts

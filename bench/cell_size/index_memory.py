@@ -20,7 +20,7 @@ from statistics import median
 import psutil
 
 from motet.block_names import BlockName
-from motet.routing.prefix_index import PrefixIndex
+from motet.routing.workers.prefix_index import PrefixIndex
 
 MIN_BLOCKS = 200_000
 """Minimum number of blocks, so that they show in resident memory."""

@@ -31,8 +31,8 @@ from motet.kv_events import event_schema
 from motet.kv_events.changes import BlockChange, Removed, Stored
 from motet.kv_events.follower import BlockSource, SharedContext, Subscription, follow_blocks
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.routing.fleet import Fleet
-from motet.routing.prefix_index import PrefixIndex
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.prefix_index import PrefixIndex
 
 BLOCK_SIZE = 16
 

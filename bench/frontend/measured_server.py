@@ -30,7 +30,7 @@ from motet.deploy.shutdown import StopSignals
 from motet.engines.native.client import NativeEngine
 from motet.log import setup_logging
 from motet.models.model_source import resolve
-from motet.routing.fleet import Fleet
+from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import EngineConfig, RoutingConfig, ServerConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 

@@ -23,8 +23,15 @@ from bench.router.figures import Figures, decision_table, figures, queue_table, 
 from bench.router.group_stream import groups
 from bench.router.simulated_worker import ENGINES, Engine, Group
 from bench.router.simulation import Rules, Run
-from motet.routing.cost import CHOICE_MS, HORIZON_STEPS, PROMPT_TOKEN_MS, TAIL_BLOCK_MS, TRUNK_BLOCK_MS, CostWeights
-from motet.routing.fair_queue import FairQueue
+from motet.routing.choosing.cost import (
+    CHOICE_MS,
+    HORIZON_STEPS,
+    PROMPT_TOKEN_MS,
+    TAIL_BLOCK_MS,
+    TRUNK_BLOCK_MS,
+    CostWeights,
+)
+from motet.routing.queue.fair_queue import FairQueue
 from motet.types import Policy
 
 SEED = 1

@@ -8,10 +8,10 @@ from random import Random
 from statistics import median
 
 from motet.block_names import BlockName, block_names
-from motet.routing.choose import choose
-from motet.routing.cost import Candidate, GroupNeeds, WorkKind
-from motet.routing.prefix_index import PrefixIndex
-from motet.routing.survey import shortlist
+from motet.routing.choosing.choose import choose
+from motet.routing.choosing.cost import Candidate, GroupNeeds, WorkKind
+from motet.routing.choosing.survey import shortlist
+from motet.routing.workers.prefix_index import PrefixIndex
 from motet.types import Policy
 
 PROMPT_TOKENS = 1340

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from motet.block_names import BlockName
-from motet.routing import cost
+from motet.routing.choosing import cost
 
 BLOCK_SIZE = 16
 NEARLY = 1e-6

@@ -7,12 +7,12 @@ from heapq import heappop, heappush
 from statistics import fmean, pstdev
 
 from bench.router.simulated_worker import BLOCK_SIZE, Cache, Engine, FakeWorker, Group
-from motet.routing.affinity import Affinity
-from motet.routing.choose import choose
-from motet.routing.cost import WEIGHTS, Candidate, CostWeights, GroupNeeds, WorkKind, has_room
-from motet.routing.fair_queue import FairQueue
-from motet.routing.prefix_index import PrefixIndex
-from motet.routing.survey import shortlist
+from motet.routing.choosing.choose import choose
+from motet.routing.choosing.cost import WEIGHTS, Candidate, CostWeights, GroupNeeds, WorkKind, has_room
+from motet.routing.choosing.survey import shortlist
+from motet.routing.queue.fair_queue import FairQueue
+from motet.routing.workers.affinity import Affinity
+from motet.routing.workers.prefix_index import PrefixIndex
 from motet.types import Policy
 
 LOOKS = 100

@@ -89,7 +89,7 @@ class Policy(StrEnum):
     """The rule that chooses among workers with free capacity."""
 
     KV = "kv"
-    """Chooses the lowest cost (`routing.cost`) of computing the prompt and of the open choices."""
+    """Chooses the lowest cost (`routing.choosing.cost`) of computing the prompt and of the open choices."""
     LEAST_LOADED = "least-loaded"
     """Chooses the fewest open choices, then the fewest blocks; for prefill the fewest queued tokens first."""
     ROUND_ROBIN = "round-robin"

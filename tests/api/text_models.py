@@ -10,8 +10,8 @@ from motet.api.served import TextModel
 from motet.engines.http import server_client
 from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.upstream.upstream_server import UpstreamOptions, UpstreamServer
-from motet.routing.fleet import Fleet
 from motet.routing.text_routed import TextRouted
+from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine

@@ -15,8 +15,8 @@ from motet.engines.vllm.report import cards_in, scrape_of, version_in
 from motet.engines.vllm.vllm_wire import VLLMReader, kv_params_in, prompt_logprobs_in
 from motet.errors import MotetError, WorkerFaultError
 from motet.ids import ModelName
-from motet.routing.fleet import Fleet
 from motet.routing.text_routed import TextRouted
+from motet.routing.workers.fleet import Fleet
 from motet.types import ModelCard, SamplingParams, Usage
 from tests.attack.mutants import hostile
 

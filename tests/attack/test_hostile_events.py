@@ -14,7 +14,7 @@ from motet.kv_events import follower
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 from motet.kv_events.event_schema import EventReader, StoredFields
 from motet.kv_events.follower import Follower, NumberedMessage, Replayed
-from motet.routing.prefix_index import PrefixIndex
+from motet.routing.workers.prefix_index import PrefixIndex
 from tests.attack.mutants import hostile
 from tests.kv_events.test_follower import Script, message, stored
 

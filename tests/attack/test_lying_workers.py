@@ -10,7 +10,7 @@ import pytest
 from motet.engine import WorkerState
 from motet.engines.http import MAX_REPORT_BYTES
 from motet.engines.wire import EngineReport, frame
-from motet.routing.response_check import ResponseCheck
+from motet.routing.groups.response_check import ResponseCheck
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
 from tests.attack.liar import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
@@ -27,7 +27,7 @@ def told(choice: ChoiceDelta) -> Callable[[GenerateRequest], bytes]:
 @pytest.fixture
 def long_distrust(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that lies is left alone for longer than the test takes, on any machine."""
-    monkeypatch.setattr("motet.routing.member.DISTRUST_S", PATIENCE_S)
+    monkeypatch.setattr("motet.routing.workers.member.DISTRUST_S", PATIENCE_S)
 
 
 STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {

@@ -11,7 +11,7 @@ from bench.router.figures import decision_table, figures, queue_table, routing_t
 from bench.router.group_stream import groups
 from bench.router.simulated_worker import BLOCK_SIZE, ENGINES, Cache, Engine, FakeWorker, Group
 from bench.router.simulation import Rules, Run
-from motet.routing.fair_queue import FairQueue
+from motet.routing.queue.fair_queue import FairQueue
 from motet.types import Policy
 
 ENGINE = Engine(step_ms=10, choice_ms=1, trunk_block_ms=0.5, tail_block_ms=0, prompt_token_ms=1, max_choices=8)

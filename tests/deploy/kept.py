@@ -10,8 +10,8 @@ from motet.engines.wire import EngineReport
 from motet.errors import MotetError
 from motet.kv_events.changes import BlockListener, Stored
 from motet.kv_events.follower import BlockSource
-from motet.routing.fleet import Fleet
-from motet.routing.member import Member
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
 

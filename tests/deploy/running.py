@@ -16,7 +16,7 @@ from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.server_plan import ServerPlan
 from motet.deploy.shutdown import StopSignals
 from motet.engine import WorkerState
-from motet.routing.fleet import Fleet
+from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
 from motet.types import Role
 from tests.deploy.dying import ANSWER, DyingEngine, Starter

@@ -13,7 +13,7 @@ from motet.errors import ConfigError
 from motet.kv_events.changes import Cleared, Stored
 from motet.kv_events.event_schema import EventReader, events_in, replay_endpoint
 from motet.kv_events.follower import BlockSource, Subscription
-from motet.routing.prefix_index import PrefixIndex
+from motet.routing.workers.prefix_index import PrefixIndex
 from motet.settings.server_config import KVEventsConfig
 from motet.types import EngineKind
 from tests.deploy.kept import Follows, report

@@ -10,8 +10,8 @@ from motet.deploy.weights import CellWeights
 from motet.engine import Worker, WorkerState
 from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
-from motet.routing.fleet import Fleet
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import EngineConfig, KVEventsConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role

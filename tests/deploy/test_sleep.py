@@ -9,8 +9,8 @@ from motet.deploy.sleep import CellSleep
 from motet.deploy.weights import CellWeights
 from motet.engine import SleepTag, Worker
 from motet.errors import EngineError, MotetError, RequestError
-from motet.routing.fleet import Fleet
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
 from motet.types import PauseMode
 from tests.deploy.test_weights import DIED, NEW, OLD, SOME, RenewableEngine
 

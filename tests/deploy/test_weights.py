@@ -10,8 +10,8 @@ from motet.deploy.weights import CellWeights
 from motet.engine import PreparedWeights, Worker, WorkerState
 from motet.errors import EngineDiedError, EngineError, MotetError, NoWorkerError, RequestError, StartupError
 from motet.models.checkpoint import START, Checkpoint, MemoryFile
-from motet.routing.fleet import Fleet
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import PauseMode
 

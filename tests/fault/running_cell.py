@@ -25,10 +25,10 @@ from motet.engines.native.spawn import Spawn
 from motet.errors import WorkerLeavingError
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.member import Member
+from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck

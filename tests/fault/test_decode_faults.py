@@ -10,8 +10,8 @@ import pytest
 from motet.engine import Worker
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError
-from motet.routing.fleet import Fleet
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, prompt_of

@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from motet.ids import ModelName
-from motet.routing.member import PairKey, pair_key
+from motet.routing.workers.member import PairKey, pair_key
 from motet.testing.fake_engine import FakeGroup, FakeLeases, fake_info
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
@@ -98,7 +98,7 @@ class KindsScene(Scene):
         self.makers = Makers()
         self.dropped = Dropped()
         super().__init__(*names, spread_choices=spread_choices, limit=limit, places=PLACES)
-        router = logging.getLogger("motet.routing.dispatch")
+        router = logging.getLogger("motet.routing.groups.dispatch")
         router.setLevel(logging.INFO)
         router.addHandler(self.dropped)
 
@@ -118,7 +118,7 @@ class KindsScene(Scene):
         for ticket in list(self.leases.held.values()):
             if ticket.remote_request_id in self.dropped.groups:
                 self.leases.end(ticket)
-        logging.getLogger("motet.routing.dispatch").removeHandler(self.dropped)
+        logging.getLogger("motet.routing.groups.dispatch").removeHandler(self.dropped)
         assert self.makers.wrong == []
         assert set(self.makers.released.values()) <= {1}, "a ticket is given back once"
         super().check()

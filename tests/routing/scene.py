@@ -18,10 +18,10 @@ from motet.engine import Engine, GroupStream, Worker, WorkerState
 from motet.errors import EngineDiedError, MotetError, WorkerLeavingError
 from motet.ids import ModelName, RequestId
 from motet.metrics.stats import EngineStats
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.member import Load
+from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Load
 from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.testing.fake_engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
 from motet.tracing.spans import NO_TRACES, Tracer

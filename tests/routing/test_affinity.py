@@ -1,6 +1,6 @@
 """The affinity of sessions: the worker that each was last on."""
 
-from motet.routing.affinity import MAX_SESSIONS, Affinity
+from motet.routing.workers.affinity import MAX_SESSIONS, Affinity
 from tests.routing.scene import Clock
 
 

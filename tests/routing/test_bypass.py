@@ -3,8 +3,8 @@
 import pytest
 
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError
-from motet.routing.member import Load
-from motet.routing.prefill_plan import BypassReason, bypass_reason, reason_of, waiting_takes_longer
+from motet.routing.choosing.prefill_plan import BypassReason, bypass_reason, reason_of, waiting_takes_longer
+from motet.routing.workers.member import Load
 
 IDLE = Load(1000)
 BUSY = Load(1000, waiting_tokens=5000, tokens_per_s=100.0)

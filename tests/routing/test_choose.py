@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.routing.choose import Reason, choose
-from motet.routing.cost import WEIGHTS, Candidate, GroupNeeds, WorkKind, cost, has_room
+from motet.routing.choosing.choose import Reason, choose
+from motet.routing.choosing.cost import WEIGHTS, Candidate, GroupNeeds, WorkKind, cost, has_room
 from motet.types import Policy
 
 GROUP = GroupNeeds(work=WorkKind.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from motet.engine import Worker, WorkerState
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.member import Load
+from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Load
 from motet.testing.fake_engine import FakeLeases, fake_info
 from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
 from tests.routing.cells import Cell, Pair

@@ -16,9 +16,9 @@ from motet.errors import (
     OverloadedError,
     RequestError,
 )
-from motet.routing.fleet import Fleet
-from motet.routing.member import REFUSAL_S
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import REFUSAL_S
 from motet.settings.server_config import RoutingConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Policy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.routing.fair_queue import FairQueue
+from motet.routing.queue.fair_queue import FairQueue
 
 PER_CHOICE_S = 1.0
 MOST_S = 40.0

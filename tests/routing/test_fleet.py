@@ -8,10 +8,10 @@ import pytest
 from motet.engine import Worker, WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
 from motet.ids import RequestId
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.member import REFUSAL_S
+from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import REFUSAL_S
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
 from tests.routing.cells import Pair

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from motet.engine import GroupStream
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
-from motet.routing.part import NEXT, GroupState, moved
+from motet.routing.groups.part import NEXT, GroupState, moved
 from motet.testing.fake_engine import GONE
 from tests.property_settings import examples, some
 from tests.routing.cells import Cell

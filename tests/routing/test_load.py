@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.routing.member import KEPT, Load, WorkerLoad
+from motet.routing.workers.member import KEPT, Load, WorkerLoad
 from tests.routing.scene import Clock
 
 

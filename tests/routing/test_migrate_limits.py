@@ -16,7 +16,7 @@ from motet.errors import (
     OverloadedError,
     RequestError,
 )
-from motet.routing.migration import REFUSALS
+from motet.routing.groups.migration import REFUSALS
 from tests.routing.scene import Heard, Scene, error_of, group, settle, undisturbed
 
 pytestmark = pytest.mark.anyio

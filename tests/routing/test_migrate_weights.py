@@ -8,7 +8,7 @@ import pytest
 
 from motet.engine import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError
-from motet.routing.migration import Unfinished
+from motet.routing.groups.migration import Unfinished
 from motet.types import GenerateRequest
 from tests.routing.scene import Heard, Scene, WatchedEngine, group, settle, undisturbed
 

@@ -8,7 +8,7 @@ import pytest
 from motet.engine import Worker
 from motet.errors import EngineError
 from motet.ids import RequestId
-from motet.routing.cost import WorkKind
+from motet.routing.choosing.cost import WorkKind
 from motet.types import GenerateRequest
 from tests.routing.cells import Pair
 from tests.routing.scene import APART, Heard, Hold, Scene, answers, answers_of, group, settle, tokens_of

@@ -9,8 +9,8 @@ import pytest
 from motet.engine import WorkerState
 from motet.ids import ModelName
 from motet.metrics.routing import TicketLog
-from motet.routing.member import pair_key
 from motet.routing.router import Router
+from motet.routing.workers.member import pair_key
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest

@@ -14,8 +14,8 @@ from motet.errors import (
     OverloadedError,
     RequestError,
 )
-from motet.routing.fleet import Fleet
 from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import CellConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Role

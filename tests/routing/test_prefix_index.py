@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.block_names import BlockName, block_names
-from motet.routing.prefix_index import FEW, PrefixIndex
+from motet.routing.workers.prefix_index import FEW, PrefixIndex
 
 A, B, C, D = (bytes([letter]) * 16 for letter in b"abcd")
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engine import Worker
-from motet.routing.fleet import Fleet
-from motet.routing.member import Member
-from motet.routing.waiting import CapacityCache, has_room
+from motet.routing.queue.waiting import CapacityCache, has_room
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
 from motet.testing.fake_engine import FakeEngine, fake_info
 from tests.routing.scene import Clock, script
 

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from motet.routing.journey import Journey
+from motet.routing.groups.journey import Journey
 from motet.types import GenerateRequest
 from tests.routing.scene import Heard, Hold, Scene, group, settle, undisturbed
 

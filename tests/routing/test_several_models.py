@@ -7,9 +7,9 @@ from motet.block_names import block_names
 from motet.engine import WorkerState
 from motet.errors import NoWorkerError
 from motet.ids import ModelName
-from motet.routing.cost import WorkKind
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.choosing.survey import survey
 from motet.routing.router import Router
-from motet.routing.survey import survey
 from motet.types import ModelCard, Role
 from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsScene
 from tests.routing.scene import group

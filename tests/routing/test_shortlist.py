@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.routing.survey import EVERYBODY, LONGEST, WINDOW, shortlist
+from motet.routing.choosing.survey import EVERYBODY, LONGEST, WINDOW, shortlist
 
 IDS = [f"w{number}" for number in range(1000)]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.routing.prefill_plan import PART_MS, SplitFacts, filled, plan_parts, time_ms
+from motet.routing.choosing.prefill_plan import PART_MS, SplitFacts, filled, plan_parts, time_ms
 
 LEVELS = st.lists(st.integers(0, 200), min_size=1, max_size=12).map(sorted)
 

@@ -5,9 +5,9 @@ import pytest
 
 from motet.block_names import block_names
 from motet.engine import WorkerState
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.survey import EVERYBODY, Survey, survey
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.choosing.survey import EVERYBODY, Survey, survey
+from motet.routing.workers.fleet import Fleet
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest

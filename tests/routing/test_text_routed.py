@@ -20,9 +20,9 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import ModelName
-from motet.routing.fleet import Fleet
-from motet.routing.member import REFUSAL_S
 from motet.routing.text_routed import STAY_CHOICES, TextRouted
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import REFUSAL_S
 from motet.types import FinishReason, ModelCard, Usage
 from tests.routing.scene import Clock
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from motet.errors import EngineDiedError, NoWorkerError
-from motet.routing.fair_queue import PATIENCE_S
+from motet.routing.queue.fair_queue import PATIENCE_S
 from tests.routing.scene import Hold, Scene, Tasks, length, settle, undisturbed
 
 pytestmark = pytest.mark.anyio

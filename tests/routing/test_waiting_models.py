@@ -5,7 +5,7 @@ import pytest
 
 from motet.engine import GroupStream
 from motet.ids import ModelName
-from motet.routing.fair_queue import FairQueue
+from motet.routing.queue.fair_queue import FairQueue
 from tests.routing.kinds import ADAPTER, FRENCH, PLACES, A, B, KindsScene
 from tests.routing.scene import group, settle
 

@@ -10,7 +10,7 @@ from motet.kv_events.changes import BlockChange, BlockListener, Cleared, Removed
 from motet.kv_events.event_schema import MAX_BLOCKS
 from motet.kv_events.follower import BlockSource
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
-from motet.routing.prefix_index import PrefixIndex
+from motet.routing.workers.prefix_index import PrefixIndex
 from motet.settings.server_config import KVEventsConfig
 from motet.types import EngineKind
 

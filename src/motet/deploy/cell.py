@@ -38,8 +38,8 @@ from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
 from motet.kv_events.changes import BlockListener
 from motet.metrics.routing import RoutingFigures
-from motet.routing.fleet import Fleet
 from motet.routing.router import Router, make_router
+from motet.routing.workers.fleet import Fleet
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, server_url
 from motet.settings.server_config import EngineConfig

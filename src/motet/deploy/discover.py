@@ -26,7 +26,7 @@ from motet.engines.wire import TOKENIZER_FILES, EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, ModelLoadError, OtherServerError
 from motet.ids import ModelName
 from motet.metrics.routing import TicketLog
-from motet.routing.member import numbers_of
+from motet.routing.workers.member import numbers_of
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, by_url
 from motet.text.tokenizer import Tokenizer

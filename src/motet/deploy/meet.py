@@ -10,8 +10,8 @@ import msgspec
 from motet.engine import ANSWERING, Engine, Worker
 from motet.errors import MotetError
 from motet.ids import new_request_id
-from motet.routing.fleet import Fleet
-from motet.routing.member import fetches, pair_key
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import fetches, pair_key
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineKind, GenerateRequest, Role, SamplingParams, choice_starts
 

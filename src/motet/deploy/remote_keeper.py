@@ -26,7 +26,7 @@ from motet.engines.far import FarEngine
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, WorkerFaultError
 from motet.kv_events.follower import follow_blocks
-from motet.routing.fleet import Fleet
+from motet.routing.workers.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 

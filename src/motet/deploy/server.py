@@ -42,10 +42,10 @@ from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
 from motet.engines.native.receiver import NcclReceiver, cuda_device
 from motet.errors import StartupError
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
+from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import make_router
 from motet.routing.text_routed import TextRouted
+from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import ServerConfig, environment
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate

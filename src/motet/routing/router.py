@@ -22,13 +22,13 @@ from motet.errors import EngineClosedError, EngineDiedError, NoWorkerError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import RoutingFigures, TicketLog
 from motet.metrics.stats import EngineStats, total_stats
-from motet.routing.cost import WorkKind
-from motet.routing.dispatch import Dispatcher
-from motet.routing.fleet import Fleet
-from motet.routing.journey import Journey
-from motet.routing.member import Member
-from motet.routing.migration import Moves
-from motet.routing.waiting import LOOK_AGAIN_S, WaitingGroups
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.groups.dispatch import Dispatcher
+from motet.routing.groups.journey import Journey
+from motet.routing.groups.migration import Moves
+from motet.routing.queue.waiting import LOOK_AGAIN_S, WaitingGroups
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
 from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket

@@ -13,9 +13,9 @@ import msgspec
 
 from motet.engines.upstream.text_source import TextGroupStream, TextRequest, TextSource, TextStep, may_go_elsewhere
 from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError, WorkerFaultError
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.member import Member
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
 from motet.types import FinishReason, Usage
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from motet.block_names import block_names
 from motet.deploy.ray.prefix_choice import PrefixChoice
 from motet.engine import Worker
 from motet.ids import ModelName
-from motet.routing.fleet import Fleet
+from motet.routing.workers.fleet import Fleet
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate

@@ -15,7 +15,7 @@ from itertools import count
 
 import msgspec
 
-from motet.routing.affinity import SESSION_TTL_S, Affinity
+from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
 
 CHOICES_HEADER = "x-motet-choices"
 SESSION_HEADER = "x-session-id"

@@ -11,7 +11,7 @@ from motet.deploy.ray.directory import Handle, answer
 from motet.deploy.ray.running import ReplicaTasks, RunningServer
 from motet.deploy.ray.worker import RayWorker
 from motet.errors import MotetError
-from motet.routing.prefill_plan import BypassReason
+from motet.routing.choosing.prefill_plan import BypassReason
 
 logger = logging.getLogger(__name__)
 

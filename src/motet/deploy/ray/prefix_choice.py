@@ -28,10 +28,10 @@ from motet.deploy.server_plan import GatewayPlan
 from motet.engines.http import server_client
 from motet.errors import ModelNotFoundError, MotetError
 from motet.ids import new_request_id
-from motet.routing.choose import choose
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.survey import survey
+from motet.routing.choosing.choose import choose
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.choosing.survey import survey
+from motet.routing.workers.fleet import Fleet
 from motet.types import GenerateRequest, Policy, Role, SamplingParams, choice_starts
 
 logger = logging.getLogger(__name__)

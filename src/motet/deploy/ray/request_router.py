@@ -7,7 +7,7 @@ to every process that routes requests; its imports must be there, as Motet is on
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from motet.deploy.ray.balance import ReplicaBalance, RequestHeaders, asked_of, named_in, record_of
-from motet.routing.affinity import SESSION_TTL_S
+from motet.routing.workers.affinity import SESSION_TTL_S
 
 
 class ChoicesRouter(RequestRouter):

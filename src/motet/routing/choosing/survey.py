@@ -15,10 +15,10 @@ from itertools import islice
 
 from motet.block_names import BlockName
 from motet.engine import ANSWERING, Worker
-from motet.routing.cost import Candidate, GroupNeeds, WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.member import Load, Member
-from motet.routing.serving import Roster, roster
+from motet.routing.choosing.cost import Candidate, GroupNeeds, WorkKind
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Load, Member
+from motet.routing.workers.serving import Roster, roster
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 

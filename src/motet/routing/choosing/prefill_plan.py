@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError
-from motet.routing.cost import CHOICE_MS, PROMPT_TOKEN_MS, PULL_TOKEN_MS
-from motet.routing.member import Load
+from motet.routing.choosing.cost import CHOICE_MS, PROMPT_TOKEN_MS, PULL_TOKEN_MS
+from motet.routing.workers.member import Load
 
 PART_MS = 2.0
 """Milliseconds that a part costs beside its fetch: one more submission and stream."""

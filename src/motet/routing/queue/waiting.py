@@ -14,11 +14,11 @@ from functools import partial
 from motet.errors import EngineError, OverloadedError
 from motet.ids import ModelName
 from motet.metrics.routing import QUEUE_S, RoutingFigures
-from motet.routing.cost import WorkKind, begins_at_once
-from motet.routing.fair_queue import FairQueue
-from motet.routing.fleet import Fleet
-from motet.routing.journey import Journey
-from motet.routing.member import Member
+from motet.routing.choosing.cost import WorkKind, begins_at_once
+from motet.routing.groups.journey import Journey
+from motet.routing.queue.fair_queue import FairQueue
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
 from motet.settings.server_config import RoutingConfig
 from motet.types import GenerateRequest
 

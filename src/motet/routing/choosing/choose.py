@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from motet.routing.cost import (
+from motet.routing.choosing.cost import (
     WEIGHTS,
     Candidate,
     CostWeights,

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from motet.engine import WorkerState
-from motet.routing.cost import WorkKind
-from motet.routing.member import Member, PairKey
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.workers.member import Member, PairKey
 from motet.types import Role
 
 

@@ -25,15 +25,15 @@ from motet.errors import (
 )
 from motet.ids import ModelName
 from motet.metrics.routing import RoutingFigures, TicketLog
-from motet.routing.choose import choose
-from motet.routing.cost import WorkKind
-from motet.routing.fleet import Fleet
-from motet.routing.member import Load, Member, PromptReading
-from motet.routing.migration import Unfinished
-from motet.routing.prefill_plan import BypassReason, SplitFacts, bypass_reason, plan_parts, reason_of
-from motet.routing.prompt_turns import PromptTurn, PromptTurns
-from motet.routing.response_check import ResponseCheck
-from motet.routing.survey import releaser, survey, trunk_of
+from motet.routing.choosing.choose import choose
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.choosing.prefill_plan import BypassReason, SplitFacts, bypass_reason, plan_parts, reason_of
+from motet.routing.choosing.survey import releaser, survey, trunk_of
+from motet.routing.groups.migration import Unfinished
+from motet.routing.groups.prompt_turns import PromptTurn, PromptTurns
+from motet.routing.groups.response_check import ResponseCheck
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Load, Member, PromptReading
 from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.tracing.spans import NO_SPAN, NO_TRACES, Attributes, ChildSpan, Span, SpanKind, Tracer
 from motet.transfer.ticket import Ticket

@@ -14,11 +14,11 @@ from motet.block_names import BlockName, LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import EngineSilentError, MotetError
 from motet.ids import ModelName
-from motet.routing.affinity import SESSION_TTL_S, Affinity
-from motet.routing.cost import WorkKind
-from motet.routing.member import Member, WorkerLoad
-from motet.routing.prefix_index import PrefixIndex
-from motet.routing.serving import ModelServing, serving
+from motet.routing.choosing.cost import WorkKind
+from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
+from motet.routing.workers.member import Member, WorkerLoad
+from motet.routing.workers.prefix_index import PrefixIndex
+from motet.routing.workers.serving import ModelServing, serving
 from motet.types import ModelCard, Role
 
 logger = logging.getLogger(__name__)

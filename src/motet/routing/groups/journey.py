@@ -25,9 +25,9 @@ import msgspec
 from motet.errors import MotetError, NoWorkerError
 from motet.ids import RequestId
 from motet.merge import Merge, deliver
-from motet.routing.dispatch import Dispatcher, HeldTicket
-from motet.routing.migration import Moves, Unfinished
-from motet.routing.part import GroupState, Part, moved
+from motet.routing.groups.dispatch import Dispatcher, HeldTicket
+from motet.routing.groups.migration import Moves, Unfinished
+from motet.routing.groups.part import GroupState, Part, moved
 from motet.types import GenerateRequest, GroupDelta
 
 DELTAS_PER_PART = 2

@@ -13,9 +13,9 @@ import msgspec
 
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, OverloadedError
 from motet.ids import RequestId
-from motet.routing.dispatch import Dispatcher, HeldTicket, Placement
-from motet.routing.migration import Cause, MoveOutcome, Moves, Unfinished, cause_of
-from motet.routing.survey import readers_of
+from motet.routing.choosing.survey import readers_of
+from motet.routing.groups.dispatch import Dispatcher, HeldTicket, Placement
+from motet.routing.groups.migration import Cause, MoveOutcome, Moves, Unfinished, cause_of
 from motet.tracing.spans import NO_SPAN
 from motet.types import GenerateRequest, GroupDelta
 
