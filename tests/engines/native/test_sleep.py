@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from motet.engines.native.build import Parts
 from motet.engines.native.core import EngineCore
-from motet.engines.native.memory import give_back
+from motet.engines.native.memory import release_pages
 from motet.engines.native.sleep import Sleeper
 from motet.errors import EngineError, RequestError
 from motet.kv_events.changes import Cleared
@@ -103,10 +103,10 @@ def test_only_whole_pages_are_given_back_and_their_neighbours_stay() -> None:
     page = 4096
     memory = torch.ones(8 * page, dtype=torch.uint8)
     begin = -memory.data_ptr() % page
-    give_back(memory[begin + 10 : begin + 3 * page + 10])
+    release_pages(memory[begin + 10 : begin + 3 * page + 10])
     zeros = (memory == 0).nonzero().flatten().tolist()
     assert zeros == list(range(begin + page, begin + 3 * page))
-    give_back(memory[begin + 4 * page + 1 : begin + 5 * page - 1])
+    release_pages(memory[begin + 4 * page + 1 : begin + 5 * page - 1])
     assert memory[begin + 3 * page :].all()
 
 

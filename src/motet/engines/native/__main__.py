@@ -1,7 +1,7 @@
-"""Begins the engine process: `python -m motet.engines.native`, started by `spawn` and by nobody else.
+"""Starts the engine process: `python -m motet.engines.native`. Only `spawn` runs this command.
 
-The garbage collector rests until all is imported. What torch and transformers make meanwhile stays as long as the
-process, and going through it time and again took a quarter of an engine's start, and so of each restart.
+Garbage collection is off during the imports. The objects that torch and transformers make there live as long as the
+process; scanning them again and again took a quarter of the start time of an engine, and so of each restart.
 """
 
 import gc

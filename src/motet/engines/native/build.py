@@ -1,4 +1,4 @@
-"""Builds an engine core from a config: model, memory, backend, fingerprint."""
+"""Builds an engine core from its settings: model, KV memory, backend, fingerprint."""
 
 import logging
 from dataclasses import dataclass
@@ -35,11 +35,12 @@ from motet.types import EngineInfo, Role
 logger = logging.getLogger(__name__)
 
 GB = 2**30
+"""Bytes in a GB, as the settings count them."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a core."""
+    """The parts of a core, with what else its process needs."""
 
     info: EngineInfo
     runner: ModelRunner
@@ -47,16 +48,16 @@ class Parts:
     options: CoreOptions
     renewal: Renewal
     facts: KVFacts
-    """The facts that must be equal on another worker if its KV is to be used here."""
+    """Facts that must be equal on every worker whose KV is used here."""
 
 
 def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
-    """Returns a core that is ready to serve; raises what `build_parts` raises."""
+    """Returns a core that is ready to serve. Raises the errors of `build_parts`."""
     return core_over(build_parts(config, pid=pid), config)
 
 
 def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
-    """Returns a core over its parts, with transfers if its role has any."""
+    """Returns a core made of these parts. Its role decides if it has transfers."""
     if config.role is Role.BOTH:
         return EngineCore(parts.info, parts.runner, options=parts.options)
     proof = Proof(parts.info.num_blocks)
@@ -66,14 +67,15 @@ def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
 
 
 def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredMemory) -> TransferThread:
-    """Makes KV memory reachable for other workers. Raises ConfigError for an address that cannot be bound."""
-    # Imported here, so that an engine that keeps its KV to itself loads no NIXL.
+    """Makes the KV memory readable for other workers. Raises ConfigError if the address cannot be bound."""
+    # Imported here, so that an engine that keeps its KV cache to itself does not load NIXL.
     from motet.transfer.nixl import LOOPBACK, NixlTransport
 
     loopback = is_loopback(config.side_channel_host)
     if not (loopback or config.cluster_key):
         logger.warning(
-            "--cluster-key is not set: anyone who reaches %s is trusted as a worker of ours", config.side_channel_host
+            "--cluster-key is not set: every host that reaches %s is trusted as a worker of this cluster",
+            config.side_channel_host,
         )
     settings = TransferSettings(
         engine_id=new_engine_id(config.role),
@@ -87,7 +89,8 @@ def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredM
 
 
 def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
-    """Raises StartupError subclasses, the cheap ones before any weight is read."""
+    """Loads the model, and allocates everything that a core needs. Raises StartupError for settings or a model that
+    cannot work. Errors that do not depend on the weights are raised before any weight is read."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     folder = Path(config.model_path)
@@ -152,7 +155,7 @@ def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device
             vocab_size=shape.vocab_size,
             eos_token_ids=shape.eos_token_ids,
         ),
-        draft_tokens=config.draft_tokens if device.type == "cpu" else 0,  # on a GPU their rows would be in no graph
+        draft_tokens=config.draft_tokens if device.type == "cpu" else 0,  # on a GPU no CUDA graph has rows for drafts
         draft_from_history=config.draft_from_history,
         max_kept_blocks=None if config.keep_gb is None else int(config.keep_gb * GB) // bytes_per_block,
     )
@@ -161,10 +164,11 @@ def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device
 def choose_backend(
     model: PreTrainedModel, storage: KVStorage, *, kernels: str, max_model_len: int, quantization: str = "none"
 ) -> Backend:
-    """Chooses the compiled kernels if they can run the model, whose weights they take over, else torch's operators.
+    """Returns the compiled kernels if they can run the model, and otherwise torch's operators. The compiled kernels
+    take the weights out of the model.
 
-    `kernels` is `auto`, `compiled` or `torch`, `quantization` `none` or `int8`. Raises ConfigError if the kernels
-    are needed and cannot run the model."""
+    `kernels` is `auto`, `compiled` or `torch`, `quantization` is `none` or `int8`. Raises ConfigError if the compiled
+    kernels are required and cannot run the model."""
     dtype, device = storage.keys.dtype, storage.keys.device
     found = library()
     reason = obstacle(found, model, dtype=dtype, device=device)
@@ -172,7 +176,7 @@ def choose_backend(
         raise ConfigError(f"--kernels compiled: {reason}; use auto or torch")
     int8 = quantization == "int8"
     if int8 and reason is None and dtype != torch.bfloat16:
-        reason = f"with int8 weights they compute in bfloat16, not in {str(dtype).removeprefix('torch.')}"
+        reason = f"with int8 weights the kernels compute in bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if int8 and (reason is not None or kernels == "torch"):
         raise ConfigError(f"--quantization int8 needs the compiled kernels: {reason or '--kernels torch was given'}")
     if kernels == "torch" or reason is not None or found is None:
@@ -189,11 +193,12 @@ def choose_backend(
 
 
 def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
-    """Returns the GB of the KV cache. Must be called after the weights are loaded, which also take room on a GPU."""
+    """Returns the size of the KV cache in GB. Must be called after the weights are loaded, because on a GPU they reduce
+    the free memory."""
     if config.gpu_memory_utilization is None:
         return config.kv_cache_gb
     if device.type != "cuda":
-        raise ConfigError(f"--gpu-memory-utilization: the device is {device}; give --kv-cache-gb")
+        raise ConfigError(f"--gpu-memory-utilization: the device is {device}; use --kv-cache-gb")
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return kv_cache_gb_for(config.gpu_memory_utilization, total_bytes=total_bytes, free_bytes=free_bytes)
@@ -202,35 +207,40 @@ def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
 def _allocated(layout: KVLayout, num_blocks: int, *, device: torch.device) -> KVStorage:
     try:
         return KVStorage(layout, num_blocks, device=device)
-    except (RuntimeError, OSError) as exc:  # a GPU has no room, or the machine
+    except (RuntimeError, OSError) as exc:  # the GPU or the machine has too little free memory
         gb = num_blocks * layout.bytes_per_block / GB
-        raise KVMemoryError(f"{device} has no {gb:g} GB for the KV cache: lower --kv-cache-gb ({exc})") from exc
+        raise KVMemoryError(
+            f"{device} cannot allocate {gb:g} GB for the KV cache: lower --kv-cache-gb ({exc})"
+        ) from exc
 
 
-def _max_model_len(chosen: int | None, possible: int) -> int:
-    if chosen is None:
-        return possible
-    if not 2 <= chosen <= possible:
-        raise ConfigError(f"--max-model-len is {chosen}; this model allows 2 to {possible}")
-    return chosen
+def _max_model_len(setting: int | None, limit: int) -> int:
+    """Returns the setting if there is one, and otherwise the limit of the model."""
+    if setting is None:
+        return limit
+    if not 2 <= setting <= limit:
+        raise ConfigError(f"--max-model-len is {setting}; this model allows 2 to {limit}")
+    return setting
 
 
 def kv_cache_gb_for(utilization: float, *, total_bytes: int, free_bytes: int) -> float:
-    """Returns the GB for KV on a device of which the share `utilization` may be filled; weights and other programs'
-    memory are on it already. The rest is for the values between layers, graphs and the sampler."""
-    taken = total_bytes - free_bytes
-    room = utilization * total_bytes - taken
-    if room > 0:
-        return room / GB
+    """Returns the size of the KV cache in GB, such that the share `utilization` of the device's memory is used. Weights
+    and other programs use a part of it already. The rest of the memory is for values between layers, graphs and the
+    sampler."""
+    used_bytes = total_bytes - free_bytes
+    kv_bytes = utilization * total_bytes - used_bytes
+    if kv_bytes > 0:
+        return kv_bytes / GB
     raise KVMemoryError(
-        f"--gpu-memory-utilization {utilization:g} of {total_bytes / GB:.1f} GB leaves no room for KV: "
-        f"{taken / GB:.1f} GB are taken; raise it, end other programs, or take a smaller model"
+        f"--gpu-memory-utilization {utilization:g} of {total_bytes / GB:.1f} GB leaves no memory for the KV cache: "
+        f"{used_bytes / GB:.1f} GB are in use; raise it, end other programs, or use a smaller model"
     )
 
 
 def num_blocks_for(kv_cache_gb: float, bytes_per_block: int, *, max_model_len: int, block_size: int) -> int:
-    """Returns the number of blocks in `kv_cache_gb` x 2^30 bytes. Raises KVMemoryError if the longest sequence does not
-    fit: the oldest choice must always be able to run. Prompt and tail are each rounded up, hence one block more."""
+    """Returns the number of blocks in `kv_cache_gb` x 2^30 bytes. Raises KVMemoryError if a sequence of maximum length
+    does not fit, because the oldest choice must always be able to continue. Prompt and tail are each rounded up to full
+    blocks, so such a sequence can need one block more."""
     num_blocks = int(kv_cache_gb * GB) // bytes_per_block
     needed = blocks_for(max_model_len, block_size) + 1
     if num_blocks >= needed:

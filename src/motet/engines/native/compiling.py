@@ -1,11 +1,12 @@
-"""Compiles grammars beside the steps: groups that need one wait here until their choices have matchers.
+"""Compiles grammars while steps continue. Groups with a grammar wait here until their choices have matchers.
 
-    Submit ─► Compiling.submit ─► a thread: compiles, copies for each choice, reads what it has written
+    Submit ─► Compiling.submit ─► a thread: compiles, copies for each choice, consumes its output tokens
                                      │
               the loop, woken by `fileno` ─► take ─► core.submit
 
-Meanwhile a group may be aborted and its choices stopped; a result that nobody needs any more is dropped. The threads
-are daemons: when the process ends, it does not wait for them. Limits of the grammar package bound their work.
+During this time a group can be aborted and its choices can be stopped. The result for an aborted group is dropped. The
+threads are daemons, so the process does not wait for them when it ends. The limits of the grammar package bound their
+work.
 """
 
 import logging
@@ -23,20 +24,22 @@ from motet.types import GenerateRequest
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
-"""Two, so that one expensive grammar does not hold up all others; a third would only take more from the steps."""
+"""Number of compiling threads. With two of them, one expensive grammar does not delay all others. A third would only
+take more processor time from the steps."""
 
 
 Matchers = dict[int, Matcher] | MotetError
-"""A matcher for each choice, by its index, or why there are none."""
+"""A matcher for each choice, by its index, or the error that prevented them."""
 
 
 class Compiling:
-    """Owned by the engine loop: everything except compiling happens in the loop's thread."""
+    """Owned by the engine loop, whose thread calls all methods. Only the compiling itself runs in other threads."""
 
     def __init__(self, grammars: Grammars | None, *, num_threads: int = NUM_THREADS) -> None:
         self._grammars = grammars
         self._open: dict[RequestId, tuple[GenerateRequest, GenerateRequest]] = {}
-        """Each group as it was submitted (compared by identity, since an id may return), without stopped choices."""
+        """Each waiting group as it was submitted, and the same group without stopped choices. The submitted request is
+        compared by identity, because a request id can be used again."""
         self._tasks = SimpleQueue[GenerateRequest | None]()
         self._done = Mailbox[tuple[GenerateRequest, Matchers]]()
         self._threads = [
@@ -51,31 +54,31 @@ class Compiling:
 
     @property
     def waiting(self) -> list[GenerateRequest]:
-        """Groups that are not ready."""
+        """Requests of the groups that have no matchers so far."""
         return [request for _, request in self._open.values()]
 
     def submit(self, request: GenerateRequest) -> None:
-        """Raises RequestError if a group of this id is here already."""
+        """Queues a group for compiling. Raises RequestError if a group with this id waits here already."""
         if request.request_id in self._open:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._open[request.request_id] = request, request
         self._tasks.put(request)
 
     def abort(self, request_id: RequestId) -> GenerateRequest | None:
-        """Drops a group and returns it; None if it is not here."""
+        """Removes a group and returns its request; None if the group does not wait here."""
         return self._open.pop(request_id, (None, None))[1]
 
     def stop_choice(self, request_id: RequestId, index: int) -> bool:
-        """Drops one choice. Returns False if the group is here and has no choice left."""
+        """Removes one choice. Returns False if the group waits here and has no choice left."""
         if (found := self._open.get(request_id)) is None:
             return True
         submitted, request = found
-        left = tuple(start for start in request.choices if start.index != index)
-        self._open[request_id] = submitted, msgspec.structs.replace(request, choices=left)
-        return bool(left)
+        choices = tuple(start for start in request.choices if start.index != index)
+        self._open[request_id] = submitted, msgspec.structs.replace(request, choices=choices)
+        return bool(choices)
 
     def take(self) -> list[tuple[GenerateRequest, Matchers]]:
-        """Returns the groups that have become ready, in that order, without choices that were stopped meanwhile."""
+        """Returns the groups that were compiled since the last call, in order, without choices that were stopped."""
         ready = []
         for done, matchers in self._done.take():
             submitted, request = self._open.get(done.request_id, (None, done))
@@ -85,7 +88,7 @@ class Compiling:
         return ready
 
     def close(self) -> None:
-        """Lets the threads end after their present work."""
+        """Ends the threads after their current task."""
         self._open.clear()
         for _ in self._threads:
             self._tasks.put(None)
@@ -100,14 +103,14 @@ class Compiling:
             return matchers_of(self._grammars, request)
         except RequestError as error:
             return error
-        except Exception as error:  # an error of the library ends this group, never the thread
+        except Exception as error:  # an error of the grammar library ends this group, never the thread
             logger.exception("a grammar could not be compiled")
             return EngineError(f"the grammar could not be compiled: {error}")
 
 
 def matchers_of(grammars: Grammars | None, request: GenerateRequest) -> dict[int, Matcher]:
-    """Returns a matcher for each choice, by its index, if the group has a grammar. Compiling may take long. Raises
-    GrammarError if the grammar cannot be compiled, or does not allow what a choice has written."""
+    """Returns a matcher for each choice, by its index; an empty dict without a grammar. Compiling can take a long time.
+    Raises GrammarError if the grammar cannot be compiled, or does not allow the output tokens of a choice."""
     grammar = request.sampling.grammar
     if grammar is None:
         return {}
@@ -121,7 +124,8 @@ def matchers_of(grammars: Grammars | None, request: GenerateRequest) -> dict[int
 
 
 def at_once(grammars: Grammars | None, request: GenerateRequest) -> bool:
-    """Returns True if `matchers_of` takes no longer than a few copies."""
+    """Returns True if `matchers_of` takes no longer than the time to copy a few matchers: the grammar is compiled, and
+    no choice has output tokens."""
     grammar = request.sampling.grammar
     if grammar is None or grammars is None:
         return True

@@ -45,13 +45,13 @@ class CoreOptions:
     cache_answers: bool
     lease_s: float
     grammars: Grammars | None = None
-    """None for an engine that refuses groups with a grammar."""
+    """Compiles grammars; None for an engine that refuses groups with a grammar."""
     draft_tokens: int = 0
     """Maximum number of draft tokens of a choice in a step."""
     draft_from_history: int = 0
     """Maximum number of tokens of earlier answers that are stored as drafts."""
     max_kept_blocks: int | None = None
-    """Maximum number of blocks of all kept trunks; None: as many as the engine has."""
+    """Maximum number of blocks of all kept trunks; None means as many as the engine has."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class EngineCore:
         self.info = info
         self.counters = EngineStats()
         self.transfers = transfers
-        """None for an engine that keeps its KV cache to itself."""
+        """Transfers with other workers; None for an engine that keeps its KV cache to itself."""
         self.held = False
         """True while nothing is computed. Groups keep what they have, and transfers continue."""
         self._runner = runner

@@ -1,9 +1,8 @@
-"""Finds out at start if equal requests get equal bits on this machine, by trying its operators.
+"""Names the engine in `system_fingerprint`, and checks if equal requests get equal bits on this machine.
 
-Two facts are needed: a row of a matrix product is the same among 4, 8 or 64 rows, and a row of attention is the same in
-any chunk and among any siblings, if rows and keys are padded as `attention.plan` says. Both hold for torch 2.13 on
-every x86 CPU tried so far, and since checking is cheap, every start checks them. The result is the end of
-`system_fingerprint`.
+Two facts are needed, if rows and keys are padded as in `attention.attention_plan`: a row of a matrix product has the
+same bits among 4, 8 or 64 rows, and a row of attention has the same bits in any chunk and among any siblings. Both hold
+for torch 2.13 on every x86 CPU that was tried. The check is cheap, so every start runs it.
 """
 
 import json
@@ -26,19 +25,21 @@ MODEL_DIGITS = 16
 NOT_OF_THE_MODEL = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 )
-"""Fields of a configuration that may differ between two copies of one model."""
+"""Fields of a configuration that can differ between two copies of one model."""
 
 
 def model_digest(config: PreTrainedConfig, weights: str) -> str:
-    """Names a model by its configuration and its saved weights, so the name does not depend on the dtype that runs."""
+    """Returns a digest of a model's configuration and saved weights. It does not depend on the dtype in which the model
+    runs."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_OF_THE_MODEL}
-    told = json.dumps(fields, sort_keys=True, default=str) + weights
-    return blake2b(told.encode(), digest_size=16).hexdigest()
+    content = json.dumps(fields, sort_keys=True, default=str) + weights
+    return blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def fingerprint(operators: str, same: bool, *, dtype: torch.dtype, device: torch.device, model: str) -> str:
-    """Returns `motet-0.1.0_model-5e0c41d2a87f1b36_torch-2.13.0_x86_64-AVX512_bfloat16-same`, for instance, with the
-    begin of the model's digest. Two engines with one fingerprint that ends in `-same` give a choice the same tokens."""
+    """Returns a name such as `motet-0.1.0_model-5e0c41d2a87f1b36_torch-2.13.0_x86_64-AVX512_bfloat16-same`, with the
+    first digits of the model's digest. Two engines with equal fingerprints that end in `-same` generate the same tokens
+    for a choice."""
     if device.type == "cpu":
         where = torch.backends.cpu.get_cpu_capability()
     else:
@@ -48,7 +49,7 @@ def fingerprint(operators: str, same: bool, *, dtype: torch.dtype, device: torch
 
 
 def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns True if torch's operators give equal bits; False on a GPU, where this is not tried."""
+    """Returns True if torch's operators give equal bits; False on a GPU, where this is not checked."""
     return (
         device.type == "cpu"
         and linears_agree(model, dtype)
@@ -62,12 +63,12 @@ def linears_agree(
     model: torch.nn.Module, dtype: torch.dtype, *, counts: Sequence[int] = (4, 12), rows: int = 32
 ) -> bool:
     """Returns True if every shape of `Linear` gives a row the same bits among `counts` rows and among `rows`."""
-    seen: set[tuple[int, ...]] = set()
+    checked: set[tuple[int, ...]] = set()
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
-        if not isinstance(module, torch.nn.Linear) or tuple(module.weight.shape) in seen:
+        if not isinstance(module, torch.nn.Linear) or tuple(module.weight.shape) in checked:
             continue
-        seen.add(tuple(module.weight.shape))
+        checked.add(tuple(module.weight.shape))
         x = torch.randn(rows, module.in_features, generator=generator).to(dtype)
         whole = F.linear(x, module.weight)
         for count in counts:
@@ -78,7 +79,8 @@ def linears_agree(
 
 @torch.inference_mode()
 def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bool:
-    """Returns True if a prompt row has the same bits in one pass over `length` positions and in uneven chunks."""
+    """Returns True if the rows of a prompt have the same bits in one pass over `length` positions and in chunks of
+    uneven sizes."""
     generator = torch.Generator().manual_seed(0)
     span = padded_keys(length)
     query, key, value = (torch.randn(1, 2, span, head_dim, generator=generator).to(dtype) for _ in range(3))
@@ -86,8 +88,8 @@ def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bo
     def run(begin: int, end: int) -> torch.Tensor:
         outputs = []
         for first, last, keys in pieces(begin, end):
-            seen = torch.arange(keys)[None, :] <= torch.arange(first, last)[:, None]
-            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))[None, None]
+            visible = torch.arange(keys)[None, :] <= torch.arange(first, last)[:, None]
+            mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))[None, None]
             outputs.append(
                 flash_cpu(query[:, :, first:last], key[:, :, :keys], value[:, :, :keys], mask=mask, scale=0.125)[0]
             )
@@ -103,9 +105,9 @@ def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bo
 
 @torch.inference_mode()
 def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 800) -> bool:
-    """Returns True if a tail row that reads stretches of a trunk, the last of odd length, has the same bits alone and
-    among `rows`, of which torch cuts many otherwise than few, and if a stretch has the same bits alone and beside
-    others."""
+    """Returns True if a tail row that reads stretches of a trunk has the same bits alone and among `rows` rows, which
+    torch divides differently than a few rows, and if a stretch has the same bits alone and in a batch of stretches. The
+    lengths of stretches include odd numbers."""
     generator = torch.Generator().manual_seed(0)
     for stretches, length in ((1, 5), (1, 131), (1, 511), (3, STRETCH)):
         query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype).repeat(stretches, 1, 1, 1)

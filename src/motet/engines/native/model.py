@@ -1,4 +1,4 @@
-"""Loads a Hugging Face model with our attention plugged in, and reads from its config what the engine must know."""
+"""Loads a Hugging Face model with Motet's attention, and reads the sizes that the engine needs from its config."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,17 +21,18 @@ SUPPORTED = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-"""Architectures proven equal to `transformers.generate`. How to add one: CONTRIBUTING.md."""
+"""Architectures that tests compare with `transformers.generate`. CONTRIBUTING.md explains how to add one."""
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Kinds of RoPE whose angles depend on the longest sequence of a batch: a choice would depend on its batch mates."""
+"""Types of RoPE whose angles depend on the longest sequence of a batch. With them, a choice would depend on the other
+sequences of its batch."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes from which the KV cache and the limits are computed."""
+    """Sizes of a model, from which the KV cache and the limits of the engine are computed."""
 
     num_layers: int
     num_kv_heads: int
@@ -44,7 +45,7 @@ class ModelShape:
 def read_config(folder: Path) -> PreTrainedConfig:
     """Returns the model's config. Raises ModelLoadError or UnsupportedModelError, before any weight is read."""
     try:
-        # from_pretrained would not name the architecture of a type that transformers does not know.
+        # from_pretrained does not name the architecture if transformers does not know the model type.
         _check_supported(folder, PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or [])
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as exc:
@@ -54,7 +55,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
         if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
             raise UnsupportedModelError(
                 f"{folder} uses rope type {parameters['rope_type']!r}, whose angles depend on the batch; "
-                f"every type but {', '.join(LENGTH_DEPENDENT_ROPE)} is supported"
+                f"every type except {', '.join(LENGTH_DEPENDENT_ROPE)} is supported"
             )
     return config
 
@@ -68,7 +69,8 @@ def _check_supported(folder: Path, architectures: Sequence[str]) -> None:
 
 
 def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
-    """Returns sizes and end-of-sequence tokens of the model (generation_config.json first, as everywhere)."""
+    """Returns the sizes and the end-of-sequence tokens of a model. As in transformers, the end-of-sequence tokens of
+    generation_config.json take precedence."""
     heads = config.num_attention_heads
     return ModelShape(
         num_layers=config.num_hidden_layers,
@@ -85,7 +87,7 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     model: PreTrainedModel
     report: dict[str, list[str]]
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, when asked for the report
+        model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair with output_loading_info
             folder,
             config=config,
             dtype=dtype,
@@ -96,14 +98,14 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as exc:
         raise ModelLoadError(f"cannot load the model in {folder}: {exc}") from exc
     if missing := [*report["missing_keys"], *report["mismatched_keys"]]:
-        # transformers fills them with random numbers and goes on.
+        # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
     torch.nn.Module.to(model, device)
     return model
 
 
 def resolve_device(name: str) -> torch.device:
-    """Returns the device of that name; `auto` is the first CUDA device, else the CPU."""
+    """Returns the device of this name. `auto` is the first CUDA device, or the CPU without one."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -118,7 +120,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
-    """Returns the dtype of that name; `auto` is the one the weights were saved in."""
+    """Returns the dtype of this name. `auto` is the dtype in which the weights were saved."""
     if name != "auto":
         if name not in DTYPES:
             raise ConfigError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")

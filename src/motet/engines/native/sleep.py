@@ -30,7 +30,7 @@ class Sleeper:
         """Gives back the KV cache, and with `weights` these too. The engine must be held."""
         self._core.forget_kv()
         if self._withdraw():
-            self._storage.give_back()
+            self._storage.release_pages()
         else:
             logger.warning("a worker that hangs may still write into the KV cache, so its memory stays")
         if weights:

@@ -25,7 +25,7 @@ from torch import nn
 
 from motet.engine import PreparedWeights
 from motet.engines.native.fingerprint import MODEL_DIGITS
-from motet.engines.native.memory import give_back
+from motet.engines.native.memory import release_pages
 from motet.engines.native.protocol import Checksums, PrepareWeights, WeightsPrepared
 from motet.engines.wire import INVALID_WEIGHTS, CarriedError
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
@@ -119,7 +119,7 @@ class TensorWeights:
 
     def forget(self) -> None:
         for slot in self._slots.values():
-            give_back(slot.numbers)
+            release_pages(slot.numbers)
 
 
 class NewTensors:

@@ -42,7 +42,7 @@ def test_a_block_is_free_again_only_when_its_last_holder_releases_it() -> None:
 def test_take_is_all_or_nothing() -> None:
     pool = BlockPool(4)
     pool.take(3)
-    with pytest.raises(OutOfBlocksError, match="2 blocks asked for, 1 of 4 are free"):
+    with pytest.raises(OutOfBlocksError, match="2 blocks are needed, 1 of 4 are free"):
         pool.take(2)
     assert counts(pool) == (1, 0, 3)
 

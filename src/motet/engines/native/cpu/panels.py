@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from motet.engines.native import compiled_kernels as c
-from motet.engines.native.memory import give_back, huge_pages
+from motet.engines.native.memory import huge_pages, release_pages
 
 NUMBERS = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
 """The kernels' number for each dtype that they compute in."""
@@ -172,9 +172,9 @@ class PackedMemory:
     def forget(self) -> None:
         """Gives all large weights back to the system until they are next written. Angles and norms stay: together they
         are small, and angles are in no checkpoint."""
-        give_back(self.arena.memory)
+        release_pages(self.arena.memory)
         for number in self.rows:
-            give_back(self.kept[number])
+            release_pages(self.kept[number])
 
 
 Write = Callable[[PackedMemory, torch.Tensor], None]

@@ -1,16 +1,16 @@
-"""Who holds which block of KV cache. Numbers in, numbers out: the memory itself is in `storage`.
+"""Reference counts of KV blocks, and the prefix cache. Numbers in, numbers out: the memory itself is in `storage`.
 
 A block is in exactly one of three places:
 
-    free    in `FreeRuns`; its content means nothing
-    held    by `count` tables; a named one can be found by its prefix and shared
-    idle    held by nobody, but named: its content may still be found, until it is evicted, least recently used first
+    free    in `FreeRuns`. Its content is meaningless.
+    held    by one or more tables. If it has a name, it can be found by its prefix and shared.
+    idle    named, without a holder. It can be found until it is evicted, the least recently used block first.
 
             take ───────────────► held ── release, last holder ──► idle if named, else free
             find + share: idle or held ► held                     idle ── evicted by take ──► free ► held
 
-A block is named only once its content is complete, and is never written after that. Names belong to prompt blocks: see
-`prefix`. Whoever reads blocks from outside learns from the proof that one has been handed out again.
+A block gets its name once its content is complete, and is never written after that. Names are for blocks of prompts
+(see `block_names`). Other workers that read a block see in the `Proof` if it has been handed out again.
 """
 
 from bisect import bisect_left, insort
@@ -29,30 +29,33 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class OutOfBlocksError(Exception):
-    """Fewer blocks are free than needed; nothing was taken."""
+    """Fewer blocks are free than needed. No block was taken."""
 
 
 class BlockPool:
-    """Reference counts of `num_blocks` blocks, and the prefix cache over them."""
+    """The blocks of an engine. A caller that takes or shares blocks must release them."""
 
     def __init__(self, num_blocks: int, proof: Proof | None = None) -> None:
-        """`proof` is told before a block is handed out; the pool makes one of its own unless others are to read it."""
+        """`proof` is updated before a block is handed out. Without one, no other worker reads the blocks."""
         self.num_blocks = num_blocks
         self.proof = proof or Proof(num_blocks)
         self.num_gains = 0
-        """Rises whenever blocks may have become free or findable; until then `take` finds no more than before."""
+        """Number of times that blocks may have become free or findable. While it is unchanged, `take` and `find` cannot
+        succeed where they failed before."""
         self._changes: list[BlockChange] = []
         self._evicted: list[BlockName] = []
-        """Names of the blocks that were evicted since the last of the changes."""
+        """Names of the blocks that were evicted after the last of `_changes`."""
         self._count = [0] * num_blocks
+        """Number of tables that hold each block."""
         self._free = FreeRuns(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()
+        """Idle blocks, the least recently used block first."""
         self._name_of: dict[int, BlockName] = {}
         self._block_of: dict[BlockName, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Number of blocks that `take` could hand out: free and idle ones."""
+        """Number of blocks that `take` can hand out: free and idle blocks."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -68,10 +71,11 @@ class BlockPool:
         return {block: count for block, count in enumerate(self._count) if count}
 
     def take(self, count: int, *, after: int | None = None) -> list[int]:
-        """Returns `count` blocks with one holder each, in one run if possible, best behind block `after`; evicts idle
-        blocks if there are too few free ones. Raises `OutOfBlocksError`, and takes none, if there are too few."""
+        """Returns `count` blocks with one holder each, as one run of neighbours if possible, preferably the run after
+        block `after`. Evicts idle blocks if too few blocks are free. Raises OutOfBlocksError, and takes no block, if
+        free and idle blocks together are too few."""
         if count > self.num_free:
-            raise OutOfBlocksError(f"{count} blocks asked for, {self.num_free} of {self.num_blocks} are free")
+            raise OutOfBlocksError(f"{count} blocks are needed, {self.num_free} of {self.num_blocks} are free")
         while len(self._free) < count:
             self._evict()
         blocks = self._free.take(count, after=after)
@@ -81,14 +85,15 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Adds a holder to each block; an idle block is held again."""
+        """Adds a holder to each block. Idle blocks become held."""
         for block in blocks:
             if self._count[block] == 0:
                 del self._idle[block]  # KeyError: sharing a free block is a bug of the caller
             self._count[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Takes a holder from each block, in table order: later blocks, useless alone, are evicted first."""
+        """Removes a holder from each block of a table. Later blocks, which are useless without the earlier ones, become
+        idle first, so that they are evicted first."""
         self.num_gains += 1
         for block in reversed(blocks):
             if self._count[block] == 0:
@@ -102,7 +107,8 @@ class BlockPool:
                 self._free.add(block)
 
     def publish(self, blocks: Sequence[int], content: Stored) -> None:
-        """Lets held, complete blocks be found. One whose name another has already stays nameless."""
+        """Names held blocks whose content is complete, so that they can be found. A block stays unnamed if another
+        block has its name."""
         begin = 0
         for index, (block, name) in enumerate(zip(blocks, content.names, strict=True)):
             if not self._give_name(block, name):
@@ -111,7 +117,8 @@ class BlockPool:
         self._note_stored(content, range(begin, len(blocks)))
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
-        """Returns the blocks of the longest known prefix of `names`. The caller must share them before a `take`."""
+        """Returns the blocks of the longest known prefix of `names`. The caller must share them before the next
+        `take`."""
         blocks = []
         for name in names:
             if (block := self._block_of.get(name)) is None:
@@ -120,7 +127,7 @@ class BlockPool:
         return blocks
 
     def forget(self) -> None:
-        """Takes all names: nothing can be found any more. Idle blocks become free, and held ones stay held."""
+        """Removes all names, so that no block can be found any more. Idle blocks become free, held blocks stay held."""
         self.num_gains += 1
         self._name_of.clear()
         self._block_of.clear()
@@ -131,14 +138,14 @@ class BlockPool:
         self._changes = [Cleared()]
 
     def take_changes(self) -> list[BlockChange]:
-        """Returns the blocks that were stored and evicted since the last call, in order."""
+        """Returns the changes of the prefix cache since the last call, in order."""
         if self._evicted:
             self._note_evicted()
         changes, self._changes = self._changes, []
         return changes
 
     def num_freed_by(self, tables: Sequence[Sequence[int]]) -> int:
-        """Returns how many blocks only these tables hold."""
+        """Returns the number of blocks that only these tables hold."""
         holders = Counter(chain.from_iterable(tables))
         return sum(1 for block, count in holders.items() if self._count[block] == count)
 
@@ -150,7 +157,7 @@ class BlockPool:
         self._free.add(block)
 
     def _give_name(self, block: int, name: BlockName) -> bool:
-        """Returns False if the block has a name already, or the name a block."""
+        """Names a block. Returns False if it has a name already, or if another block has this name."""
         if self._count[block] == 0:
             raise ValueError(f"block {block} is not held")
         if name in self._block_of or block in self._name_of:
@@ -161,6 +168,7 @@ class BlockPool:
         return True
 
     def _note_stored(self, content: Stored, places: range) -> None:
+        """Adds the blocks of `content` at these places to the changes."""
         if not places:
             return
         if self._evicted:
@@ -172,7 +180,7 @@ class BlockPool:
         self._evicted.clear()
 
     def check(self) -> None:
-        """Raises `AssertionError` unless every block is in exactly one place."""
+        """Raises AssertionError unless every block is in exactly one of the three places."""
         free = set(chain.from_iterable(range(begin, end) for begin, end in self._free.runs()))
         held = set(self.holders())
         idle = set(self._idle)
@@ -183,24 +191,26 @@ class BlockPool:
         if {name: block for block, name in self._name_of.items()} != self._block_of:
             raise AssertionError("names and blocks disagree")
         if not idle <= self._name_of.keys() or free & self._name_of.keys():
-            raise AssertionError("an idle block without a name, or a free one with a name")
+            raise AssertionError("an idle block has no name, or a free block has one")
         if min(self._count) < 0:
-            raise AssertionError("a negative count")
+            raise AssertionError("a count is negative")
 
 
 class FreeRuns:
-    """A set of free block ids that hands out runs of neighbours if it can: a trunk in one piece is read by attention
-    without a gather.
+    """A set of free block ids that hands out runs of neighbours if possible. Attention reads a trunk in one run without
+    a gather.
 
-    Runs are half-open, [begin, end), never touch each other, and are found by length: `take` costs O(log lengths)
-    for each run it opens.
+    Runs are half-open, [begin, end), and never touch each other. They are found by length: `take` costs O(log number of
+    lengths) for each run that it uses.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._end_of: dict[int, int] = {}
         self._begin_of: dict[int, int] = {}
-        self._by_length: dict[int, dict[int, None]] = {}  # where runs of a length begin
-        self._lengths: list[int] = []  # the keys of _by_length, sorted
+        self._by_length: dict[int, dict[int, None]] = {}
+        """First blocks of the runs of each length, the newest run last."""
+        self._lengths: list[int] = []
+        """Keys of `_by_length`, sorted."""
         self._count = 0
         if num_blocks:
             self._insert(0, num_blocks)
@@ -210,11 +220,11 @@ class FreeRuns:
         return self._count
 
     def runs(self) -> list[tuple[int, int]]:
-        """All runs in order of their ids."""
+        """Returns all runs as (begin, end), in order of their ids."""
         return sorted(self._end_of.items())
 
     def add(self, block: int) -> None:
-        """Adds one block, and joins it with the runs beside it."""
+        """Adds one block, and joins it with the runs next to it."""
         begin, end = block, block + 1
         if block in self._begin_of:
             begin = self._begin_of[block]
@@ -226,8 +236,8 @@ class FreeRuns:
         self._insert(begin, end)
 
     def take(self, count: int, *, after: int | None = None) -> list[int]:
-        """Returns `count` blocks, in one run if there is one: the run that follows block `after`, else the smallest
-        that is long enough, else the longest ones. The caller has checked that there are enough."""
+        """Returns `count` blocks in one run if possible: from the run after block `after`, else from the smallest run
+        that is long enough. Otherwise takes the longest runs. The caller has checked that enough blocks are free."""
         taken: list[int] = []
         if after is not None and count and self._end_of.get(after + 1, 0) - (after + 1) >= count:
             return self._cut(after + 1, count)
@@ -239,7 +249,7 @@ class FreeRuns:
         return taken
 
     def _latest(self, length: int) -> int:
-        """Returns the newest run of this length: a dict finds its last key at once, but not its first."""
+        """Returns the newest run of this length. A dict finds its last key in constant time, but not its first."""
         same = self._by_length[length]
         begin, _ = same.popitem()
         same[begin] = None

@@ -3,10 +3,11 @@
     keys[layer], values[layer]      [(num_blocks + slack) * block_size, num_kv_heads, head_dim]
     slot of position p of a table   table[p // block_size] * block_size + p % block_size
 
-The slack behind the last block is zero and never written: block `num_blocks` pads tables that are shorter than a batch,
-and a view of a table may run past its end (those keys are masked). A mask adds minus infinity, which cannot undo a NaN
-or an infinite score, nor can a weight of 0 undo an infinite value. So all stored numbers are finite, and keys are small
-enough for any score to be finite: one group's broken KV does not spoil its neighbours.
+The slack after the last block is zero and never written. Block `num_blocks` pads block tables that are shorter than the
+others of a batch, and a view of a table can extend beyond its end, where the keys are masked. A mask adds minus
+infinity, which cannot undo a NaN or an infinite score, and a weight of 0 cannot undo an infinite value. All stored
+numbers are therefore finite, and keys are small enough for every score to be finite, so that invalid KV of one group
+leaves the other groups intact.
 """
 
 import math
@@ -14,19 +15,19 @@ from dataclasses import dataclass
 
 import torch
 
-from motet.engines.native.memory import give_back, huge_pages
+from motet.engines.native.memory import huge_pages, release_pages
 from motet.transfer.proof import Proof
 from motet.transfer.transport import KVFacts, RegisteredMemory
 
 KEY_PADDING = 512
-"""The most keys that a view may run past the end of a table."""
+"""Maximum number of keys that a view can have beyond the end of a table."""
 KEY_LIMIT = 1e20
-"""Larger keys are cut, so that scores are finite for queries up to 1e16. Working models have keys below 1e4."""
+"""Keys are clamped to this magnitude, so that scores are finite for queries up to 1e16. Models have keys below 1e4."""
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """The layout of one block."""
+    """Sizes and dtype of one block."""
 
     num_layers: int
     block_size: int
@@ -36,12 +37,12 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """Keys and values of one block in all layers."""
+        """Size of the keys and values of one block in all layers."""
         values = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
         return values * self.dtype.itemsize
 
     def facts(self, model_digest: str, quantization: str) -> KVFacts:
-        """Returns the facts that must be equal on another worker that uses this KV."""
+        """Returns the facts that must be equal on every worker that uses this KV."""
         return KVFacts(
             model_digest=model_digest,
             quantization=quantization,
@@ -54,7 +55,7 @@ class KVLayout:
 
 
 class KVStorage:
-    """Allocated once, zeroed, on one device."""
+    """Keys and values of all layers, allocated and zeroed once, on one device."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, *, device: torch.device) -> None:
         self.num_blocks = num_blocks
@@ -70,7 +71,7 @@ class KVStorage:
         return len(self.keys)
 
     def memory(self, proof: Proof) -> RegisteredMemory:
-        """Describes the place of the memory, for readers in other processes."""
+        """Returns the addresses of the memory and of the proof, for readers in other processes."""
         layers = [*self.keys, *self.values]
         _, kv_heads, head_dim = layers[0].shape
         return RegisteredMemory(
@@ -82,28 +83,28 @@ class KVStorage:
             proof_entries=proof.num_entries,
         )
 
-    def give_back(self) -> None:
-        """Gives the memory back to the system until it is next touched; what was in it is gone. Only on the CPU."""
-        give_back(self.keys)
-        give_back(self.values)
+    def release_pages(self) -> None:
+        """Returns the memory to the system until it is next used. Its content is lost. Only on the CPU."""
+        release_pages(self.keys)
+        release_pages(self.values)
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores key, value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] int64."""
+        """Stores key and value [num_tokens, num_kv_heads, head_dim] of one layer at `slots` [num_tokens] int64."""
         limit = self.key_limit
         self.keys[layer].index_copy_(0, slots, torch.nan_to_num(key).clamp_(-limit, limit))
         self.values[layer].index_copy_(0, slots, torch.nan_to_num(value))
 
     @torch.inference_mode()
     def copy(self, source: list[int], target: list[int]) -> None:
-        """Copies slots to slots, in all layers."""
+        """Copies keys and values of the slots `source` to the slots `target`, in all layers."""
         here, there = torch.tensor([source, target], dtype=torch.int64).to(self.keys.device).unbind()
         self.keys[:, there] = self.keys[:, here]
         self.values[:, there] = self.values[:, here]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
-    """Returns memory that is all there from now on: no step waits for a page, nor finds that there are too few. Raises
-    RuntimeError or OSError if the device has not so much."""
+    """Returns zeroed memory whose pages are all allocated, so that no step waits for a page or fails to get one. Raises
+    RuntimeError or OSError if the device has too little memory."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return huge_pages(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(shape)

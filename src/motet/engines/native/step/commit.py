@@ -96,7 +96,7 @@ class Commit:
     eos_token_ids: frozenset[int]
     max_model_len: int
     answers: "AnswerCache | None" = None
-    """None unless `--cache-answers` is set."""
+    """Set with `--cache-answers`."""
 
     def advance(self, plan: StepPlan, *, trunk_tokens_joined: int = 0) -> None:
         """Counts the tokens of a step as computed: their KV is stored. `trunk_tokens_joined`: see `ModelRunner`."""

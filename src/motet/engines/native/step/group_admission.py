@@ -33,7 +33,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     """Maximum number of tokens in a step."""
     max_kept_blocks: int | None = None
-    """Maximum number of blocks of all kept trunks; None: as many as the pool has."""
+    """Maximum number of blocks of all kept trunks; None means as many as the pool has."""
 
 
 class AdmissionResult(Enum):
@@ -143,14 +143,14 @@ def check_fits(group: Group, info: EngineInfo) -> None:
     shortest = 2 if group.readers else 1
     if len(request.prompt) < shortest or longest >= info.max_model_len:
         raise ContextLengthError(
-            f"prompt and output tokens are {longest}; at least {shortest} of the prompt and at most "
-            f"{info.max_model_len - 1} in all are possible",
+            f"the prompt has {len(request.prompt)} tokens, {longest} with the output tokens of a choice; this engine "
+            f"takes prompts of at least {shortest}, and at most {info.max_model_len - 1} in total",
             param="prompt",
         )
     if any(len(start.output_tokens) >= request.sampling.max_tokens for start in request.choices):
-        raise RequestError("a choice has written its max_tokens already: there is nothing to resume", param="choices")
+        raise RequestError("a choice has its max_tokens already: there is nothing to resume", param="choices")
     if request.keep_s and group.trunk.key is None and not group.readers:
-        why = "with 'prompt_logprobs', or where there is no prefix cache"
+        why = "with 'prompt_logprobs', or without a prefix cache"
         raise RequestError(f"The prompt of 'keep_s' cannot be kept {why}.", param="keep_s")
     if len(group.sequences) > info.max_num_seqs:
         raise RequestError(
@@ -162,6 +162,6 @@ def check_fits(group: Group, info: EngineInfo) -> None:
     if num_needed > info.num_blocks:
         raise RequestError(
             f"the prompt and n = {len(group.sequences)} choices need {num_needed} KV blocks at once; this "
-            f"engine has {info.num_blocks}: ask for a smaller n or raise --kv-cache-gb",
+            f"engine has {info.num_blocks}: request a smaller n or raise --kv-cache-gb",
             param="n",
         )

@@ -66,7 +66,7 @@ class Handover:
     """The leases and pulls of an engine. Owned by the core; the scheduler starts and abandons pulls."""
 
     transfers: TransferThread | None
-    """None for an engine that keeps its KV cache to itself."""
+    """Transfers with other workers; None for an engine that keeps its KV cache to itself."""
     pool: BlockPool
     counters: EngineStats
     block_size: int
@@ -124,7 +124,7 @@ class Handover:
             return
         if not transfers.key.believes(ticket):
             self._count_failure(FailureKind.REFUSED)
-            logger.warning("the prompt of %s is computed here: its ticket lacks our cluster's seal", _label(group))
+            logger.warning("the prompt of %s is computed here: its ticket lacks the cluster's seal", _label(group))
             return
         if ticket.weights != self.weights:
             self._count_failure(FailureKind.WEIGHTS)

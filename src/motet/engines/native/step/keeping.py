@@ -33,7 +33,7 @@ class KeptTrunks:
         clock: Callable[[], float],
         max_blocks: int | None = None,
     ) -> None:
-        """`max_blocks`: maximum number of blocks of all kept trunks; None: as many as the pool has."""
+        """`max_blocks`: maximum number of blocks of all kept trunks; None means as many as the pool has."""
         self._pool = pool
         self._sharing = sharing
         self._counters = counters

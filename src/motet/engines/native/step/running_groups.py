@@ -85,7 +85,7 @@ class RunningGroups:
         return max(1, blocks_for(len(sequence.output_tokens), self.block_size))
 
     def check(self) -> None:
-        """Raises AssertionError unless the counts and the preempted sequences are those of the running groups."""
+        """Raises AssertionError unless the count and the preempted sequences match the running groups."""
         for group in self.groups:
             group.check()
             if not group.admitted:
@@ -99,7 +99,7 @@ class RunningGroups:
 
 @dataclass(eq=False, kw_only=True)
 class Preemption:
-    """Takes blocks from younger sequences for older ones, and gives them back. Owned by the scheduler.
+    """Takes blocks from younger sequences for older ones, and restarts them later. Owned by the scheduler.
 
     The youngest group loses its tails first, the youngest sibling's tail before the others, and its trunk last. Groups
     older than the growing sequence never lose blocks: every younger group has a trunk to lose, and the growing sequence
@@ -132,7 +132,7 @@ class Preemption:
 
     def restore(self) -> None:
         """Starts preempted sequences again, the oldest first, as long as every running sequence could take one more
-        block as well. Otherwise a sequence could be preempted again at once, after a replay in vain."""
+        block as well. Otherwise a sequence could be preempted again at once, and its replay would be wasted."""
         running = self.running
         while sequence := running.preempted.oldest():
             num_growing = running.num_sequences - len(running.preempted)

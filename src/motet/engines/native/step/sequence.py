@@ -86,7 +86,7 @@ class GroupTrunk:
     origin: tuple[int, int]
     """Age of the group that computed the trunk. Groups that share a trunk have the same value."""
     key: TrunkKey | None = None
-    """None if the trunk is never shared with another group."""
+    """Key for groups with the same prompt; None if the trunk is never shared."""
     blocks: list[int] = field(default_factory=list)
     """Block table: prompt token p is stored in blocks[p // block_size]. Every group with the trunk holds each block
     once, and the scheduler releases it when the group ends or is suspended."""
@@ -207,7 +207,7 @@ class GroupMaker:
 
     def __init__(self, info: EngineInfo, *, prefix_cache: bool, grammars: Grammars | None) -> None:
         self.grammars = grammars
-        """None for an engine that refuses groups with a grammar."""
+        """Compiles grammars; None for an engine that refuses groups with a grammar."""
         self.weights = info.block_weights
         """Identifies the weights in the names of blocks."""
         self._eos_token_ids = tuple(token_id for token_id in info.eos_token_ids if token_id < info.vocab_size)
