@@ -157,7 +157,7 @@ def test_an_engine_names_its_rounded_weights_in_fingerprint_and_kv_facts(tiny: T
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"dtype": "float32"}, "with int8 weights they compute in bfloat16, not in float32"),
+        ({"dtype": "float32"}, "with int8 weights the kernels compute in bfloat16, not in float32"),
         ({"dtype": "bfloat16", "kernels": "torch"}, "--kernels torch was given"),
     ],
 )
