@@ -1,19 +1,19 @@
-"""Measures what a group policy costs and what it saves.
+"""Measures the cost of a group policy, and the tokens and the time that it saves.
 
-1. A policy that never fires: tokens a second of 32 choices with it, in terms of those without, by turns.
-2. From the decision to freed rows: how many tokens the engine has written for each choice that a decision ended, beyond
-   those that the answer has. One is the token of the step that was under way.
-3. Sums with a majority vote by Adaptive-Consistency's rule (posterior 0.95): all 40 answers, the group with a policy,
-   and a client that runs the same rule over requests with n = 1, several at a time, and leaves the rest when it has
-   enough. Seeds are the same, so are the answers; the tokens are those that the engine has written.
+1. A policy that never ends a choice: tokens per second of 32 choices with the policy and without it, in turn.
+2. From the decision to freed rows: number of tokens that the engine generates, for each choice ended by a decision, in
+   addition to the tokens of the answer. One is the token of the step that runs at that moment.
+3. Sums with a majority vote by Adaptive-Consistency's rule (posterior 0.95), in three ways: all 40 answers; a group
+   with a policy; a client that applies the same rule to requests with n = 1, sends several at a time, and cancels the
+   rest when the rule is met. Seeds are the same, and so are the answers. The engine counts the generated tokens.
 
-Floors (`--check` fails when one is missed): a policy that never fires leaves 0.99 of the tokens a second; a decision
-costs at most two tokens a choice; a group writes no more tokens than the client's loop, and is done sooner.
+Floors (`--check` fails if one is missed): a policy that never ends a choice keeps 0.99 of the tokens per second; a
+decision costs at most two tokens per choice; a group generates no more tokens than the client's loop, and takes less
+time.
 
 Run: python -m bench.policies [--ns 32] [--repeats 9] [--check]
 """
 
-import argparse
 import asyncio
 import sys
 import time
@@ -28,7 +28,7 @@ import msgspec
 from bench.client.load import Load, LoadSetup, open_client
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.program.command_line import load_parser, progress
-from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
+from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.motet_server import counters, motet_server
 from examples.self_consistency.questions import make_questions
 from motet.deploy.child import CounterSnapshot
@@ -41,63 +41,79 @@ SILENT: dict[str, dict[str, object]] = {
     "vote, deterministic": {"vote": True, "extract": "last_number", "deterministic": True},
     "confidence": {"confidence": {"window": 16, "below": -1.0, "top": 5}},
 }
-"""Policies that never end a choice. The last one takes log-probabilities, and so more work in the engine."""
+"""Policies that never end a choice. The last one uses log-probabilities, which add work in the engine."""
 PLAIN = "none"
 FREE = ("agree", "vote, deterministic")
-"""Those that must cost nothing."""
+"""Policies that must cost nothing."""
 SAMPLES = 40
 AT_A_TIME = 4
 POSTERIOR = 0.95
 SUM_TOKENS = 64
 QUESTIONS = 12
 ENDS = list(range(0, 49_000, 60))
-"""Tokens at which choices end: about every 60 tokens one of them is drawn."""
+"""Tokens that end a choice: one of them is sampled about every 60 tokens."""
 
 
 @dataclass(frozen=True)
-class Overhead:
+class PolicyOverhead:
     policy: str
     tokens_per_s: float
     share: float
-    """Of the tokens per second without a policy; the median of the ratios of neighbours in time."""
+    """Median ratio of the tokens per second with the policy and without it, in consecutive requests."""
+
+    def cells(self) -> Cells:
+        return [
+            ("policy that never ends a choice", self.policy, "<"),
+            ("tokens/s", self.tokens_per_s, ".0f"),
+            ("/ without", self.share, ".3f"),
+        ]
 
 
 @dataclass(frozen=True)
-class Vote:
-    """What all questions took in one way."""
+class VoteCost:
+    """The cost of all questions in one way."""
 
     way: str
     tokens: int
-    """Tokens that the engine has written."""
+    """Number of tokens that the engine generated."""
     seconds: float
     samples: float
-    """Mean number of answers that have begun."""
+    """Mean number of answers that were started."""
     same: float
-    """Share of the questions whose majority is that of all answers."""
+    """Share of the questions whose majority equals the majority of all answers."""
+
+    def cells(self) -> Cells:
+        return [
+            ("sums, posterior 0.95", self.way, "<"),
+            ("tokens", self.tokens, ""),
+            ("seconds", self.seconds, ".1f"),
+            ("answers", self.samples, ".1f"),
+            ("same", self.same, ".2f"),
+        ]
 
 
-class _Choice(msgspec.Struct):
+class _VotedChoice(msgspec.Struct):
     text: str = ""
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
+class _CompletionUsage(msgspec.Struct):
     completion_tokens: int
 
 
-class _Report(msgspec.Struct):
+class _GroupReport(msgspec.Struct):
     begun: int
     aborted: int
     vote: dict[str, object] | None = None
 
 
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage
-    groups: list[_Report] = []
+class _VotedAnswer(msgspec.Struct):
+    choices: list[_VotedChoice]
+    usage: _CompletionUsage
+    groups: list[_GroupReport] = []
 
 
-async def overheads(client: httpx.AsyncClient, setup: LoadSetup) -> list[Overhead]:
+async def overheads(client: httpx.AsyncClient, setup: LoadSetup) -> list[PolicyOverhead]:
     n = setup.ns[0]
     plain = Load(client, setup.max_tokens, count_blocks=False)
     fresh = FreshPrompts(await plain.tokens_of(TEXT), seed=new_seed())
@@ -106,21 +122,21 @@ async def overheads(client: httpx.AsyncClient, setup: LoadSetup) -> list[Overhea
     for repeat in range(setup.repeats):
         names = list(SILENT)
         for name in names if repeat % 2 else reversed(names):
-            load = replace(plain, prepare=adding(SILENT[name])) if SILENT[name] else plain
+            load = replace(plain, prepare=AddPolicy(SILENT[name])) if SILENT[name] else plain
             timing = await load.group(fresh.next(setup.prompt_tokens), n, seed=repeat)
             speeds[name].append(timing.decode_tokens_per_s)
-        progress(", ".join(f"{name} {taken[-1]:.0f}" for name, taken in speeds.items()) + " tokens/s")
+        progress(", ".join(f"{name} {figures[-1]:.0f}" for name, figures in speeds.items()) + " tokens/s")
     return [
-        Overhead(
+        PolicyOverhead(
             name,
-            median(taken),
-            median(with_it / without for with_it, without in zip(taken, speeds[PLAIN], strict=True)),
+            median(figures),
+            median(with_policy / plain for with_policy, plain in zip(figures, speeds[PLAIN], strict=True)),
         )
-        for name, taken in speeds.items()
+        for name, figures in speeds.items()
     ]
 
 
-class adding:
+class AddPolicy:
     """Adds a policy to the body of a request."""
 
     def __init__(self, group: Mapping[str, object]) -> None:
@@ -131,7 +147,7 @@ class adding:
 
 
 async def tokens_beyond(client: httpx.AsyncClient, setup: LoadSetup) -> float:
-    """Returns the mean number of tokens that a choice has written beyond the decision that ended it."""
+    """Returns the mean number of tokens that the engine generates for a choice after the decision that ended it."""
     prompt = await Load(client, 1).tokens_of(TEXT[: 4 * setup.prompt_tokens])
     beyond = []
     for repeat in range(setup.repeats):
@@ -151,15 +167,15 @@ async def tokens_beyond(client: httpx.AsyncClient, setup: LoadSetup) -> float:
     return mean(beyond)
 
 
-async def complete(client: httpx.AsyncClient, body: Mapping[str, object]) -> _Answer:
+async def complete(client: httpx.AsyncClient, body: Mapping[str, object]) -> _VotedAnswer:
     response = await client.post("/v1/completions", json=body)
     response.raise_for_status()
-    return msgspec.json.decode(response.content, type=_Answer)
+    return msgspec.json.decode(response.content, type=_VotedAnswer)
 
 
 @dataclass(frozen=True)
-class Votes:
-    """Asks all questions in one way."""
+class VoteBench:
+    """Sends all questions in one way after the other."""
 
     client: httpx.AsyncClient
     prompts: Sequence[str]
@@ -168,64 +184,65 @@ class Votes:
         sampling = {"temperature": 0.6, "max_tokens": SUM_TOKENS, "stop": ["\n\n"]}
         return {"prompt": prompt, "n": n, "seed": seed} | sampling
 
-    async def all_of_them(self) -> tuple[Vote, list[str | None]]:
+    async def all_answers(self) -> tuple[VoteCost, list[str | None]]:
+        """Returns the cost of all answers, and the majority of each question."""
         return await self._groups("all answers", {"vote": True, "extract": "last_number"}, [])
 
-    async def with_policy(self, majorities: Sequence[str | None]) -> Vote:
+    async def with_policy(self, majorities: Sequence[str | None]) -> VoteCost:
         group = {"stop_when": {"posterior": POSTERIOR}, "extract": "last_number", "vote": True, "start": AT_A_TIME}
         vote, _ = await self._groups("a group with a policy", group, majorities)
         return vote
 
     async def _groups(
         self, way: str, group: Mapping[str, object], majorities: Sequence[str | None]
-    ) -> tuple[Vote, list[str | None]]:
-        before, started = await counters(self.client), time.monotonic()
-        found, begun = list[str | None](), 0
+    ) -> tuple[VoteCost, list[str | None]]:
+        before, started_s = await counters(self.client), time.monotonic()
+        found, samples = list[str | None](), 0
         for number, prompt in enumerate(self.prompts):
             answer = await complete(self.client, self.body(prompt, SAMPLES, seed=1000 * number) | {"group": group})
             (report,) = answer.groups
-            begun += report.begun
+            samples += report.begun
             value = (report.vote or {}).get("majority")
             found.append(value if isinstance(value, str) else None)
-        return await self._vote(
-            way, before, started=started, begun=begun, found=found, majorities=majorities or found
+        return await self._cost(
+            way, before, started_s=started_s, samples=samples, found=found, majorities=majorities or found
         ), found
 
-    async def by_client(self, majorities: Sequence[str | None]) -> Vote:
-        before, started = await counters(self.client), time.monotonic()
-        found, begun = list[str | None](), 0
+    async def by_client(self, majorities: Sequence[str | None]) -> VoteCost:
+        before, started_s = await counters(self.client), time.monotonic()
+        found, samples = list[str | None](), 0
         for number, prompt in enumerate(self.prompts):
             loop = ClientLoop(self, prompt, first_seed=1000 * number)
             found.append(await loop.run())
-            begun += loop.begun
-        return await self._vote(
-            "a client's loop", before, started=started, begun=begun, found=found, majorities=majorities
+            samples += loop.started
+        return await self._cost(
+            "a client's loop", before, started_s=started_s, samples=samples, found=found, majorities=majorities
         )
 
-    async def _vote(
+    async def _cost(
         self,
         way: str,
         before: CounterSnapshot,
-        started: float,
         *,
-        begun: int,
+        started_s: float,
+        samples: int,
         found: Sequence[str | None],
         majorities: Sequence[str | None],
-    ) -> Vote:
-        seconds = time.monotonic() - started
+    ) -> VoteCost:
+        seconds = time.monotonic() - started_s
         spent = (await counters(self.client)) - before
-        same = mean(mine == others for mine, others in zip(found, majorities, strict=True))
-        vote = Vote(way, spent.generation_tokens, seconds, begun / len(self.prompts), same)
-        progress(f"{way}: {vote.tokens} tokens, {seconds:.1f} s")
-        return vote
+        same = mean(value == majority for value, majority in zip(found, majorities, strict=True))
+        cost = VoteCost(way, spent.generation_tokens, seconds, samples / len(self.prompts), same)
+        progress(f"{way}: {cost.tokens} tokens, {seconds:.1f} s")
+        return cost
 
 
 class ClientLoop:
-    """Adaptive-Consistency as clients write it: requests with n = 1, some at a time, until the rule is met."""
+    """Adaptive-Consistency as clients implement it: requests with n = 1, some at a time, until the rule is met."""
 
-    def __init__(self, votes: Votes, prompt: str, *, first_seed: int) -> None:
-        self.begun = 0
-        self._votes = votes
+    def __init__(self, bench: VoteBench, prompt: str, *, first_seed: int) -> None:
+        self.started = 0
+        self._bench = bench
         self._prompt = prompt
         self._first_seed = first_seed
         self._answers = Answers(SAMPLES)
@@ -233,67 +250,57 @@ class ClientLoop:
         self._rule = Posterior(POSTERIOR)
 
     async def run(self) -> str | None:
-        """Returns the majority, once the rule is met or no answer is left."""
-        asked: set[asyncio.Task[tuple[int, str]]] = set()
+        """Returns the majority when the rule is met, or when no answer is left."""
+        running: set[asyncio.Task[tuple[int, str]]] = set()
         met = False
-        while not met and (self.begun < SAMPLES or asked):
-            while self.begun < SAMPLES and len(asked) < AT_A_TIME:
-                asked.add(asyncio.create_task(self._ask(self.begun)))
-                self.begun += 1
-            done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        while not met and (self.started < SAMPLES or running):
+            while self.started < SAMPLES and len(running) < AT_A_TIME:
+                running.add(asyncio.create_task(self._sample(self.started)))
+                self.started += 1
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 index, text = task.result()
                 self._answers.finish(index, self._extract.value(text))
             met = self._rule.met(self._answers) is not None
-        for task in asked:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         majority = self._answers.majority()
         return None if majority is None else majority.value
 
-    async def _ask(self, index: int) -> tuple[int, str]:
-        body = self._votes.body(self._prompt, 1, seed=self._first_seed + index)
-        (choice,) = (await complete(self._votes.client, body)).choices
+    async def _sample(self, index: int) -> tuple[int, str]:
+        body = self._bench.body(self._prompt, 1, seed=self._first_seed + index)
+        (choice,) = (await complete(self._bench.client, body)).choices
         return index, choice.text
 
 
-async def measure(url: str, setup: LoadSetup) -> tuple[list[Overhead], float, list[Vote]]:
+async def measure(url: str, setup: LoadSetup) -> tuple[list[PolicyOverhead], float, list[VoteCost]]:
     async with open_client(url) as client:
         rows = await overheads(client, setup)
         beyond = await tokens_beyond(client, setup)
-        votes = Votes(client, [question.prompt for question in make_questions(QUESTIONS, seed=1)])
-        whole, majorities = await votes.all_of_them()
-        return rows, beyond, [whole, await votes.with_policy(majorities), await votes.by_client(majorities)]
+        votes = VoteBench(client, [question.prompt for question in make_questions(QUESTIONS, seed=1)])
+        all_answers, majorities = await votes.all_answers()
+        return rows, beyond, [all_answers, await votes.with_policy(majorities), await votes.by_client(majorities)]
 
 
-def tables(rows: Sequence[Overhead], votes: Sequence[Vote]) -> list[Table]:
-    heads = [("policy that never fires", "<"), ("tokens/s", ".0f"), ("of none", ".3f")]
-    ways = [("sums, posterior 0.95", "<"), ("tokens", ""), ("seconds", ".1f"), ("answers", ".1f"), ("same", ".2f")]
-    return [
-        columns_table(heads, [(row.policy, row.tokens_per_s, row.share) for row in rows]),
-        columns_table(ways, [(vote.way, vote.tokens, vote.seconds, vote.samples, vote.same) for vote in votes]),
-    ]
-
-
-def floors(rows: Sequence[Overhead], beyond: float, votes: Sequence[Vote]) -> list[Floor]:
+def floors(rows: Sequence[PolicyOverhead], beyond: float, votes: Sequence[VoteCost]) -> list[Floor]:
     _, group, loop = votes
     return [
         *(
-            Floor(f"tokens/s with {row.policy}, of none", row.share, 0.99, Bound.AT_LEAST)
+            Floor(f"tokens/s with {row.policy} / without", row.share, 0.99, Bound.AT_LEAST)
             for row in rows
             if row.policy in FREE
         ),
-        Floor("tokens a choice beyond the decision", beyond, 2.0),
-        Floor("tokens of a group, of a client's loop", group.tokens / loop.tokens, 1.0),
-        Floor("seconds of a group, of a client's loop", group.seconds / loop.seconds, 1.0),
+        Floor("tokens per choice after the decision", beyond, 2.0),
+        Floor("tokens of a group / of a client's loop", group.tokens / loop.tokens, 1.0),
+        Floor("seconds of a group / of a client's loop", group.seconds / loop.seconds, 1.0),
     ]
 
 
 def main(argv: Sequence[str]) -> int:
-    arguments: argparse.Namespace = load_parser(
-        "bench.policies", __doc__, ns=(32,), prompt_tokens=400, max_tokens=128, repeats=9
-    ).parse_args(argv)
-    about = machine()
+    parser = load_parser("bench.policies", __doc__, ns=(32,), prompt_tokens=400, max_tokens=128, repeats=9)
+    arguments = parser.parse_args(argv)
+    conditions = machine()
     with ExitStack() as stack:
         url = stack.enter_context(motet_server(arguments.model)).url
         rows, beyond, votes = asyncio.run(measure(url, LoadSetup.of(arguments)))
@@ -302,11 +309,12 @@ def main(argv: Sequence[str]) -> int:
         "tokens_beyond": beyond,
         "votes": [asdict(vote) for vote in votes],
     }
-    return tell(
+    return print_report(
         record,
-        *tables(rows, votes),
-        f"tokens a choice beyond the decision: {beyond:.2f}",
-        about=about,
+        table(row.cells() for row in rows),
+        table(vote.cells() for vote in votes),
+        f"tokens per choice after the decision: {beyond:.2f}",
+        conditions=conditions,
         floors=floors(rows, beyond, votes),
         check=arguments.check,
     )

@@ -1,16 +1,15 @@
-"""Measures the sampling of a step: milliseconds for 32 and 128 choices, vocabulary 49,152, each way of drawing.
+"""Measures the sampling of a step: milliseconds for 32 and 128 choices, vocabulary 49,152, for each way of sampling.
 
 The logits are synthetic, in bf16. Probabilities fall with a power of their rank, whose exponent differs from row to
-row, with an exponential cut-off. So top-p keeps about as many tokens as for SmolLM2 when it writes a story (top-p 0.9:
-median 14, one row in ten above 100; 0.99: median 290, one in ten above 1,400; printed first). "fork" draws all choices
-from one row, like the first tokens of a group. The logits of "flat" are normally distributed: top-p keeps about 20,000
-tokens, more than of nine rows in ten of SmolLM2 at temperature 1.3 (median 1,800, one in ten above 6,600). Prints a
-table, and JSON on the last line.
+row, with an exponential cut-off. So top-p keeps about as many tokens as for SmolLM2 when it generates a story (top-p
+0.9: median 14, one row in ten above 100; 0.99: median 290, one in ten above 1,400; printed first). "fork" samples all
+choices from one row, like the first tokens of a group. The logits of "flat" are normally distributed: top-p keeps about
+20,000 tokens, more than for nine rows in ten of SmolLM2 at temperature 1.3 (median 1,800, one in ten above 6,600).
+Prints a table, and JSON on the last line.
 
 Run: python -m bench.sampler [--rows 32,128] [--repeats 30] [--device cpu] [--threads 2] [--cpu-time]
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +17,8 @@ from statistics import median
 
 import torch
 
-from bench.program.command_line import numbers
-from bench.program.report import columns_table, machine, tell
+from bench.program.command_line import benchmark_parser, numbers
+from bench.program.report import machine, print_report, table
 from motet.engines.native.sample.lanes import SampleRow
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
@@ -28,7 +27,7 @@ from motet.types import SamplingParams
 VOCAB = 49_152
 PROMPT = [token_id % 500 for token_id in range(1340)]
 PROMPT_TOKENS = PromptTokens(PROMPT)
-WRITTEN = list(range(400, 600))
+GENERATED = list(range(400, 600))
 WAYS = {
     "temperature 1": SamplingParams(max_tokens=999),
     "temperature 1, fork": SamplingParams(max_tokens=999),
@@ -48,7 +47,7 @@ WAYS = {
 }
 
 
-def made_up_logits(rows: int, device: torch.device) -> torch.Tensor:
+def synthetic_logits(rows: int, device: torch.device) -> torch.Tensor:
     """Returns synthetic logits [rows, VOCAB] bf16."""
     generator = torch.Generator().manual_seed(0)
     exponents = 1.0 + 1.3 * torch.rand(rows, 1, generator=generator)
@@ -59,7 +58,7 @@ def made_up_logits(rows: int, device: torch.device) -> torch.Tensor:
 
 
 def flat_logits(rows: int, device: torch.device) -> torch.Tensor:
-    """Returns logits [rows, VOCAB] bf16 at which a model is undecided."""
+    """Returns logits [rows, VOCAB] bf16 of an undecided model."""
     return (2.4 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(1))).bfloat16().to(device)
 
 
@@ -73,16 +72,16 @@ def sample_rows(params: SamplingParams, rows: int, *, fork: bool) -> list[Sample
     return [
         SampleRow(
             logits_row=0 if fork else row,
-            state=ChoiceSampling(params, seed=row, prompt=PROMPT_TOKENS, eos_token_ids=(0,), written=WRITTEN),
-            position=len(PROMPT) + len(WRITTEN),
+            state=ChoiceSampling(params, seed=row, prompt=PROMPT_TOKENS, eos_token_ids=(0,), written=GENERATED),
+            position=len(PROMPT) + len(GENERATED),
         )
         for row in range(rows)
     ]
 
 
 def milliseconds(work: Callable[[], object], repeats: int, *, cpu_time: bool) -> float:
-    """Returns the median on the clock, or the least CPU time of this thread, after one run to warm up. The work ends
-    with a copy to the host: no device work is left."""
+    """Returns the median wall time, or the minimum CPU time of this thread, after one run to warm up. The work ends
+    with a copy to the host, so no device work is left."""
     clock, figure = (time.thread_time, min) if cpu_time else (time.perf_counter, median)
     work()
     times = []
@@ -94,34 +93,36 @@ def milliseconds(work: Callable[[], object], repeats: int, *, cpu_time: bool) ->
 
 
 def measure(rows: int, repeats: int, device: torch.device, *, cpu_time: bool) -> dict[str, float]:
-    sampler, usual, flat = Sampler(VOCAB, device), made_up_logits(rows, device), flat_logits(rows, device)
+    sampler, usual, flat = Sampler(VOCAB, device), synthetic_logits(rows, device), flat_logits(rows, device)
     figures = {}
     for name, params in WAYS.items():
-        logits, draws = flat if "flat" in name else usual, sample_rows(params, rows, fork="fork" in name)
-        figures[name] = milliseconds(partial(sampler.sample, logits, draws), repeats, cpu_time=cpu_time)
+        logits, sampled = flat if "flat" in name else usual, sample_rows(params, rows, fork="fork" in name)
+        figures[name] = milliseconds(partial(sampler.sample, logits, sampled), repeats, cpu_time=cpu_time)
     return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="milliseconds a step spends on sampling")
-    parser.add_argument("--rows", type=numbers, default=(32, 128), help="choices of a step, e.g. 32,128")
-    parser.add_argument("--repeats", type=int, default=30, help="timed steps of each case")
+    parser = benchmark_parser("bench.sampler", __doc__)
+    parser.add_argument("--rows", type=numbers, default=(32, 128), help="numbers of choices of a step, e.g. 32,128")
+    parser.add_argument("--repeats", type=int, default=30, help="number of timed steps of each case")
     parser.add_argument("--device", default="cpu", help="device of the sampler")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
-    parser.add_argument("--cpu-time", action="store_true", help="least CPU time of one thread, beside other work")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="number of torch's threads")
+    parser.add_argument("--cpu-time", action="store_true", help="minimum CPU time of one thread, for a busy machine")
     options = parser.parse_args()
     threads = 1 if options.cpu_time else options.threads
     torch.set_num_threads(threads)
     device = torch.device(options.device)
     results = {rows: measure(rows, options.repeats, device, cpu_time=options.cpu_time) for rows in options.rows}
-    kept = [kept_by_top_p(made_up_logits(128, device), top_p) for top_p in (0.9, 0.99)]
-    heads = [("ms a step", "<"), *((f"{rows} choices", ".2f") for rows in options.rows)]
-    shown = columns_table(heads, [(name, *(figures[name] for figures in results.values())) for name in WAYS])
-    tell(
+    kept = [kept_by_top_p(synthetic_logits(128, device), top_p) for top_p in (0.9, 0.99)]
+    shown = table(
+        [("ms per step", name, "<"), *((f"{rows} choices", results[rows][name], ".2f") for rows in results)]
+        for name in WAYS
+    )
+    print_report(
         {"threads": threads, "cpu_time": options.cpu_time, "vocab_size": VOCAB, "ms": results},
         *kept,
         shown,
-        about=machine(),
+        conditions=machine(),
     )
 
 

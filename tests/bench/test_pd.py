@@ -1,4 +1,4 @@
-"""The benchmarks of prefill and decode apart: broken promises are reported, and vLLM's figures are read."""
+"""The benchmarks of separate prefill and decode report unexpected counters, and read vLLM's figures."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -8,22 +8,22 @@ import httpx
 import pytest
 
 from bench.client.load import Timing
-from bench.pd import Row
+from bench.pd import PrefillDecodeRow
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, counters_in
 from bench.transfer import main
 from motet.deploy.child import CounterSnapshot
 from tests.tiny_models import save_tiny_model
 
 TIMING = Timing(1.0, 1.0, 2.0, 64)
-AS_PROMISED = {"prefills": 1, "kv_transfers": 1, "kv_transfer_bytes": 640, "recomputed_tokens": 1}
+EXPECTED = {"prefills": 1, "kv_transfers": 1, "kv_transfer_bytes": 640, "recomputed_tokens": 1}
 
 
-def row(**spent: int) -> Row:
-    figures = CounterSnapshot(**{**dict.fromkeys(CounterSnapshot.__dataclass_fields__, 0), **AS_PROMISED, **spent})
-    return Row(8, TIMING, figures, 640, TIMING, None, None)
+def row(**spent: int) -> PrefillDecodeRow:
+    figures = CounterSnapshot(**{**dict.fromkeys(CounterSnapshot.__dataclass_fields__, 0), **EXPECTED, **spent})
+    return PrefillDecodeRow(8, TIMING, figures, 640, TIMING, None, None)
 
 
-def test_a_row_names_the_promises_that_were_broken() -> None:
+def test_a_row_names_the_unexpected_counters() -> None:
     assert row().wrong == []
     assert row(kv_transfers=8, kv_transfer_bytes=5120).wrong == ["n=8: transfers 8, not 1", "n=8: bytes 5120, not 640"]
     assert row(prefills=2, recomputed_tokens=300).wrong == [
@@ -54,7 +54,7 @@ vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 8064.0
 @pytest.mark.parametrize(
     ("prepare", "n"), [(VLLMPair.prepare, 8), (VLLMPair.prepare_once, 1)], ids=["as it is", "clamped"]
 )
-async def test_the_prefill_request_asks_vllm_for_one_token_and_decode_gets_its_ticket(
+async def test_prefill_generates_one_token_and_decode_gets_the_ticket(
     prepare: Callable[[VLLMPair, dict[str, object]], Awaitable[dict[str, object]]], n: int
 ) -> None:
     sent: list[dict[str, object]] = []
