@@ -1,12 +1,12 @@
 """Measures the transfer of a prompt's KV from a prefill process to a decode process.
 
-    pull       a prompt for n = 1, 3, 8, 32: transfers, bytes, descriptors, milliseconds, GB/s, beside a plain copy of
-               as many bytes in memory
-    busy       pulls while the prefill process computes a long prompt: they must not wait until its pass ends
-    idle       processor time of both processes without requests
+    pull       a prompt for n = 1, 3, 8, 32: transfers, bytes, descriptors, milliseconds, GB/s, compared with a plain
+               copy of the same number of bytes in memory
+    busy       pulls while the prefill process computes a long prompt: they must not wait for the end of its pass
+    idle       CPU time of both processes without requests
 
-It measures everything twice: over shared memory, which is the default on one machine, and over TCP, as between
-machines. Prints tables, and JSON on the last line.
+Everything is measured twice: over shared memory, which is the default on one machine, and over TCP, as between
+machines. Prints a table, and JSON on the last line.
 
 Run: python -m bench.transfer [--ns 1,8] [--repeats 5] [--prompt-tokens 1200] [--model MODEL]
 """
@@ -29,7 +29,7 @@ import psutil
 import torch
 
 from bench.program.command_line import load_parser, progress
-from bench.program.report import Table, columns_table, machine, tell
+from bench.program.report import Cells, machine, print_report, table
 from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
@@ -38,13 +38,13 @@ from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
 WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
-"""Variables for UCX in the environment of the engine processes, for each way."""
+"""UCX variables in the environment of the engine processes, for each way."""
 LONG_PROMPT = 4000
 GB = 1e9
 
 
 @dataclass(frozen=True)
-class Pulls:
+class PullCost:
     """Medians of the repeats for one n."""
 
     n: int
@@ -59,23 +59,37 @@ class Pulls:
     def gb_per_s(self) -> float:
         return self.num_bytes / self.milliseconds * 1000 / GB
 
+    def cells(self, way: str, copy: float) -> Cells:
+        return [
+            ("way", way, "<"),
+            ("n", self.n, ""),
+            ("transfers", self.transfers, "g"),
+            ("MB", self.num_bytes / 1e6, ".1f"),
+            ("/ trunk", self.num_bytes / self.trunk_bytes, ".2f"),
+            ("descriptors", self.descriptors, "g"),
+            ("ms", self.milliseconds, ".1f"),
+            ("GB/s", self.gb_per_s, ".1f"),
+            ("/ copy", self.gb_per_s / copy, ".2f"),
+            ("recomputed", self.recomputed_tokens, "g"),
+        ]
+
 
 @dataclass(frozen=True)
-class Way:
+class TransferWay:
     """The results for one way to transfer bytes."""
 
     name: str
-    pulls: Sequence[Pulls]
+    pulls: Sequence[PullCost]
     busy_ms: float
-    """Time of a pull while prefill computes a long prompt."""
+    """Time of a pull while the prefill process computes a long prompt."""
     pass_ms: float
     """Time of one forward pass of that prompt."""
     idle_percent: dict[str, float]
-    """Percent of one core that each idle process takes."""
+    """Share of one core in percent that each idle process takes."""
 
 
-class Requests:
-    """Makes requests with prompts that no cache has."""
+class TransferRequests:
+    """Makes requests with prompts that are not cached."""
 
     def __init__(self, vocab_size: int) -> None:
         self._dice = random.Random(0)
@@ -92,7 +106,7 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class Pair:
+class EnginePair:
     prefill: NativeEngine
     decode: NativeEngine
 
@@ -105,49 +119,51 @@ class Pair:
         return minus(await self.decode.stats(), before)
 
 
-async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> Way:
+async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> TransferWay:
     config = EngineConfig(model_path=str(model), model_name="bench", kv_cache_gb=arguments.kv_cache_gb, num_threads=1)
     roles = (Role.PREFILL, Role.DECODE)
     engines = await asyncio.gather(*(NativeEngine.start(replace(config, role=role)) for role in roles))
-    pair = Pair(*engines)
+    pair = EnginePair(*engines)
     try:
         if (address := pair.prefill.info.transfer) is None:
             raise RuntimeError("the prefill engine has no side channel")
         await pair.decode.connect(address)
-        requests = Requests(pair.prefill.info.vocab_size)
-        await pair.pull(requests.next(arguments.prompt_tokens))  # warm-up: it touches memory for the first time
+        requests = TransferRequests(pair.prefill.info.vocab_size)
+        await pair.pull(requests.next(arguments.prompt_tokens))  # warm-up: memory is used for the first time
         pulls = [await measure_n(pair, requests, n, arguments) for n in arguments.ns]
         busy_ms, pass_ms = await measure_busy(pair, requests, arguments)
-        return Way(name, pulls, busy_ms, pass_ms, await measure_idle(pair, arguments))
+        return TransferWay(name, pulls, busy_ms, pass_ms, await measure_idle(pair, arguments))
     finally:
         await asyncio.gather(*(engine.close() for engine in engines))
 
 
-async def measure_n(pair: Pair, requests: Requests, n: int, arguments: argparse.Namespace) -> Pulls:
+async def measure_n(pair: EnginePair, requests: TransferRequests, n: int, arguments: argparse.Namespace) -> PullCost:
     spent = [await pair.pull(requests.next(arguments.prompt_tokens, n=n)) for _ in range(arguments.repeats)]
     info = pair.decode.info
-    return Pulls(
+    return PullCost(
         n=n,
-        transfers=median(one.transfers for one in spent),
-        num_bytes=int(median(one.transfer_bytes for one in spent)),
+        transfers=median(stats.transfers for stats in spent),
+        num_bytes=int(median(stats.transfer_bytes for stats in spent)),
         trunk_bytes=-(-(arguments.prompt_tokens - 1) // info.block_size) * info.bytes_per_block,
-        descriptors=median(one.transfer_descriptors for one in spent),
-        milliseconds=1000 * median(one.transfer_seconds_sum for one in spent),
-        recomputed_tokens=median(one.recomputed_tokens for one in spent),
+        descriptors=median(stats.transfer_descriptors for stats in spent),
+        milliseconds=1000 * median(stats.transfer_seconds_sum for stats in spent),
+        recomputed_tokens=median(stats.recomputed_tokens for stats in spent),
     )
 
 
-async def measure_busy(pair: Pair, requests: Requests, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Returns milliseconds of a pull beside a long prefill, and of one pass of that prefill."""
+async def measure_busy(
+    pair: EnginePair, requests: TransferRequests, arguments: argparse.Namespace
+) -> tuple[float, float]:
+    """Returns milliseconds of a pull during a long prefill, and milliseconds of one pass of this prefill."""
     milliseconds, passes = [], []
     for _ in range(arguments.repeats):
-        wanted = requests.next(arguments.prompt_tokens)
-        ticket = await pair.prefill.prefill(wanted)
+        request = requests.next(arguments.prompt_tokens)
+        ticket = await pair.prefill.prefill(request)
         before, steps, began = await pair.decode.stats(), (await pair.prefill.stats()).steps, time.monotonic()
         length = min(LONG_PROMPT, pair.prefill.info.max_model_len - 1)
         long = asyncio.create_task(pair.prefill.prefill(requests.next(length)))
-        await pair.prefill.stats()  # answered between two steps: the long prompt has begun
-        async for _ in pair.decode.generate(msgspec.structs.replace(wanted, ticket=ticket)):
+        await pair.prefill.stats()  # answered between two steps: the long prompt has started
+        async for _ in pair.decode.generate(msgspec.structs.replace(request, ticket=ticket)):
             pass
         milliseconds.append(1000 * minus(await pair.decode.stats(), before).transfer_seconds_sum)
         await pair.prefill.release(await long)
@@ -155,8 +171,8 @@ async def measure_busy(pair: Pair, requests: Requests, arguments: argparse.Names
     return median(milliseconds), median(passes)
 
 
-async def measure_idle(pair: Pair, arguments: argparse.Namespace) -> dict[str, float]:
-    """Returns the percentage of a core that each idle process takes."""
+async def measure_idle(pair: EnginePair, arguments: argparse.Namespace) -> dict[str, float]:
+    """Returns the share of a core in percent that each idle process takes."""
     idle_s: float = arguments.idle
     engines = {"prefill": pair.prefill, "decode": pair.decode}
     processes = {name: psutil.Process(engine.info.pid) for name, engine in engines.items()}
@@ -167,13 +183,13 @@ async def measure_idle(pair: Pair, arguments: argparse.Namespace) -> dict[str, f
 
 
 def minus(later: EngineStats, earlier: EngineStats) -> EngineStats:
-    """Returns the difference of the counters that are used here."""
+    """Returns the difference of the counters that the benchmark uses."""
     names = ("transfers", "transfer_bytes", "transfer_descriptors", "recomputed_tokens", "transfer_seconds_sum")
     return EngineStats(**{name: getattr(later, name) - getattr(earlier, name) for name in names})
 
 
 def copy_gb_per_s(num_bytes: int, repeats: int) -> float:
-    """Returns the rate of a plain copy in memory by one thread, of memory that was touched before."""
+    """Returns the rate of a plain copy in memory by one thread, of memory that was used before."""
     torch.set_num_threads(1)
     source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
     seconds = []
@@ -184,38 +200,28 @@ def copy_gb_per_s(num_bytes: int, repeats: int) -> float:
     return num_bytes / median(seconds) / GB
 
 
-def table_of(ways: Sequence[Way], copy: float) -> Table:
-    heads = [("way", "<"), ("n", ""), ("transfers", "g"), ("MB", ".1f"), ("of trunk", ".2f"), ("descriptors", "g")]
-    heads += [("ms", ".1f"), ("GB/s", ".1f"), ("of a copy", ".2f"), ("recomputed", "g")]
-    return columns_table(heads, ((way.name, *cells_of(pulls, copy)) for way in ways for pulls in way.pulls))
-
-
-def cells_of(pulls: Pulls, copy: float) -> Sequence[float]:
-    moved = (pulls.num_bytes / 1e6, pulls.num_bytes / pulls.trunk_bytes, pulls.descriptors)
-    rates = (pulls.milliseconds, pulls.gb_per_s, pulls.gb_per_s / copy)
-    return (pulls.n, pulls.transfers, *moved, *rates, pulls.recomputed_tokens)
-
-
-def lines_of(ways: Sequence[Way], copy: float) -> Iterator[str]:
+def lines_of(ways: Sequence[TransferWay], copy: float) -> Iterator[str]:
     yield f"a plain copy in memory: {copy:.1f} GB/s"
     for way in ways:
         idle = ", ".join(f"{name} {percent:.1f} %" for name, percent in way.idle_percent.items())
-        busy = f"beside a long prefill {way.busy_ms:.1f} ms (one pass {way.pass_ms:.0f} ms)"
+        busy = f"during a long prefill {way.busy_ms:.1f} ms (one pass {way.pass_ms:.0f} ms)"
         yield f"{way.name}: {busy}; idle: {idle} of a core"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = load_parser("bench.transfer", __doc__, ns=(1, 3, 8, 32), prompt_tokens=1200, repeats=5)
     parser.add_argument("--kv-cache-gb", type=float, default=1.0, help="GiB of KV in each process")
-    # A process polls quickly for two seconds after it last heard of a reader.
-    parser.add_argument("--settle", type=float, default=3.0, help="seconds before idle processes are measured")
+    # A process polls in short intervals for two seconds after the last message of a reader.
+    parser.add_argument(
+        "--settle", type=float, default=3.0, help="pause before idle processes are measured, in seconds"
+    )
     parser.add_argument("--idle", type=float, default=5.0, help="seconds for which idle processes are measured")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    about = machine()
+    conditions = machine()
     model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
     ways = []
     for name, variables in WAYS.items():
@@ -223,7 +229,8 @@ def main(argv: Sequence[str]) -> int:
             ways.append(asyncio.run(measure_way(name, model, arguments)))
     copy = copy_gb_per_s(ways[0].pulls[0].num_bytes, arguments.repeats)
     record = {"copy_gb_per_s": copy, "ways": [asdict(way) for way in ways]}
-    tell(record, table_of(ways, copy), *lines_of(ways, copy), about=about)
+    shown = table(pulls.cells(way.name, copy) for way in ways for pulls in way.pulls)
+    print_report(record, shown, *lines_of(ways, copy), conditions=conditions)
     return 0
 
 
