@@ -1,20 +1,18 @@
 """Measures a step on a GPU: prefill and decode of a model with the shape of Llama 3 8B, n choices of one prompt.
 
-It runs the engine's own core: scheduler, runner, graphs, sampler. Figures are absolute, and shares of the device's best
-rates, which the same run measures (`device_ceilings`): of its memory, for the weights and KV that a step must at least
-read; of its matrix units, for the operations that it must do. "shared" is group attention. With "alone" each choice
-reads the trunk by itself, so its KV is read n times. "device" is the part of a step's time that passes on the device
-before sampling. Needs the repository, torch, transformers and msgspec, but no files and no network. Prints a table, and
-JSON on the last line.
+The benchmark runs the engine's own core: scheduler, runner, graphs, sampler. Figures are absolute, and shares of the
+device's best rates, which the same run measures (`device_ceilings`): the memory rate, for the weights and KV that a
+step must read at least once; the matrix rate, for the operations that it must compute. "shared" is group attention.
+With "alone", each choice reads the trunk separately, so its KV is read n times. "device" is the part of a step's time
+on the device before sampling. Needs the repository, torch, transformers and msgspec, but no files and no network.
+Prints a table, and JSON on the last line.
 
 Run: PYTHONPATH=src python -m bench.gpu [--shape llama-3-8b] [--ns 1,8,32,128] [--prompts 1024,8192] [--out FOLDER]
-On the CPU, `--shape tiny --device cpu` only shows that it runs.
+On the CPU, `--shape tiny --device cpu` only shows that the benchmark runs.
 """
 
 import argparse
 import gc
-import json
-import platform
 import random
 import sys
 import time
@@ -24,11 +22,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
-import transformers
 
-import motet
 from bench.gpu.device_ceilings import Ceilings, ceilings
-from bench.gpu.random_model import BLOCK_SIZE, SHAPES, Limits, Shape, Timed, core_over, random_model
+from bench.gpu.random_model import BLOCK_SIZE, SHAPES, ModelLimits, ModelShape, TimedRunner, core_over, random_model
+from bench.program.command_line import benchmark_parser, numbers, progress
+from bench.program.report import Cells, json_of, machine, print_report, table
 from motet.engines.native.core import EngineCore
 from motet.ids import RequestId
 from motet.types import GenerateRequest, SamplingParams, choice_starts
@@ -38,15 +36,15 @@ WARM_UP = 4
 
 
 @dataclass(frozen=True)
-class Case:
+class GpuCase:
     prompt: int
     n: int
     shared: bool
 
 
 @dataclass(frozen=True)
-class Figures:
-    """The results of one case. Fields with `of_` in their names are shares of that rate's ceiling."""
+class GpuRow:
+    """The results of one case. Fields with `of_` in their names are shares of a ceiling."""
 
     prompt: int
     n: int
@@ -61,16 +59,31 @@ class Figures:
     of_memory_rate: float
     of_matrix_rate: float
 
+    def cells(self) -> Cells:
+        return [
+            ("prompt", self.prompt, ""),
+            ("n", self.n, ""),
+            ("trunk", self.attention, "<"),
+            ("prefill ms", self.prefill_ms, ".1f"),
+            ("tokens/s", self.prefill_tokens_per_s, ".0f"),
+            ("of matrix rate", self.prefill_of_matrix_rate, ".1%"),
+            ("step ms", self.step_ms, ".2f"),
+            ("device", self.device_ms, ".2f"),
+            ("tokens/s", self.tokens_per_s, ".0f"),
+            ("of memory rate", self.of_memory_rate, ".1%"),
+            ("of matrix rate", self.of_matrix_rate, ".1%"),
+        ]
+
 
 @dataclass(frozen=True)
-class Bench:
+class GpuBench:
     core: EngineCore
-    timed: Timed
-    shape: Shape
+    timed: TimedRunner
+    shape: ModelShape
     best: Ceilings
     steps: int
 
-    def measure(self, case: Case) -> Figures:
+    def measure(self, case: GpuCase) -> GpuRow:
         """Runs one group from its prompt to the last timed step."""
         self.core.submit(self._request(case))
         start, first = time.perf_counter(), 0
@@ -89,21 +102,21 @@ class Bench:
         self.core.abort(RequestId("bench"))
         return self._figures(case, prefill_s, median(times), median(device_ms) if device_ms else None)
 
-    def _request(self, case: Case) -> GenerateRequest:
+    def _request(self, case: GpuCase) -> GenerateRequest:
         tokens = random.Random(case.prompt).choices(range(self.shape.vocab), k=case.prompt)
         sampling = SamplingParams(max_tokens=WARM_UP + self.steps + 2, ignore_eos=True)
         return GenerateRequest(
             request_id=RequestId("bench"), prompt=tuple(tokens), choices=choice_starts(case.n, 1), sampling=sampling
         )
 
-    def _figures(self, case: Case, prefill_s: float, step_s: float, device_ms: float | None) -> Figures:
+    def _figures(self, case: GpuCase, prefill_s: float, step_s: float, device_ms: float | None) -> GpuRow:
         shape, best, item = self.shape, self.best, 2 if self.core.info.dtype != "float32" else 4
         tail = WARM_UP + 1 + self.steps // 2
         keys_read = (case.prompt if case.shared else case.n * case.prompt) + case.n * tail
         bytes_read = item * (shape.block_weights + keys_read * shape.kv_values)
         prefill_keys = case.prompt * (case.prompt + 1) // 2
         prefill_work = shape.operations(case.prompt, prefill_keys)
-        return Figures(
+        return GpuRow(
             prompt=case.prompt,
             n=case.n,
             attention="shared" if case.shared else "alone",
@@ -118,103 +131,76 @@ class Bench:
         )
 
 
-def measure_all(options: argparse.Namespace) -> Iterator[Figures | Ceilings]:
-    """Yields the ceilings, then every case for which there is time."""
+def measure_all(options: argparse.Namespace) -> Iterator[GpuRow | Ceilings]:
+    """Yields the ceilings, then the rows of all cases that start within the time limit."""
     deadline = time.monotonic() + 60 * options.minutes
     device, shape, dtype = torch.device(options.device), SHAPES[options.shape], getattr(torch, options.dtype)
     best = ceilings(device, dtype, copy_bytes=options.copy_mib * 2**20, matrix=options.matrix)
     yield best
-    ns, prompts = numbers(options.ns), numbers(options.prompts)
-    longest = -(-(max(prompts) + WARM_UP + options.steps + 2) // BLOCK_SIZE) * BLOCK_SIZE
-    limits = Limits(longest, max(ns), options.max_num_batched_tokens, options.kv_cache_gb)
+    longest = -(-(max(options.prompts) + WARM_UP + options.steps + 2) // BLOCK_SIZE) * BLOCK_SIZE
+    limits = ModelLimits(longest, max(options.ns), options.max_num_batched_tokens, options.kv_cache_gb)
     for shared in (True, False):
         model = random_model(shape, dtype, device, max_model_len=longest)
         core, timed = core_over(model, shape, limits, share_trunks=shared, enforce_eager=options.enforce_eager)
-        bench = Bench(core, timed, shape, best, options.steps)
-        for prompt in prompts:
-            bench.measure(Case(prompt, min(ns), shared))  # kernels are compiled and loaded at first use
-            for n in ns:
+        bench = GpuBench(core, timed, shape, best, options.steps)
+        for prompt in options.prompts:
+            bench.measure(GpuCase(prompt, min(options.ns), shared))  # kernels are compiled and loaded at first use
+            for n in options.ns:
                 if time.monotonic() < deadline:
-                    yield bench.measure(Case(prompt, n, shared))
+                    yield bench.measure(GpuCase(prompt, n, shared))
         del bench, core, timed, model
         gc.collect()  # before the next model takes its memory
 
 
 def main() -> int:
     options = parse(sys.argv[1:])
-    rows: list[Figures] = []
+    rows: list[GpuRow] = []
     best: Ceilings | None = None
     for found in measure_all(options):
         if isinstance(found, Ceilings):
             best = found
-            print(f"copy {found.bytes_per_s / 1e12:.2f} TB/s, product {found.operations_per_s / 1e12:.1f} TFLOP/s")
-            print(HEAD)
         else:
             rows.append(found)
-            print(line(found), flush=True)
-    wanted = 2 * len(numbers(options.ns)) * len(numbers(options.prompts))
-    if len(rows) < wanted:
-        print(f"{wanted - len(rows)} of {wanted} cases were left out: --minutes {options.minutes:g} were over")
-    report = json.dumps(
-        {"machine": about(options), "ceilings": asdict(best) if best else None, "rows": [asdict(row) for row in rows]}
-    )
+            progress(f"{found.attention}, prompt {found.prompt}, n = {found.n}: {found.step_ms:.2f} ms per step")
+    record = {"ceilings": asdict(best) if best else None, "rows": [asdict(row) for row in rows]}
+    conditions = machine(("torch", "transformers")) | device_facts(options)
     if options.out:
         folder = Path(options.out)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "gpu.json").write_text(report + "\n")
-    for name, value in about(options).items():
-        print(f"{name:12} {value}")
-    print(report)
-    return 0
+        (folder / "gpu.json").write_text(json_of(record, conditions) + "\n")
+    lines = []
+    if best:
+        copy, product = best.bytes_per_s / 1e12, best.operations_per_s / 1e12
+        lines.append(f"copy {copy:.2f} TB/s, product {product:.1f} TFLOP/s")
+    requested = 2 * len(options.ns) * len(options.prompts)
+    if len(rows) < requested:
+        lines.append(f"{requested - len(rows)} of {requested} cases were left out after --minutes {options.minutes:g}")
+    return print_report(record, *lines, table(row.cells() for row in rows), conditions=conditions)
 
 
-HEAD = (
-    f"{'prompt':>6} {'n':>4} {'trunk':>6} | {'prefill ms':>10} {'tokens/s':>9} {'of matrix':>9} | "
-    f"{'step ms':>8} {'device':>8} {'tokens/s':>9} {'of memory':>9} {'of matrix':>9}"
-)
-
-
-def line(row: Figures) -> str:
-    device = "-" if row.device_ms is None else f"{row.device_ms:.2f}"
-    return (
-        f"{row.prompt:6} {row.n:4} {row.attention:>6} | {row.prefill_ms:10.1f} {row.prefill_tokens_per_s:9.0f} "
-        f"{row.prefill_of_matrix_rate:9.1%} | {row.step_ms:8.2f} {device:>8} {row.tokens_per_s:9.0f} "
-        f"{row.of_memory_rate:9.1%} {row.of_matrix_rate:9.1%}"
-    )
-
-
-def about(options: argparse.Namespace) -> dict[str, str]:
+def device_facts(options: argparse.Namespace) -> dict[str, str]:
     device = torch.device(options.device)
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "cuda": str(torch.version.cuda),
-        "python": platform.python_version(),
-        "motet": motet.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
         "model": f"{options.shape}, {options.dtype}, random weights",
-        "command": " ".join(sys.orig_argv),
     }
 
 
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="what a step costs on a GPU")
+    parser = benchmark_parser("bench.gpu", __doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b", help="sizes of the model")
     parser.add_argument("--device", default="cuda:0", help="device to measure (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="dtype of weights and KV (default: %(default)s)")
-    parser.add_argument("--ns", default="1,8,32,128", help="choices of a prompt (default: %(default)s)")
-    parser.add_argument("--prompts", default="1024,8192", help="lengths of prompts (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=32, help="timed decode steps of a case")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="most tokens of a step")
+    parser.add_argument("--ns", type=numbers, default=(1, 8, 32, 128), help="values of n (default: 1,8,32,128)")
+    parser.add_argument("--prompts", type=numbers, default=(1024, 8192), help="lengths (default: 1024,8192)")
+    parser.add_argument("--steps", type=int, default=32, help="number of timed decode steps of a case")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="maximum number of tokens of a step")
     parser.add_argument("--kv-cache-gb", type=float, default=8.0, help="GiB of KV")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--copy-mib", type=int, default=4096, help="size of the copy that measures memory")
-    parser.add_argument("--matrix", type=int, default=8192, help="size of the matrices whose product is measured")
-    parser.add_argument("--minutes", type=float, default=6.0, help="cases that would begin later are left out")
+    parser.add_argument("--copy-mib", type=int, default=4096, help="size of the copy that measures the memory rate")
+    parser.add_argument("--matrix", type=int, default=8192, help="size of the matrices that measure the matrix rate")
+    parser.add_argument("--minutes", type=float, default=6.0, help="time after which no further case is started")
     parser.add_argument("--out", help="folder for gpu.json")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Measures the device's best rates: that of a large copy, and that of a product of large matrices."""
+"""Measures the device's best rates: the rate of a large copy, and the rate of a product of large matrices."""
 
 import time
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import torch
 @dataclass(frozen=True)
 class Ceilings:
     bytes_per_s: float
-    """Rate at which a copy reads and writes."""
+    """Rate at which a copy reads and writes memory."""
     operations_per_s: float
-    """Rate of multiplications and additions in a product of matrices of the model's dtype."""
+    """Rate of multiplications and additions in a product of matrices in the model's dtype."""
 
 
 def ceilings(device: torch.device, dtype: torch.dtype, *, copy_bytes: int, matrix: int) -> Ceilings:

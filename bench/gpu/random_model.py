@@ -1,4 +1,4 @@
-"""Makes a model with random weights on the device, and an engine core over it: no files, no network."""
+"""Makes a model with random weights on the device, and an engine core over it, without files and network."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a Llama model."""
 
     layers: int
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def block_weights(self) -> int:
-        """Returns the number of weights in layers and head. A token reads only a row of the embedding."""
+        """Returns the number of weights of all layers and the head. A token reads only one row of the embedding."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
 
@@ -42,25 +42,26 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def operations(self, tokens: int, keys_seen: int) -> int:
-        """Returns the multiplications and additions of a pass over `tokens` that see `keys_seen` keys together."""
+        """Returns the multiplications and additions of a pass over `tokens` that attend to `keys_seen` keys in
+        total."""
         return 2 * tokens * self.block_weights + 4 * keys_seen * self.layers * self.heads * self.head_dim
 
 
 SHAPES = {
-    "llama-3-8b": Shape(32, 4096, 32, 8, 128, 14336, 128_256),
-    "tiny": Shape(2, 64, 4, 2, 16, 128, 320),
+    "llama-3-8b": ModelShape(32, 4096, 32, 8, 128, 14336, 128_256),
+    "tiny": ModelShape(2, 64, 4, 2, 16, 128, 320),
 }
 
 
 @dataclass(frozen=True)
-class Limits:
+class ModelLimits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_gb: float
 
 
-class Timed:
+class TimedRunner:
     """A runner that measures the time of each pass on the device."""
 
     trunk_tokens_joined = 0
@@ -82,12 +83,12 @@ class Timed:
         return logits
 
     def take_ms(self) -> list[float]:
-        """Returns the times of the passes since the last call; none on the CPU."""
+        """Returns the times of the passes since the last call. Returns no times on the CPU."""
         marks, self._marks = self._marks, []
         return [float(before.elapsed_time(after)) for before, after in marks]
 
 
-def random_model(shape: Shape, dtype: torch.dtype, device: torch.device, *, max_model_len: int) -> PreTrainedModel:
+def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device, *, max_model_len: int) -> PreTrainedModel:
     config = LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -108,8 +109,8 @@ def random_model(shape: Shape, dtype: torch.dtype, device: torch.device, *, max_
 
 
 def core_over(
-    model: PreTrainedModel, shape: Shape, limits: Limits, *, share_trunks: bool, enforce_eager: bool
-) -> tuple[EngineCore, Timed]:
+    model: PreTrainedModel, shape: ModelShape, limits: ModelLimits, *, share_trunks: bool, enforce_eager: bool
+) -> tuple[EngineCore, TimedRunner]:
     """Returns the engine's own core over the model, without a prefix cache, so that every prompt is computed."""
     device, dtype = model.device, model.dtype
     layout = KVLayout(shape.layers, BLOCK_SIZE, shape.kv_heads, shape.head_dim, dtype)
@@ -141,7 +142,7 @@ def core_over(
         device=str(device),
         fingerprint="",
     )
-    timed = Timed(backend.runner)
+    timed = TimedRunner(backend.runner)
     options = CoreOptions(
         max_num_batched_tokens=limits.max_num_batched_tokens, prefix_cache=False, cache_answers=False, lease_s=60.0
     )

@@ -1,8 +1,9 @@
-"""Measures the ways to multiply on this CPU, each against ours: microseconds, GB/s of weights, GFLOP/s.
+"""Measures the ways to multiply on this CPU, each compared with Motet's: microseconds, GB/s of weights, GFLOP/s.
 
-For each shape and number of rows all ways take turns, so that other load on the machine affects all alike. Figures are
-medians over turns. "against ours" is a way's time divided by that of our bf16 product. `--block` compares whole layers
-with `torch.compile` instead (`bench.kernels.blocked_products`). Prints a table, and JSON on the last line.
+For each shape and number of rows all ways take turns, so that other load on the machine affects all of them alike.
+Figures are medians over the turns. "/ ours" is the time of a way divided by the time of Motet's bf16 product. `--block`
+compares entire layers with `torch.compile` instead (`bench.kernels.compiled_layers`). Prints a table, and JSON on the
+last line.
 
 Run: python -m bench.kernels [--rows 1,8] [--shapes 576x960] [--ways ours,torch] [--repeats 5] [--threads 2] [--block]
 """
@@ -10,29 +11,27 @@ Run: python -m bench.kernels [--rows 1,8] [--shapes 576x960] [--ways ours,torch]
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import torch
 
-from bench.kernels.blocked_products import block_table, measure_blocks
+from bench.kernels.compiled_layers import measure_layers
 from bench.kernels.multiplications import BYTES, ONEDNN_PACKED, WAYS, Multiply
-from bench.program.command_line import numbers
-from bench.program.report import Table, columns_table, machine, tell
-from motet.engines.native.cpu.panels import Arena
+from bench.kernels.weight_copies import weights_in_huge_pages
+from bench.program.command_line import benchmark_parser, numbers
+from bench.program.report import Cells, machine, print_report, table
 
 SHAPES = ("576x960", "576x3072", "1536x576", "576x49152", "4096x4096")
-"""Depth x columns: queries, keys and values; gate and up; down; head of the default model; and a large one."""
+"""Depth x columns: queries, keys and values; gate and up; down; head of the default model; a large matrix."""
 ROWS = (1, 2, 4, 8, 12, 32, 128, 512)
 OURS = "ours"
-CACHED_BYTES = 2**28
-"""Bytes of bf16 weights in all copies: many times a last-level cache, also as int8."""
 TURN_S = 0.02
 SETTLE_S = 0.03
 
 
 @dataclass(frozen=True)
-class Figure:
+class ProductCost:
     shape: str
     rows: int
     way: str
@@ -41,7 +40,18 @@ class Figure:
     """Rate at which weights are read from memory."""
     gflop_per_s: float
     against_ours: float
-    """Its time divided by ours; above 1, ours is quicker."""
+    """Time of the way divided by the time of Motet's bf16 product. Motet's product is faster if it is above 1."""
+
+    def cells(self) -> Cells:
+        return [
+            ("depth x columns", self.shape, "<"),
+            ("rows", self.rows, ""),
+            ("way", self.way, "<"),
+            ("us", self.us, ".1f"),
+            ("GB/s", self.gb_per_s, ".1f"),
+            ("GFLOP/s", self.gflop_per_s, ".0f"),
+            ("/ ours", self.against_ours, ".2f"),
+        ]
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -49,15 +59,11 @@ def parse_shape(text: str) -> tuple[int, int]:
     return int(depth), int(columns)
 
 
-def num_copies(depth: int, columns: int) -> int:
-    return max(2, -(-CACHED_BYTES // (2 * depth * columns)))
-
-
-def figures_of(shape: str, rows: int, seconds: Mapping[str, float]) -> list[Figure]:
-    """`seconds`: time of one product by way."""
+def costs_of(shape: str, rows: int, seconds: Mapping[str, float]) -> list[ProductCost]:
+    """Returns the costs of all ways. `seconds` are the times of one product by way."""
     depth, columns = parse_shape(shape)
     return [
-        Figure(
+        ProductCost(
             shape,
             rows,
             way,
@@ -71,7 +77,7 @@ def figures_of(shape: str, rows: int, seconds: Mapping[str, float]) -> list[Figu
 
 
 class Turns:
-    """Times one way; each product uses the next copy of the weights."""
+    """Times one way. Each product uses the next copy of the weights."""
 
     def __init__(self, multiply: Multiply, copies: int, x: torch.Tensor) -> None:
         self._multiply, self._copies, self._x = multiply, copies, x
@@ -79,40 +85,30 @@ class Turns:
         self._calls = max(3, int(TURN_S / self.turn(3)))
 
     def turn(self, calls: int | None = None) -> float:
-        """Returns seconds of one product."""
+        """Returns the seconds of one product."""
         calls = calls or self._calls
         self._settle()
         begin = time.perf_counter()
-        self._go(calls)
+        self._run(calls)
         return (time.perf_counter() - begin) / calls
 
     def _settle(self) -> None:
-        """Waits, because the threads of the way before spin for some milliseconds on the cores that this one needs."""
+        """Waits, because the threads of the way before still spin for some milliseconds on the cores."""
         time.sleep(SETTLE_S)
-        self._go(2)
+        self._run(2)
 
-    def _go(self, calls: int) -> None:
+    def _run(self, calls: int) -> None:
         for _ in range(calls):
             self._multiply(self._next, self._x)
             self._next = (self._next + 1) % self._copies
 
 
-def in_huge_pages(depth: int, columns: int) -> list[torch.Tensor]:
-    """Returns copies of the weights in huge pages, like the engine's; other memory would have them only by chance."""
-    count = num_copies(depth, columns)
-    arena = Arena(2 * depth * columns * count, count)
-    weights = [arena.take((columns, depth), torch.bfloat16) for _ in range(count)]
-    for weight in weights:
-        weight.normal_()
-    return weights
-
-
 @torch.inference_mode()
-def measure(shape: str, rows: Sequence[int], ways: Sequence[str], repeats: int) -> list[Figure]:
+def measure(shape: str, rows: Sequence[int], ways: Sequence[str], repeats: int) -> list[ProductCost]:
     depth, columns = parse_shape(shape)
-    weights = in_huge_pages(depth, columns)
+    weights = weights_in_huge_pages(depth, columns)
     packed = {way: WAYS[way](weights, max(rows)) for way in ways if way != ONEDNN_PACKED}
-    figures = []
+    costs = []
     for count in rows:
         x = torch.randn(count, depth).bfloat16()
         if ONEDNN_PACKED in ways:
@@ -122,23 +118,18 @@ def measure(shape: str, rows: Sequence[int], ways: Sequence[str], repeats: int) 
         for _ in range(repeats):
             for way, turn in turns.items():
                 seconds[way].append(turn.turn())
-        figures += figures_of(shape, count, {way: median(taken) for way, taken in seconds.items()})
-    return figures
-
-
-def table_of(figures: Sequence[Figure]) -> Table:
-    heads = [("depth x columns", "<"), ("rows", ""), ("way", "<"), ("us", ".1f"), ("GB/s", ".1f"), ("GFLOP/s", ".0f")]
-    return columns_table([*heads, ("against ours", ".2f")], map(astuple, figures))
+        costs += costs_of(shape, count, {way: median(times) for way, times in seconds.items()})
+    return costs
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="ways to multiply on this CPU")
+    parser = benchmark_parser("bench.kernels", __doc__)
     parser.add_argument("--shapes", type=lambda text: tuple(text.split(",")), default=SHAPES, help="depth x columns")
     parser.add_argument("--rows", type=numbers, default=ROWS, help="numbers of rows, e.g. 1,8")
     parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=tuple(WAYS), help="names of ways")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each way")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of a product")
-    parser.add_argument("--block", action="store_true", help="whole layers, against torch.compile")
+    parser.add_argument("--repeats", type=int, default=5, help="number of turns of each way")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="number of threads of a product")
+    parser.add_argument("--block", action="store_true", help="measure entire layers, also with torch.compile")
     args = parser.parse_args(argv)
     if OURS not in args.ways or not set(args.ways) <= WAYS.keys():
         parser.error(f"--ways is {','.join(args.ways)}; choose from {', '.join(WAYS)}, with {OURS!r} among them")
@@ -149,13 +140,15 @@ def main() -> None:
     args = parse()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    about = machine()
+    conditions = machine()
     if args.block:
-        blocks = measure_blocks(args.repeats)
-        tell({"blocks": [asdict(block) for block in blocks]}, block_table(blocks), about=about)
+        layers = measure_layers(args.repeats)
+        shown = table(cost.cells() for cost in layers)
+        print_report({"blocks": [asdict(cost) for cost in layers]}, shown, conditions=conditions)
         return
-    figures = [f for shape in args.shapes for f in measure(shape, args.rows, args.ways, args.repeats)]
-    tell({"figures": [asdict(figure) for figure in figures]}, table_of(figures), about=about)
+    costs = [cost for shape in args.shapes for cost in measure(shape, args.rows, args.ways, args.repeats)]
+    shown = table(cost.cells() for cost in costs)
+    print_report({"figures": [asdict(cost) for cost in costs]}, shown, conditions=conditions)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The ways to compute a matrix product on a CPU. Each gets weights, packs them in its own way, and multiplies.
+"""The ways to compute a matrix product on a CPU. Each way packs the weights in its own format, and multiplies.
 
-All take bf16 rows; ours returns float32, torch's bf16. Every way has several copies of the weights and uses them in
-turn, so that they come from memory and not from a cache, as in a decode step.
+All ways take bf16 rows; Motet's return float32, torch's bf16. Every way has several copies of the weights and uses them
+in turn, so that they come from memory and not from a cache, as in a decode step.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from motet.engines.native.cpu.panels import Packer
 from motet.errors import StartupError
 
 Multiply = Callable[[int, torch.Tensor], object]
-"""(number of a copy of the weights, rows [rows, depth]) -> their product."""
+"""Function of the number of a copy of the weights and of rows [rows, depth]. Returns their product."""
 INT4_GROUP = 64
 ONEDNN_PACKED = "oneDNN packed"
 TAKES_BF16, PACK_ONEDNN, ONEDNN, INT8, PACK_INT4, INT4 = (
@@ -36,7 +36,7 @@ def by_torch(weights: Sequence[torch.Tensor], _: int) -> Multiply:
 
 
 def by_onednn(weights: Sequence[torch.Tensor], rows: int) -> Multiply:
-    """Packs the weights for this number of rows."""
+    """Packs the weights for the given number of rows."""
     copies = [PACK_ONEDNN(weight, rows) for weight in weights]
     return lambda copy, x: ONEDNN(x, copies[copy], None, "none", [], "")
 
@@ -50,7 +50,7 @@ def by_torch_int8(weights: Sequence[torch.Tensor], _: int) -> Multiply:
 
 
 def by_torch_int4(weights: Sequence[torch.Tensor], _: int) -> Multiply:
-    """Shows only the cost: all scales are 1, so the values are wrong."""
+    """Computes wrong values, because all scales are 1: only the time is measured."""
     copies = [PACK_INT4((weight * 2 + 8).clamp(0, 15).to(torch.int32), 1) for weight in weights]
     columns, depth = weights[0].shape
     scales = torch.ones(depth // INT4_GROUP, columns, 2, dtype=torch.bfloat16)  # and zero points
@@ -58,15 +58,15 @@ def by_torch_int4(weights: Sequence[torch.Tensor], _: int) -> Multiply:
 
 
 def by_kernels(weights: Sequence[torch.Tensor], _: int) -> Multiply:
-    return Kernels(weights, int8=False)
+    return MotetProduct(weights, int8=False)
 
 
 def by_kernels_int8(weights: Sequence[torch.Tensor], _: int) -> Multiply:
-    return Kernels(weights, int8=True)
+    return MotetProduct(weights, int8=True)
 
 
-class Kernels:
-    """Our compiled product."""
+class MotetProduct:
+    """Motet's compiled product."""
 
     def __init__(self, weights: Sequence[torch.Tensor], *, int8: bool) -> None:
         if (found := c.library()) is None:
@@ -107,4 +107,4 @@ WAYS: dict[str, Callable[[Sequence[torch.Tensor], int], Multiply]] = {
     "ours int8": by_kernels_int8,
 }
 BYTES = {"torch int8": 1.0, "torch int4": 0.5, "ours int8": 1.0}
-"""Bytes of a weight in memory, if not the two of bf16."""
+"""Bytes of a weight in memory, for ways without the two bytes of bf16."""

@@ -22,8 +22,8 @@ from statistics import median
 
 import torch
 
-from bench.kernels.__main__ import in_huge_pages
 from bench.kernels.multiplications import ONEDNN_PACKED, WAYS, Multiply
+from bench.kernels.weight_copies import weights_in_huge_pages
 from bench.program.command_line import numbers, progress
 from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
 from bench.roofline.step_parts import FORWARD, WHOLE, Stage, Times, Work, parts_from
@@ -81,7 +81,7 @@ class LimitTurns:
         self._stage = stage
         self._weights = stage.model.memory.arena.memory
         self._x = torch.randn(LARGE_ROWS, LARGE).bfloat16()
-        large = in_huge_pages(LARGE, LARGE)
+        large = weights_in_huge_pages(LARGE, LARGE)
         self._products: dict[str, Multiply] = {
             name: WAYS[name](large, LARGE_ROWS) for name in ("ours", ONEDNN_PACKED) if name in WAYS
         }

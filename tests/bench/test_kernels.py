@@ -1,14 +1,16 @@
-"""The comparison of ways to multiply: figures follow from seconds, and every way computes the right product."""
+"""The comparison of ways to multiply: costs follow from seconds, and every way computes the right product."""
 
 import pytest
 import torch
 
-from bench.kernels.__main__ import SHAPES, figures_of, measure, num_copies, parse, parse_shape, table_of
+from bench.kernels.__main__ import SHAPES, costs_of, measure, parse, parse_shape
 from bench.kernels.multiplications import BYTES, WAYS
+from bench.kernels.weight_copies import num_copies
+from bench.program.report import table
 
 
-def test_figures_follow_from_seconds() -> None:
-    one, half, ours = figures_of("1000x500", 4, {"torch bf16": 2e-3, "torch int4": 1e-3, "ours": 5e-4})
+def test_costs_follow_from_seconds() -> None:
+    one, half, ours = costs_of("1000x500", 4, {"torch bf16": 2e-3, "torch int4": 1e-3, "ours": 5e-4})
     assert (one.us, one.gb_per_s, one.gflop_per_s, one.against_ours) == pytest.approx((2000, 0.5, 2.0, 4.0))
     assert (half.gb_per_s, half.against_ours) == pytest.approx((0.25, 2.0)), "a weight of half a byte"
     assert ours.against_ours == 1.0
@@ -32,7 +34,7 @@ def test_the_ways_must_include_ours() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     "way", [way for way in WAYS if way != "torch int4"]
-)  # it is timed with weights that mean nothing
+)  # its products are wrong: it is only timed
 @torch.inference_mode()
 def test_every_way_computes_the_product(way: str) -> None:
     weights = [torch.randn(128, 64, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2)]
@@ -47,8 +49,8 @@ def test_every_way_computes_the_product(way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.kernels
 def test_a_run_measures_every_way_at_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.kernels.__main__.num_copies", lambda depth, columns: 2)
-    figures = measure("64x4096", (1, 2), tuple(WAYS), repeats=1)
-    assert [(f.rows, f.way) for f in figures] == [(rows, way) for rows in (1, 2) for way in WAYS]
-    assert all(figure.us > 0 for figure in figures)
-    assert len(table_of(figures).rows) == len(figures)
+    monkeypatch.setattr("bench.kernels.weight_copies.num_copies", lambda depth, columns: 2)
+    costs = measure("64x4096", (1, 2), tuple(WAYS), repeats=1)
+    assert [(cost.rows, cost.way) for cost in costs] == [(rows, way) for rows in (1, 2) for way in WAYS]
+    assert all(cost.us > 0 for cost in costs)
+    assert len(table(cost.cells() for cost in costs).rows) == len(costs)

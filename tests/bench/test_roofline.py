@@ -81,7 +81,7 @@ def test_a_run_with_a_tiny_model_tells_every_part(
 ) -> None:
     for name, value in {"LARGE": 64, "LARGE_ROWS": 8, "TILES": 1}.items():
         monkeypatch.setattr(f"bench.roofline.__main__.{name}", value)
-    monkeypatch.setattr("bench.kernels.__main__.CACHED_BYTES", 2**16)
+    monkeypatch.setattr("bench.kernels.weight_copies.CACHED_BYTES", 2**16)
     sizes = ["--ns", "1,3", "--prompt-tokens", "100", "--repeats", "1", "--threads", "1", "--kv-cache-gb", "0.05"]
     assert main(["--model", str(save_tiny_model("llama", tmp_path)), *sizes]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])

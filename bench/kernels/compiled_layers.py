@@ -1,14 +1,14 @@
-"""Measures whole layers without reads of the KV cache: ours against torch as it is, and compiled by inductor.
+"""Measures entire layers without reads of the KV cache: Motet's, torch's, and torch's compiled by inductor.
 
-A layer here is norm, joined queries, keys and values, output projection, norm, gated feed-forward part, residuals. In
-torch, the output projection multiplies the queries. Ours does more, because it cannot do less: it turns heads by their
-position, stores keys and values, and attends to one key a row. There are several layers, because the weights of one
-would stay in a cache.
+A layer has a norm, joined queries, keys and values, the output projection, a norm, the gated feed-forward part, and the
+residuals. In torch, the output projection multiplies the queries. Motet's kernels do more, because they cannot do less:
+they rotate heads by their position, store keys and values, and attend to one key per row. There are several layers,
+because the weights of one layer would stay in a cache.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from bench.program.report import Table, columns_table
+from bench.program.report import Cells
 from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead
 from motet.engines.native.compiled_kernels import library
 from motet.engines.native.cpu.cpu_runner import CpuRunner
@@ -27,23 +27,32 @@ from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import StartupError
 
 LAYERS = 16
-"""Number of layers, whose weights take 100 MB."""
+"""Number of layers. Their weights take 100 MB."""
 ROWS = (1, 8, 32)
 SETTLE_S = 0.03
 Layers = Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True)
-class BlockFigure:
+class LayerCost:
     rows: int
     way: str
     us_a_layer: float
     against_ours: float
     compile_s: float
 
+    def cells(self) -> Cells:
+        return [
+            ("rows", self.rows, ""),
+            ("way", self.way, "<"),
+            ("us per layer", self.us_a_layer, ".1f"),
+            ("/ ours", self.against_ours, ".2f"),
+            ("compiled in s", self.compile_s, ".1f"),
+        ]
+
 
 def config_of_layers() -> LlamaConfig:
-    """Returns the default model's sizes, with a tiny vocabulary."""
+    """Returns the sizes of the default model, with a tiny vocabulary."""
     return LlamaConfig(
         hidden_size=576,
         intermediate_size=1536,
@@ -56,7 +65,7 @@ def config_of_layers() -> LlamaConfig:
 
 
 class TorchLayers(nn.Module):
-    """Queries, keys and values are one product, gate and up another, as inference engines join them."""
+    """Layers in torch. Queries, keys and values are one product, gate and up another, as in inference engines."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -75,7 +84,7 @@ class TorchLayers(nn.Module):
         return x
 
 
-class OurLayers:
+class MotetLayers:
     def __init__(self, rows: int, *, int8: bool) -> None:
         if (kernels := library()) is None:
             raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
@@ -95,8 +104,8 @@ class OurLayers:
 
 
 def compiled(layers: TorchLayers, x: torch.Tensor, *, cpp_wrapper: bool) -> tuple[Layers, float]:
-    """Returns the compiled layers and the seconds that took. Inductor takes frozen weights as constants, and packs them
-    for oneDNN."""
+    """Returns the compiled layers and the compile time in seconds. Inductor treats frozen weights as constants, and
+    packs them for oneDNN."""
     torch.compiler.reset()
     begin = time.perf_counter()
     found: Layers = torch.compile(layers, options={"freezing": True, "cpp_wrapper": cpp_wrapper})
@@ -105,11 +114,11 @@ def compiled(layers: TorchLayers, x: torch.Tensor, *, cpp_wrapper: bool) -> tupl
 
 
 @torch.no_grad()  # inductor would not pack tensors made in inference mode
-def measure_rows(rows: int, repeats: int) -> list[BlockFigure]:
+def measure_rows(rows: int, repeats: int) -> list[LayerCost]:
     layers, x = TorchLayers(config_of_layers()).to(torch.bfloat16).eval(), torch.randn(rows, 576).bfloat16()
     ways: dict[str, tuple[Layers, float]] = {
-        "ours": (OurLayers(rows, int8=False), 0.0),
-        "ours int8": (OurLayers(rows, int8=True), 0.0),
+        "ours": (MotetLayers(rows, int8=False), 0.0),
+        "ours int8": (MotetLayers(rows, int8=True), 0.0),
         "torch": (layers, 0.0),
         "inductor": compiled(layers, x, cpp_wrapper=False),
         "inductor, cpp_wrapper": compiled(layers, x, cpp_wrapper=True),
@@ -118,12 +127,12 @@ def measure_rows(rows: int, repeats: int) -> list[BlockFigure]:
     for _ in range(repeats):
         for way, (run, _s) in ways.items():
             seconds[way].append(timed(run, x))
-    medians = {way: median(taken) for way, taken in seconds.items()}
-    return [BlockFigure(rows, way, s / LAYERS * 1e6, s / medians["ours"], ways[way][1]) for way, s in medians.items()]
+    medians = {way: median(times) for way, times in seconds.items()}
+    return [LayerCost(rows, way, s / LAYERS * 1e6, s / medians["ours"], ways[way][1]) for way, s in medians.items()]
 
 
 def timed(run: Layers, x: torch.Tensor, calls: int = 5) -> float:
-    """Returns seconds a call, measured when the threads of the way before are asleep."""
+    """Returns the seconds per call, measured after the threads of the way before have fallen asleep."""
     time.sleep(SETTLE_S)
     run(x)
     begin = time.perf_counter()
@@ -132,10 +141,5 @@ def timed(run: Layers, x: torch.Tensor, calls: int = 5) -> float:
     return (time.perf_counter() - begin) / calls
 
 
-def measure_blocks(repeats: int) -> list[BlockFigure]:
-    return [figure for rows in ROWS for figure in measure_rows(rows, repeats)]
-
-
-def block_table(figures: Sequence[BlockFigure]) -> Table:
-    heads = [("rows", ""), ("way", "<"), ("us a layer", ".1f"), ("against ours", ".2f"), ("compiled in s", ".1f")]
-    return columns_table(heads, map(astuple, figures))
+def measure_layers(repeats: int) -> list[LayerCost]:
+    return [cost for rows in ROWS for cost in measure_rows(rows, repeats)]
