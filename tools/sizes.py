@@ -74,8 +74,6 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "RemoteKeeper": 19,
         "ResponsesRequest": 14,
         "Service": 22,
-        "Steering": 15,
-        "TextGroup": 22,
         "Ticket": 20,
         "TransferThread": 13,
         "VLLMGroup": 16,

@@ -43,40 +43,40 @@ def test_the_confidence_of_a_token_is_minus_the_mean_of_the_highest(
     top: int, logprob: TokenLogprob, confidence: float
 ) -> None:
     confidences = fixed(1, below=0.0, top=top)
-    confidences.wrote(0, [logprob])
+    confidences.add(0, [logprob])
     assert confidences.lowest(0) == pytest.approx(confidence, abs=2**-32)
 
 
 def test_a_choice_has_the_lowest_mean_of_any_full_window() -> None:
     confidences = fixed(3, below=0.0)
-    confidences.wrote(4, tokens(1.0, 2.0))
+    confidences.add(4, tokens(1.0, 2.0))
     assert confidences.lowest(4) is None  # no window is full
-    confidences.wrote(4, tokens(6.0))
+    confidences.add(4, tokens(6.0))
     assert confidences.lowest(4) == 3.0
-    confidences.wrote(4, tokens(7.0))
+    confidences.add(4, tokens(7.0))
     assert confidences.lowest(4) == 3.0
-    confidences.wrote(4, tokens(0.0, 0.5))
+    confidences.add(4, tokens(0.0, 0.5))
     assert confidences.lowest(4) == 2.5
     assert confidences.lowest(5) is None
 
 
 def test_a_choice_below_the_threshold_is_told_once() -> None:
     confidences = fixed(2, below=1.0)
-    confidences.wrote(3, tokens(1.0, 1.0))
+    confidences.add(3, tokens(1.0, 1.0))
     assert confidences.lost() == ()  # at the threshold is not below it
-    confidences.wrote(3, tokens(0.5))
-    confidences.wrote(1, tokens(0.0, 0.0))
+    confidences.add(3, tokens(0.5))
+    confidences.add(1, tokens(0.0, 0.0))
     assert confidences.lost() == (1, 3)
-    confidences.wrote(3, tokens(0.0))  # it was on its way already
+    confidences.add(3, tokens(0.0))  # it was on its way already
     assert confidences.lost() == ()
     assert confidences.lowest(3) == 0.25
 
 
 def test_a_choice_that_has_ended_is_not_lost_and_takes_nothing_more() -> None:
     confidences = fixed(2, below=1.0)
-    confidences.wrote(0, tokens(0.0, 0.5))
+    confidences.add(0, tokens(0.0, 0.5))
     confidences.ended(0)
-    confidences.wrote(0, tokens(0.0, 0.0))
+    confidences.add(0, tokens(0.0, 0.0))
     confidences.ended(0)
     assert (confidences.lost(), confidences.lowest(0)) == ((), 0.25)
 
@@ -84,7 +84,7 @@ def test_a_choice_that_has_ended_is_not_lost_and_takes_nothing_more() -> None:
 def test_the_warm_up_sets_the_threshold_when_all_of_it_has_ended() -> None:
     confidences = warmed_up(1, warm_up=3, percentile=50)
     for index, lowest in enumerate([3.0, 1.0, 2.0, 1.5, 2.5, 1.5]):
-        confidences.wrote(index, tokens(lowest, 9.0))
+        confidences.add(index, tokens(lowest, 9.0))
     confidences.ended(5)
     confidences.ended(2)
     confidences.ended(0)
@@ -92,14 +92,14 @@ def test_the_warm_up_sets_the_threshold_when_all_of_it_has_ended() -> None:
     confidences.ended(1)
     assert confidences.threshold == 2.0
     assert confidences.lost() == (3,)  # its low point was before; 5 has ended
-    confidences.wrote(4, tokens(1.75))
+    confidences.add(4, tokens(1.75))
     assert confidences.lost() == (4,)
 
 
 def test_choices_of_the_warm_up_are_never_lost() -> None:
     confidences = warmed_up(1, warm_up=2, percentile=100)
-    confidences.wrote(0, tokens(1.0))
-    confidences.wrote(1, tokens(2.0))
+    confidences.add(0, tokens(1.0))
+    confidences.add(1, tokens(2.0))
     confidences.ended(0)
     confidences.ended(1)
     assert (confidences.threshold, confidences.lost()) == (2.0, ())
@@ -107,8 +107,8 @@ def test_choices_of_the_warm_up_are_never_lost() -> None:
 
 def test_choices_of_the_warm_up_that_are_shorter_than_a_window_do_not_count() -> None:
     confidences = warmed_up(2, warm_up=3, percentile=1)
-    confidences.wrote(0, tokens(1.0))
-    confidences.wrote(1, tokens(4.0, 4.0))
+    confidences.add(0, tokens(1.0))
+    confidences.add(1, tokens(4.0, 4.0))
     for index in range(3):  # 2 has written nothing
         confidences.ended(index)
     assert confidences.threshold == 4.0
@@ -116,9 +116,9 @@ def test_choices_of_the_warm_up_that_are_shorter_than_a_window_do_not_count() ->
 
 def test_a_warm_up_of_short_choices_only_sets_no_threshold() -> None:
     confidences = warmed_up(2, warm_up=1, percentile=90)
-    confidences.wrote(0, tokens(5.0))
+    confidences.add(0, tokens(5.0))
     confidences.ended(0)
-    confidences.wrote(1, tokens(0.0, 0.0))
+    confidences.add(1, tokens(0.0, 0.0))
     assert (confidences.threshold, confidences.lost()) == (None, ())
 
 
@@ -149,10 +149,10 @@ def test_tokens_in_any_bundles_have_the_same_lowest_mean(
     written: list[TokenLogprob], cuts: list[int], window: int, top: int
 ) -> None:
     whole, cut = fixed(window, below=0.0, top=top), fixed(window, below=0.0, top=top)
-    whole.wrote(0, written)
+    whole.add(0, written)
     edges = [0, *sorted(cuts), len(written)]
     for start, end in pairwise(edges):
-        cut.wrote(0, written[start:end])
+        cut.add(0, written[start:end])
     assert whole.lowest(0) == cut.lowest(0)  # bit for bit
 
     each = [-math.fsum(values) / len(values) for t in written if (values := [value for _, value in t.top[:top]])]
@@ -164,7 +164,7 @@ def test_tokens_in_any_bundles_have_the_same_lowest_mean(
 
 def test_running_sums_do_not_drift() -> None:
     confidences = fixed(10, below=0.0)
-    confidences.wrote(0, tokens(*(9 + 1 / (3 + i) for i in range(5_000)), *[0.125] * 10))
+    confidences.add(0, tokens(*(9 + 1 / (3 + i) for i in range(5_000)), *[0.125] * 10))
     assert confidences.lowest(0) == 0.125
 
 
@@ -196,7 +196,7 @@ def test_the_choices_that_are_lost_are_those_of_plain_recomputation(
             confidences.ended(index)
             ended.add(index)
         else:
-            confidences.wrote(index, tokens(*bundle))
+            confidences.add(index, tokens(*bundle))
             written[index] += bundle if index not in ended else []
         lowest = {i: lowest_mean(values, window) for i, values in written.items()}
         threshold = below

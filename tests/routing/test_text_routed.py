@@ -66,7 +66,7 @@ class ScriptedGroup:
             await self._failed
         return ()
 
-    def begin(self, indices: Sequence[int]) -> None:
+    def start(self, indices: Sequence[int]) -> None:
         self.begun += indices
 
     def end_choice(self, index: int) -> None:
@@ -132,8 +132,8 @@ def asking(n: int = 1, *, session: str = "", model: str = "m") -> TextRequest:
     return TextRequest(route=TextRoute.CHAT, body={}, model=model, n=n, session_id=session)
 
 
-def steered(n: int, *begin: int) -> TextRequest:
-    return TextRequest(route=TextRoute.CHAT, body={}, model="m", n=n, begin=begin)
+def steered(n: int, *start: int) -> TextRequest:
+    return TextRequest(route=TextRoute.CHAT, body={}, model="m", n=n, start=start)
 
 
 async def test_the_server_with_the_fewest_open_choices_gets_a_request() -> None:
@@ -270,7 +270,7 @@ async def test_the_books_have_the_choices_that_have_begun() -> None:
     group.end_choice(1)
     await group.read()
     assert texts.open_choices() == [1]
-    group.begin([2, 3])
+    group.start([2, 3])
     assert (texts.open_choices(), source.groups[0].begun) == ([3], [2, 3])
     for left in (2, 1, 0):
         await group.read()
@@ -285,10 +285,10 @@ async def test_what_began_and_ended_before_an_answer_is_so_on_the_next_server_to
     group = texts.router.generate(steered(4, 0, 1))
     group.end_choice(1)
     assert [piece.index for step in await group.read() for piece in step.pieces] == [1]
-    group.begin([2])
+    group.start([2])
     await group.read()
-    assert failing.requests[0].begin == (0, 1)
-    assert other.requests[0].begin == (0, 2)
+    assert failing.requests[0].start == (0, 1)
+    assert other.requests[0].start == (0, 2)
     assert texts.open_choices() == [0, 1]
     await group.aclose()
     texts.fleet.check()

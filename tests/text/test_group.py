@@ -71,7 +71,7 @@ async def test_a_group_knows_which_worker_wrote_each_choice_last(tokenizer: Toke
     seen = []
     for _ in engine.steps:
         await first_of(group)
-        seen.append(dict(group.workers))
+        seen.append(dict(group.workers.of_choice))
     first, moved = {0: "a", 1: "a", 2: "a"}, {0: "a", 1: "b", 2: "a"}
     assert seen == [first, first, moved, moved | {2: "b"}]
     await group.aclose()

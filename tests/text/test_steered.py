@@ -66,7 +66,7 @@ async def test_a_group_ends_when_so_many_choices_have_finished(tokenizer: Tokeni
     assert ends(steps) == {0: ABORT, 1: STOP, 2: STOP, 3: ABORT}
     assert texts(steps) == {0: "abcd", 1: "ab", 2: "abc", 3: "abcd"}  # the third ends with its fourth token
     told = report(steps)
-    assert (told.begun, told.finished, told.aborted, told.stopped_by) == (4, 2, 2, "finished")
+    assert (told.started, told.finished, told.aborted, told.stopped_by) == (4, 2, 2, "finished")
     assert engine.generated_tokens == 4 + 3 + 4 + 4
 
 
@@ -104,7 +104,7 @@ async def test_choices_that_wait_begin_as_others_end_with_their_own_seeds(tokeni
     seeds = [start.seed for start in request(4).choices]
     assert begun == [[(0, seeds[0]), (1, seeds[1])], [(2, seeds[2])], [(3, seeds[3])]]
     assert [asked.request_id for asked in engine.requests] == ["r", "r+1", "r+2"]
-    assert [step.begun for step in steps if step.begun] == [(2,), (3,)]
+    assert [step.started for step in steps if step.started] == [(2,), (3,)]
     assert sum(step.prompt is not None for step in steps) == 1
 
 
@@ -121,7 +121,7 @@ async def test_choices_that_are_not_needed_never_begin(tokenizer: Tokenizer) -> 
     steps = await steps_of(engine, request(6), policy, tokenizer=tokenizer)
     assert texts(steps) == {0: "ab", 1: "ab"}
     told = report(steps)
-    assert (told.n, told.begun, told.finished, told.aborted, told.stopped_by) == (6, 2, 2, 0, "window")
+    assert (told.n, told.started, told.finished, told.aborted, told.stopped_by) == (6, 2, 2, 0, "window")
 
 
 @pytest.mark.parametrize(("session", "told"), [("", "r"), ("mine", "mine")])
@@ -229,7 +229,7 @@ async def test_a_choice_that_waits_begins_when_the_only_one_that_writes_is_ended
         gate.release()
     await running
     assert (texts(steps), ends(steps)) == ({0: "ab", 1: "efgh"}, {0: ABORT, 1: STOP})
-    assert [step.begun for step in steps if step.begun] == [(1,)]
+    assert [step.started for step in steps if step.started] == [(1,)]
     engine.check()
 
 
@@ -285,7 +285,7 @@ async def test_a_choice_that_finds_no_room_can_be_ended(tokenizer: Tokenizer) ->
 
     def take(more: Sequence[GroupStep]) -> None:
         steps.extend(more)
-        if more[-1].begun:
+        if more[-1].started:
             begun.set()
 
     running = asyncio.create_task(group.run(take))

@@ -6,7 +6,7 @@ choices (`keep_s`). Only the client that asked for a group finds it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -38,6 +38,18 @@ class ChoiceState(StrEnum):
     """It has ended; without a finish reason if its answer was broken off."""
     DROPPED = "dropped"
     """It never began, and never will."""
+
+
+def choice_state(
+    index: int, *, ended: Container[int], unfinished: Container[int], waiting: Container[int]
+) -> ChoiceState:
+    """Returns the state of a choice. `ended`: choices with a finish reason; `waiting`: those of the unfinished choices
+    that have not started."""
+    if index in ended:
+        return ChoiceState.OVER
+    if index in unfinished:
+        return ChoiceState.WAITING if index in waiting else ChoiceState.WRITING
+    return ChoiceState.DROPPED
 
 
 class ChoiceReport(msgspec.Struct, frozen=True):

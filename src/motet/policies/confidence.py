@@ -69,7 +69,7 @@ class Confidences:
     def __post_init__(self) -> None:
         self.threshold = self.rule.below
 
-    def wrote(self, index: int, logprobs: Sequence[TokenLogprob]) -> None:
+    def add(self, index: int, logprobs: Sequence[TokenLogprob]) -> None:
         """Takes in the next tokens of a choice; those that come after its end are not counted."""
         choice = self._choice(index)
         if choice.ended:

@@ -1,13 +1,14 @@
-"""Steers one group: takes in what its choices write, step by step, and says after each step which of them end and how
-many more begin. Pure, so the same steps in the same order give the same decisions.
+"""The decisions of a group's policy: which choices end early, and which start. Pure: the same steps in the same order
+give the same decisions.
 
-    1. `scored`, `wrote`, `ended`   all that the step brought, in the order of the choices' indices
-    2. `decide`                     once a step: is enough known, whose confidence is too low, how many begin
+    1. `add_logprobs`, `add_text`, `end`   for everything that a step brought, in the order of the choices' indices
+    2. `decide`                            once a step: is the condition met, whose confidence is too low, which start
 
-A choice is waiting, then writing, then over. `start` says how many write at a time.
+A choice waits, then runs, then has ended. `GroupPolicy.start` limits the number of choices that run at a time.
+`PolicyDriver` calls this class for the groups of both kinds, of tokens and of texts.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,191 +23,209 @@ from motet.types import FinishReason, TokenLogprob
 
 
 class Keep(StrEnum):
-    """The choices that come back in a whole answer."""
+    """The choices that the response contains if it is not streamed."""
 
     ALL = "all"
-    """All that have begun; those that were ended early have the finish reason `abort`."""
+    """All choices that have started. Those that were ended early have the finish reason `abort`."""
     FINISHED = "finished"
-    """Only those that were not ended early."""
+    """Only choices that were not ended early."""
 
 
 class Refill(StrEnum):
-    """When choices that wait begin, if `start` holds them back."""
+    """When waiting choices start, if `start` limits the number of running ones."""
 
     EACH = "each"
-    """One as soon as another has ended."""
+    """One choice starts whenever another ends."""
     ALL = "all"
-    """The next ones together, when all that have begun have ended."""
+    """The next choices start together when all running ones have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPolicy:
-    """How a request wants its groups steered; each of its prompts is a group."""
+    """The policy of a request. Each of its prompts is a group of its own."""
 
     stop_when: Condition | None = None
-    """The group ends when this is met."""
+    """Condition that ends the group when it is met."""
     extract: Extract | None = None
-    """How the value of an answer is found in its text."""
+    """Rule that finds the value of an answer in its text."""
     start: int | None = None
-    """Most choices that write at a time; None: all."""
+    """Maximum number of choices that run at a time; None if all start at once."""
     refill: Refill = Refill.EACH
     confidence: ConfidenceRule | None = None
-    """Ends choices of low confidence."""
+    """Rule that ends choices of low confidence."""
     keep: Keep = Keep.ALL
     vote: bool = False
-    """True if the report tells the values and the majority."""
+    """True if the report contains the values and the majority."""
     deterministic: bool = False
-    """True: what happens is ordered by numbers of tokens and not by arrival."""
+    """True if decisions depend on numbers of tokens only, not on when tokens arrive."""
 
     @property
-    def needs_values(self) -> bool:
-        """True if the texts of the answers matter."""
+    def reads_answers(self) -> bool:
+        """True if decisions or the report depend on the texts of the answers."""
         return self.vote or (self.stop_when is not None and self.stop_when.needs_values)
 
     def num_first(self, n: int) -> int:
-        """Returns how many of n choices begin at once."""
+        """Returns the number of choices, of n, that start at once."""
         return n if self.start is None else self.start
 
 
 class VoteReport(msgspec.Struct, frozen=True):
-    """The values of the answers that have finished, and the one that most of them have."""
+    """The values of the finished choices, and the most frequent one."""
 
     majority: str | None
-    """None if no answer has a value. Of several with the same count, the one that a choice had first."""
+    """The value that reached `count` first; None if no choice has a value."""
     count: int
     values: dict[int, str | None]
-    """Index of the choice -> its value; None: it has none."""
+    """Value of each finished choice, by index; None for a choice without a value."""
 
 
 class ConfidenceReport(msgspec.Struct, frozen=True):
     threshold: float | None
-    """None if it never was known."""
+    """None if it was not known before the end of the group."""
     lowest: dict[int, float | None]
-    """Index of the choice -> its lowest confidence; None: it has written less than a window."""
+    """Lowest confidence of each choice that has started, by index; None for a choice with fewer tokens than a
+    window."""
 
 
 class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What has become of a steered group."""
+    """The result of a policy, as the response shows it."""
 
     id: str
     n: int
-    """Choices that it might have had."""
-    begun: int
+    """Maximum number of choices: the `n` of the request."""
+    started: int = msgspec.field(name="begun")
     finished: int
     aborted: int
-    """Choices that were ended early."""
+    """Number of choices that were ended early."""
     stopped_by: str | None
-    """The condition that ended the group; None: all choices that were wanted ended by themselves."""
+    """Name of the condition that ended the group; None if no condition did."""
     vote: VoteReport | None = None
     confidence: ConfidenceReport | None = None
 
 
 class SteeringDecision(NamedTuple):
-    """What is to happen after a step."""
+    """What has to be done after a step."""
 
     abort: tuple[int, ...] = ()
-    """Choices that end here."""
-    begin: tuple[int, ...] = ()
-    """Choices that begin."""
+    """Running choices that end now."""
+    start: tuple[int, ...] = ()
+    """Waiting choices that start now."""
     drop: tuple[int, ...] = ()
-    """Choices that have not begun, and never will."""
+    """Waiting choices that will never start."""
 
 
-NOTHING = SteeringDecision()
+NO_CHANGE = SteeringDecision()
+
+
+class AnswerValues:
+    """The texts of answers until they are complete, and then their values."""
+
+    def __init__(self, extract: Extract | None) -> None:
+        """`extract`: None if values do not matter."""
+        self._extract = extract
+        self._texts: dict[int, list[str]] = {}
+        self._values: dict[int, str | None] = {}
+
+    def add_text(self, index: int, text: str) -> None:
+        if self._extract is not None:
+            self._texts.setdefault(index, []).append(text)
+
+    def find(self, index: int) -> None:
+        """Finds the value of a complete answer. Can take milliseconds, since clients write the patterns."""
+        text = "".join(self._texts.pop(index, ()))
+        self._values[index] = None if self._extract is None else self._extract.value(text)
+
+    def take(self, index: int) -> str | None:
+        """Returns the value of a complete answer, and forgets it."""
+        if index not in self._values:
+            self.find(index)
+        return self._values.pop(index)
+
+    def discard(self, index: int) -> None:
+        self._texts.pop(index, None)
+        self._values.pop(index, None)
 
 
 class Steering:
     """The state of one group under a policy."""
 
     def __init__(self, policy: GroupPolicy, indices: Sequence[int]) -> None:
-        """`indices`: of the choices, in the order in which they begin."""
-        start = policy.num_first(len(indices))
+        """`indices`: indices of the choices, in the order in which they start."""
         self._policy = policy
-        self._begun = list(indices[:start])
-        self._waiting = deque(indices[start:])
-        self._writing = set(self._begun)
-        self._start = start
-        self._texts: dict[int, list[str]] = {}
-        """Pieces of the answers that are being written, if their values are wanted."""
-        self.reads_answers = policy.needs_values
-        """True if the texts of answers matter; else nobody need bring them."""
+        first = policy.num_first(len(indices))
+        self._started = list(indices[:first])
+        self._waiting = deque(indices[first:])
+        self._running = set(self._started)
         self._answers = Answers(len(indices))
-        self._values: dict[int, str | None] = {}
-        """The values of answers that are whole, until their ends are taken in."""
+        self._values = AnswerValues(policy.extract if policy.reads_answers else None)
         self._confidences = None if policy.confidence is None else Confidences(policy.confidence)
-        self._scored: dict[int, int] = {}
-        """Number of tokens of each choice whose log-probabilities have come."""
+        self._num_scored = Counter[int]()
+        """Number of tokens of each choice whose log-probabilities have been added."""
         self._aborted: set[int] = set()
         self._changed = False
         """True if a choice has ended since the last decision."""
         self._stopped_by: str | None = None
-        self._cut = False
-        """True once an operator has ended what was being written."""
+        self._stopped_by_operator = False
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The choices that have not begun, and may."""
+        """Choices that have not started yet."""
         return frozenset(self._waiting)
 
-    def scored(self, index: int, logprobs: Sequence[TokenLogprob], *, num_tokens: int) -> None:
-        """Takes in the log-probabilities of a choice's next tokens. `num_tokens`: how many it has then: those behind
-        a stop string are none of it."""
+    def add_logprobs(self, index: int, logprobs: Sequence[TokenLogprob], *, num_tokens: int) -> None:
+        """Adds the log-probabilities of a choice's next tokens. `num_tokens`: new length of the choice; tokens after a
+        stop string are not counted."""
         if self._confidences is not None:
-            scored = self._scored.get(index, 0)
-            self._confidences.wrote(index, logprobs[: num_tokens - scored])
-            self._scored[index] = num_tokens
+            self._confidences.add(index, logprobs[: num_tokens - self._num_scored[index]])
+            self._num_scored[index] = num_tokens
 
-    def wrote(self, index: int, text: str) -> None:
-        """Takes in the next text of an answer: without thoughts and calls, if they are told apart."""
-        if self.reads_answers:
-            self._texts.setdefault(index, []).append(text)
+    def add_text(self, index: int, text: str) -> None:
+        """Adds the next text of an answer, without reasoning and tool calls if they are separated."""
+        self._values.add_text(index, text)
 
     def find_value(self, index: int) -> None:
-        """Finds the value of an answer that is whole, which may take milliseconds; `ended` does it otherwise."""
-        text, extract = "".join(self._texts.pop(index, ())), self._policy.extract
-        self._values[index] = extract.value(text) if extract is not None and self.reads_answers else None
+        """Finds the value of a complete answer, which can take milliseconds. If this is not called, `end` does it."""
+        self._values.find(index)
 
-    def ended(self, index: int, reason: FinishReason | None) -> None:
-        """Takes in the end of a choice. `reason`: None if the client has ended it; `ABORT` if an operator has ended all
-        that write, and then no more begin."""
-        self._writing.discard(index)
+    def end(self, index: int, reason: FinishReason | None) -> None:
+        """Notes the end of a choice. `reason`: None if the client has ended it; `ABORT` if an operator has ended all
+        running choices, and then no other choice starts."""
+        self._running.discard(index)
         self._changed = True
         if reason is None or reason is FinishReason.ABORT:
             self._end_early(index)
-            self._cut = self._cut or reason is not None
+            self._stopped_by_operator = self._stopped_by_operator or reason is not None
             return
-        if index not in self._values:
-            self.find_value(index)
-        self._answers.finish(index, self._values.pop(index))
+        self._answers.finish(index, self._values.take(index))
         if self._confidences is not None:
             self._confidences.ended(index)
 
     def decide(self) -> SteeringDecision:
-        """Returns what follows from all that was taken in; called once a step."""
+        """Returns the decision after a step. Must be called once a step."""
         condition, lost = self._policy.stop_when, tuple[int, ...]()
         if self._changed and condition is not None and (met := condition.met(self._answers)) is not None:
             self._stopped_by = met
             return self._stop()
-        if self._cut:
+        if self._stopped_by_operator:
             return SteeringDecision(drop=self.withdraw_all())
         if self._confidences is not None:
             lost = self._confidences.lost()
             for index in lost:
                 self._end_early(index)
         if not (self._changed or lost):
-            return NOTHING
+            return NO_CHANGE
         self._changed = False
         return SteeringDecision(lost, self._refill())
 
     def withdraw_all(self) -> tuple[int, ...]:
-        """Takes out all choices that wait; returns them."""
+        """Removes all waiting choices, and returns them."""
         dropped = tuple(self._waiting)
         for index in dropped:
             self.withdraw(index)
         return dropped
 
     def withdraw(self, index: int) -> bool:
-        """Takes out a choice that waits. Returns False if it does not wait."""
+        """Removes a waiting choice. Returns False if the choice is not waiting."""
         if index not in self._waiting:
             return False
         self._waiting.remove(index)
@@ -214,18 +233,18 @@ class Steering:
         return True
 
     def report(self, id: str) -> GroupReport:
-        """`id`: the group's name."""
+        """`id`: name of the group."""
         finished, vote, confidence = self._answers.values, None, None
         if self._policy.vote:
             value, count = self._answers.majority() or (None, 0)
             vote = VoteReport(value, count, {index: finished[index] for index in sorted(finished)})
         if self._confidences is not None:
-            lowest = {index: self._confidences.lowest(index) for index in sorted(self._begun)}
+            lowest = {index: self._confidences.lowest(index) for index in sorted(self._started)}
             confidence = ConfidenceReport(self._confidences.threshold, lowest)
         return GroupReport(
             id=id,
             n=self._answers.n,
-            begun=len(self._begun),
+            started=len(self._started),
             finished=len(finished),
             aborted=len(self._aborted),
             stopped_by=self._stopped_by,
@@ -234,17 +253,16 @@ class Steering:
         )
 
     def _stop(self) -> SteeringDecision:
-        """Ends all that write, and lets nothing begin."""
+        """Ends all running choices, and drops all waiting ones."""
         self._changed = False
-        ended = tuple(sorted(self._writing))
+        ended = tuple(sorted(self._running))
         for index in ended:
             self._end_early(index)
         return SteeringDecision(ended, drop=self.withdraw_all())
 
     def _end_early(self, index: int) -> None:
-        self._writing.discard(index)
-        self._texts.pop(index, None)
-        self._values.pop(index, None)
+        self._running.discard(index)
+        self._values.discard(index)
         self._aborted.add(index)
         self._lose(index)
 
@@ -255,11 +273,11 @@ class Steering:
             self._confidences.ended(index)
 
     def _refill(self) -> tuple[int, ...]:
-        """Lets choices begin that wait; returns them."""
-        if self._policy.refill is Refill.ALL and self._writing:
+        """Starts waiting choices as far as the policy allows, and returns them."""
+        if self._policy.refill is Refill.ALL and self._running:
             return ()
-        count = min(self._start - len(self._writing), len(self._waiting))
-        begun = tuple(self._waiting.popleft() for _ in range(count))
-        self._begun += begun
-        self._writing.update(begun)
-        return begun
+        free = self._policy.num_first(self._answers.n) - len(self._running)
+        started = tuple(self._waiting.popleft() for _ in range(min(free, len(self._waiting))))
+        self._started += started
+        self._running.update(started)
+        return started

@@ -132,11 +132,11 @@ class RoutedText:
                 f"its answer could not be taken ({type(error).__name__}): the log has more"
             ) from error
 
-    def begin(self, indices: Sequence[int]) -> None:
-        assert self._request.begin is not None  # else none is held back
-        self._request = msgspec.structs.replace(self._request, begin=(*self._request.begin, *indices))
+    def start(self, indices: Sequence[int]) -> None:
+        assert self._request.start is not None  # else none is held back
+        self._request = msgspec.structs.replace(self._request, start=(*self._request.start, *indices))
         if self._group is not None:
-            self._group.begin(indices)
+            self._group.start(indices)
             self._ended(-len(indices))
 
     def end_choice(self, index: int) -> None:
@@ -170,7 +170,7 @@ class RoutedText:
             raise self._error or error from None
         self._tried.append(member)
         self._group = source.generate(self._request)
-        self._books, self._open_choices = member.books, self._request.num_begun
+        self._books, self._open_choices = member.books, self._request.num_started
         self._books.open_choices += self._open_choices
         member.groups.add(self)
         for index in self._to_end:
@@ -181,10 +181,10 @@ class RoutedText:
         ended = [piece for step in steps for piece in step.pieces if piece.finish is not None]
         # A server that gives up with a word like that gets its group an error, so these were ended here.
         here = {piece.index for piece in ended if piece.finish is FinishReason.ABORT}
-        if here and self._request.begin is not None:
+        if here and self._request.start is not None:
             self._to_end -= here
-            left = tuple(index for index in self._request.begin if index not in here)
-            self._request = msgspec.structs.replace(self._request, begin=left)
+            left = tuple(index for index in self._request.start if index not in here)
+            self._request = msgspec.structs.replace(self._request, start=left)
         if not here or sum(len(step.pieces) for step in steps) > len(here):
             self._begun = True
             self._tried[-1].stirred = True

@@ -27,7 +27,7 @@ def request_for(
     seed: int | None = 5,
     stream: bool = True,
     best_of: int | None = None,
-    begin: tuple[int, ...] | None = None,
+    start: tuple[int, ...] | None = None,
     **fields: object,
 ) -> TextRequest:
     body: dict[str, object] = {"model": "m", "n": n, "stream": stream, **fields}
@@ -49,7 +49,7 @@ def request_for(
         seed=seed,
         stream=stream,
         best_of=best_of,
-        begin=begin,
+        start=start,
     )
 
 

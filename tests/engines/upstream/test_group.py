@@ -252,7 +252,7 @@ async def test_leaving_closes_every_connection_at_once() -> None:
 
 async def test_choices_begin_when_they_are_let_and_end_alone() -> None:
     async with playing(Manners(hangs=frozenset({5, 7}))) as played:
-        group = played.upstream.generate(request_for(n=4, begin=(0, 1)))
+        group = played.upstream.generate(request_for(n=4, start=(0, 1)))
         whole = Whole()
         while 1 not in whole.choices or whole.choices[1].finish is None:
             whole.take_all(await group.read())
@@ -261,10 +261,10 @@ async def test_choices_begin_when_they_are_let_and_end_alone() -> None:
         whole.take_all(await group.read())
         assert whole.choices[0].finish == "abort"
         await played.peer.until_idle()
-        group.begin([2])
+        group.start([2])
         group.end_choice(2)  # before it is asked for
         whole.take_all(await group.read())
-        group.begin([3])
+        group.start([3])
         rest = await read_all(group)
         assert [asked.body["seed"] for asked in played.peer.asked] == [5, 6, 8]
         assert {index: one.finish for index, one in (whole.choices | rest.choices).items()} == {
@@ -278,7 +278,7 @@ async def test_choices_begin_when_they_are_let_and_end_alone() -> None:
 
 async def test_a_reader_that_waits_gets_the_end_of_a_choice_at_once() -> None:
     async with playing(gated=True) as played:
-        group = played.upstream.generate(request_for(n=2, begin=(0, 1)))
+        group = played.upstream.generate(request_for(n=2, start=(0, 1)))
         reading = asyncio.create_task(group.read())
         for _ in range(2):
             await played.peer.arrived.acquire()

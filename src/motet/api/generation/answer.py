@@ -350,8 +350,8 @@ class TokenChunks(CountingWriter):
                 else:
                     closing = ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket)
                     chunks += self._chunks(event, group, closing=closing)
-            if step.begun:
-                chunks += self._openings(step, step.begun, closing=self._closing(told))
+            if step.started:
+                chunks += self._openings(step, step.started, closing=self._closing(told))
         self._note_reports(steps)
         return b"".join(chunks)
 

@@ -16,7 +16,7 @@ from typing import Generic, Self, TypeVar
 from motet.api.generation.plan import Plan
 from motet.api.http.admission import AdmissionSlot
 from motet.api.http.request_spans import end_group_span, error_of, group_span_of
-from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup
+from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup, choice_state
 from motet.api.served import ServedModel, TextModel
 from motet.api.service import Service
 from motet.merge import Take
@@ -92,7 +92,7 @@ class GroupAccount:
         )
         self.step: Callable[[Sequence[ShownChoice], bool], None] = self._record.step
         """To be called with what each step shows, and True if a choice may have ended in it."""
-        self.begin: Callable[[Sequence[int]], None] = self._record.start_choices
+        self.start_choices: Callable[[Sequence[int]], None] = self._record.start_choices
         """To be called with choices that begin later than the group."""
         self._names = {
             "request_id": request_id,
@@ -183,7 +183,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
             )
         self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place, span=span)
         if self._text is not None:
-            self._text.on_step, self._text.on_begin = self._account.step, self._account.begin
+            self._text.on_step, self._text.on_start = self._account.step, self._account.start_choices
             if self._known is not None:
                 self._service.groups.opened(self._known, self)
 
@@ -195,12 +195,9 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         only_worker = self._service.only_worker
         reports = []
         for index, tokens in sorted(text.num_tokens.items()):
-            if index in unfinished:
-                state = ChoiceState.WAITING if index in waiting else ChoiceState.WRITING
-            else:
-                state = ChoiceState.OVER if index in reasons else ChoiceState.DROPPED
+            state = choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting)
             begun = state in (ChoiceState.WRITING, ChoiceState.OVER)
-            worker = (text.workers.get(index, only_worker) or None) if begun else None
+            worker = (text.workers.of_choice.get(index, only_worker) or None) if begun else None
             reports.append(ChoiceReport(index, state, tokens, reasons.get(index), worker))
         return reports
 
@@ -233,7 +230,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
 
     @property
     def worker(self) -> str:
-        return (self._text.worker if self._text else "") or self._service.only_worker
+        return (self._text.workers.last if self._text else "") or self._service.only_worker
 
     async def close(self, *, status: int) -> None:
         """Gives back a ticket that the client brought and the engine never got, and one that was made and the client

@@ -1,85 +1,82 @@
 """The choices of one prompt on a text upstream, under the policy of their request.
 
-    read ──► SteeredPrompt.feed ──► Steering ──► end_choice: the request of a choice is closed
-             the text of its pieces              begin:      the request of a choice is sent
+    read ──► SteeredPrompt.feed ──► PolicyDriver ──► end_choice: the request of a choice is closed
+             the text of its pieces                  start:      the request of a choice is sent
 
-What one read brings is one step of the steering. A choice that is ended here still has a last piece: it comes with the
-next read, as of any choice.
+The pieces of one read are one step of the policy. A choice that is ended here still has a last piece, which arrives
+with the next read.
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
 
-from motet.api.known_groups import ChoiceReport, ChoiceState
+from motet.api.known_groups import ChoiceReport, choice_state
 from motet.engines.upstream.text_source import TextGroupStream, TextPiece
-from motet.policies.steering import GroupPolicy, GroupReport, Steering
+from motet.policies.driver import ChoiceOutput, PolicyDriver
+from motet.policies.steering import GroupPolicy, GroupReport
 from motet.types import FinishReason
-
-_INDEX = attrgetter("index")
 
 
 class SteeredPrompt:
-    """A `KnownPart`. Its choices are numbered from 0, and from `first` in the request."""
+    """A `KnownPart`. Choices are numbered from 0 here, and from `first` in the request."""
 
     def __init__(self, policy: GroupPolicy, stream: TextGroupStream, *, first: int, n: int) -> None:
         self._stream = stream
         self._first = first
         self._n = n
-        self._steering = Steering(policy, range(n))
-        self._begun = set(range(policy.num_first(n)))
+        self._driver = PolicyDriver(policy, range(n))
         self._reasons: dict[int, FinishReason] = {}
-        """Why choices have ended, for those that have."""
+        """Finish reason of each choice that has ended, by index."""
 
-    def feed(self, pieces: Sequence[TextPiece]) -> Sequence[int]:
-        """Takes in what one read has brought of this prompt, and lets choices end and begin. Returns those that begin,
-        as the request numbers them."""
-        steering, first = self._steering, self._first
-        for piece in sorted(pieces, key=_INDEX):
-            index = piece.index - first
+    async def feed(self, pieces: Sequence[TextPiece]) -> Sequence[int]:
+        """Passes the pieces of this prompt to the policy, and ends and starts choices as it decides. Returns the
+        choices that start, as the request numbers them."""
+        driver, outputs = self._driver, []
+        for piece in pieces:
             if piece.finish is FinishReason.ABORT:
-                continue  # it was ended here, which the steering knows
-            if steering.reads_answers:
-                steering.wrote(index, piece.text)
+                continue  # it was ended here, which the driver knows
+            index = piece.index - self._first
+            outputs.append(ChoiceOutput(index, piece.text if driver.reads_answers else "", piece.finish))
             if piece.finish is not None:
                 self._reasons[index] = piece.finish
-                steering.ended(index, piece.finish)
-        decision = steering.decide()
+        decision = await driver.step(outputs)
         for index in decision.abort:
             self._end(index)
-        begun = [first + index for index in decision.begin]
-        if begun:
-            self._begun.update(decision.begin)
-            self._stream.begin(begun)
-        return begun
+        started = [self._first + index for index in decision.start]
+        if started:
+            self._stream.start(started)
+        return started
 
     def choices(self) -> Sequence[ChoiceReport]:
-        return [ChoiceReport(index, self._state(index), None, self._reasons.get(index)) for index in range(self._n)]
+        reasons, unfinished, waiting = self._reasons, self._driver.unfinished, self._driver.waiting
+        return [
+            ChoiceReport(
+                index,
+                choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting),
+                None,
+                reasons.get(index),
+            )
+            for index in range(self._n)
+        ]
 
     async def end_choice(self, index: int) -> bool:
-        if self._steering.withdraw(index):
+        if self._driver.withdraw(index):
             return True
-        if self._state(index) is not ChoiceState.WRITING:
+        if index in self._reasons or not self._driver.cancel(index):
             return False
         self._end(index)
-        self._steering.ended(index, None)
         return True
 
     async def end_all(self) -> None:
-        self._steering.withdraw_all()
+        self._driver.withdraw_all()
         for index in range(self._n):
             await self.end_choice(index)
 
-    def report(self, id: str) -> GroupReport:
-        """`id`: the group's name."""
-        return self._steering.report(id)
-
-    def _state(self, index: int) -> ChoiceState:
-        if index in self._reasons:
-            return ChoiceState.OVER
-        if index in self._begun:
-            return ChoiceState.WRITING
-        return ChoiceState.WAITING if index in self._steering.waiting else ChoiceState.DROPPED
+    def report(self, id: str) -> GroupReport | None:
+        """`id`: name of the group."""
+        return self._driver.report(id)
 
     def _end(self, index: int) -> None:
-        self._reasons[index] = FinishReason.ABORT
-        self._stream.end_choice(self._first + index)
+        """Closes the request of a choice, unless the client has ended the choice before."""
+        if index not in self._reasons:
+            self._reasons[index] = FinishReason.ABORT
+            self._stream.end_choice(self._first + index)

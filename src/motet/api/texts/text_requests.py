@@ -209,14 +209,15 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
 
     def reports(self) -> list[GroupReport]:
         """Returns what has become of the prompts if they are steered."""
-        return [prompt.report(known.id) for known, prompt in self._steered]
+        reports = [prompt.report(known.id) for known, prompt in self._steered]
+        return [report for report in reports if report is not None]
 
     def open(self, place: AdmissionSlot) -> None:
         request, policy = self._request, self._policy
         if policy is not None:
             first, size = range(policy.num_first(request.n)), request.num_prompts
-            begin = tuple(prompt * request.n + index for prompt in range(size) for index in first)
-            request = msgspec.structs.replace(request, begin=begin)
+            start = tuple(prompt * request.n + index for prompt in range(size) for index in first)
+            request = msgspec.structs.replace(request, start=start)
         caller, model, size = self._caller, self._model, request.num_choices
         span = group_span(caller.span, model=model.name, num_choices=size, group=self._head.id)
         request = span.placed(request)
@@ -253,20 +254,20 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
             pieces = [piece for step in steps for piece in step.pieces]
             self._account.step(pieces, True)
             if self._steered:
-                self._feed(pieces)
+                await self._feed(pieces)
             if (taking := take(steps)) is not None:
                 await taking
 
-    def _feed(self, pieces: Sequence[TextPiece]) -> None:
+    async def _feed(self, pieces: Sequence[TextPiece]) -> None:
         """Gives each prompt what has come of it."""
         by_prompt: dict[int, list[TextPiece]] = {}
         for piece in pieces:
             by_prompt.setdefault(piece.index // self._request.n, []).append(piece)
         for number in sorted(by_prompt):
             _, prompt = self._steered[number]
-            begun = prompt.feed(by_prompt[number])
-            if begun and self._account is not None:
-                self._account.begin(begun)
+            started = await prompt.feed(by_prompt[number])
+            if started and self._account is not None:
+                self._account.start_choices(started)
 
     async def close(self, *, status: int) -> None:
         for known, prompt in self._steered:

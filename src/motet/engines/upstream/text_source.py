@@ -49,8 +49,9 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str = ""
     authorization: str = ""
     """The client's own header, if it may be passed on: never a key of this server."""
-    begin: tuple[int, ...] | None = None
-    """The numbers of the choices that begin at once, if each is to begin and end by itself. None: all together."""
+    start: tuple[int, ...] | None = None
+    """Numbers of the choices that start at once, if each choice starts and ends by itself; None if all start and end
+    together."""
 
     @property
     def num_prompts(self) -> int:
@@ -61,9 +62,9 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_prompts * self.n
 
     @property
-    def num_begun(self) -> int:
-        """Number of choices that begin at once."""
-        return self.num_choices if self.begin is None else len(self.begin)
+    def num_started(self) -> int:
+        """Number of choices that start at once."""
+        return self.num_choices if self.start is None else len(self.start)
 
 
 class TextPiece(msgspec.Struct, frozen=True, gc=False):
@@ -130,14 +131,14 @@ class TextGroupStream(Protocol):
         and `UpstreamRefusalError`."""
         ...
 
-    def begin(self, indices: Sequence[int]) -> None:
-        """Lets choices begin that `TextRequest.begin` has held back. `read` has an end when all that have begun are
-        over, so this is called between two reads."""
+    def start(self, indices: Sequence[int]) -> None:
+        """Starts choices that `TextRequest.start` has held back. `read` is at its end when all choices that have
+        started have ended, so this is called between two reads."""
         ...
 
     def end_choice(self, index: int) -> None:
-        """Ends a choice of a request with `TextRequest.begin`, whose last piece has not been read, and its request at
-        the server. What it has brought is dropped; the next `read` returns a last piece with the finish `ABORT`."""
+        """Ends a choice of a request with `TextRequest.start`, whose last piece has not been read, and its request at
+        the server. Its unread pieces are dropped; the next `read` returns a last piece with the finish `ABORT`."""
         ...
 
     def fail(self, error: MotetError) -> None:

@@ -10,7 +10,7 @@ A group is one request if n is honoured, else one for each choice, a few at a ti
     requests ──► a task each, `max_singles` at most ──► queue ──► read()
                  pieces, as they come                   bounded: a slow reader holds the server's streams back
 
-Where choices begin and end by themselves (`TextRequest.begin`), a group is single requests whatever the server can do.
+Where choices begin and end by themselves (`TextRequest.start`), a group is single requests whatever the server can do.
 A choice is ended by closing its request; one that has not begun is not asked for.
 
 The first error ends all, except in two cases. If a single request fails before it has sent anything, but others of the
@@ -81,7 +81,7 @@ class TextUpstream:
                 f"The model `{request.model}` is not available on {request.route}: its server has no such route.",
                 code="unknown_url",
             )
-        several, steered = request.num_choices > 1, request.begin is not None
+        several, steered = request.num_choices > 1, request.start is not None
         if known is None and several:
             self._learn(base)
         plan = ask_singly if steered or (several and not ability.honours_n) else ask_at_once
@@ -159,13 +159,13 @@ class UpstreamGroup:
         """Choices with a piece that has been read, if choices start and end by themselves."""
         self._begun = False
         self._usages: dict[int, Usage] = {}
-        self.begin([call.first for call in calls] if request.begin is None else request.begin)
+        self.start([call.first for call in calls] if request.start is None else request.start)
 
     @property
     def usage(self) -> Usage | None:
         return usage_of(list(self._calls.values()), self._usages)
 
-    def begin(self, indices: Sequence[int]) -> None:
+    def start(self, indices: Sequence[int]) -> None:
         calls = {index: self._held.pop(index) for index in indices}
         self._calls |= calls
         self._due += calls.values()
@@ -203,7 +203,7 @@ class UpstreamGroup:
     def _without_ended(self, step: TextStep) -> TextStep | None:
         """Returns the step without what the server sent of choices that were ended here; None if nothing else is left.
         Their last pieces, which were made here, stay."""
-        if self._request.begin is None:
+        if self._request.start is None:
             return step
         ended, abort = self._ended, FinishReason.ABORT
         pieces = tuple(piece for piece in step.pieces if piece.index not in ended or piece.finish is abort)
@@ -231,7 +231,7 @@ class UpstreamGroup:
             return False
         self._held = {call.first: call for call in singly}
         self._calls.clear()
-        self.begin(range(self._request.num_choices))
+        self.start(range(self._request.num_choices))
         return True
 
     async def _answer(self, call: UpstreamCall, take: Take[TextStep], *, tries: int = 2) -> None:

@@ -1,0 +1,137 @@
+"""The driver of a group's policy, for groups of tokens (`text.text_group`) and of texts (`api.texts`).
+
+    step ──► PolicyDriver.step ──► Steering ──► SteeringDecision ──► the group ends, starts and drops choices
+    end_choice by the client ──► withdraw, cancel
+
+The group gives the driver everything that a step brought, and carries out the decision. A choice that the client ends
+takes part in the decision after the next step. Without a policy, that is all that a driver decides.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+import msgspec
+
+from motet.policies.steering import NO_CHANGE, GroupPolicy, GroupReport, Steering, SteeringDecision
+from motet.types import FinishReason, TokenLogprob
+
+_INDEX = attrgetter("index")
+
+
+class ChoiceOutput(msgspec.Struct, frozen=True, gc=False):
+    """What a step brought for one choice. A step can have several of one choice."""
+
+    index: int
+    text: str = ""
+    """Next text of the answer, without reasoning and tool calls. Read only if `PolicyDriver.reads_answers`."""
+    finish: FinishReason | None = None
+    logprobs: Sequence[TokenLogprob] = ()
+    """Log-probabilities of new tokens."""
+    num_tokens: int = 0
+    """Length of the choice with these tokens, if `logprobs` is not empty."""
+
+
+class PolicyDriver:
+    """The choices of one group that have not ended, and the policy that decides on them."""
+
+    def __init__(self, policy: GroupPolicy | None, indices: Sequence[int]) -> None:
+        """`indices`: indices of the choices, in the order in which they start."""
+        self._steering = None if policy is None else Steering(policy, indices)
+        self.reads_answers = policy is not None and policy.reads_answers
+        """True if steps need the texts of the answers."""
+        self.reads_logprobs = policy is not None and policy.confidence is not None
+        """True if steps need the log-probabilities of the tokens."""
+        self.unfinished = set(indices)
+        """Choices that wait or run. Changes only with a step, `finished`, and when a waiting choice is withdrawn."""
+        self._cancelled: set[int] = set()
+        """Running choices that the client has ended since the last step."""
+        self.active = policy is not None
+        """True if the next step must be passed to `step`: there is a policy, or the client has ended a choice."""
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Choices that have not started yet."""
+        return frozenset() if self._steering is None else self._steering.waiting
+
+    @property
+    def cancelled(self) -> frozenset[int]:
+        """Running choices that the client has ended, and whose end has not been reported yet."""
+        return frozenset(self._cancelled)
+
+    async def step(self, outputs: Sequence[ChoiceOutput]) -> SteeringDecision:
+        """Returns what has to be done after a step. `abort` contains the choices that the client has ended, too."""
+        if self._steering is not None and self.reads_answers:
+            await self._add_texts(self._steering, outputs)
+        finished = [output for output in sorted(outputs, key=_INDEX) if output.finish is not None]
+        cancelled = self._take_cancelled(finished) if self._cancelled else ()
+        if self._steering is None:
+            decision = SteeringDecision(cancelled)
+        else:
+            decision = self._decide(self._steering, outputs, finished=finished, cancelled=cancelled)
+        if finished or decision is not NO_CHANGE:
+            self.unfinished.difference_update([output.index for output in finished], decision.abort, decision.drop)
+        return decision
+
+    def finished(self, indices: Iterable[int]) -> None:
+        """Notes choices that have ended, after a step that need not be reported."""
+        self.unfinished.difference_update(indices)
+
+    def withdraw(self, index: int) -> bool:
+        """Ends a choice that waits, for the client. Returns False if it does not wait."""
+        if self._steering is None or not self._steering.withdraw(index):
+            return False
+        self.unfinished.discard(index)
+        return True
+
+    def withdraw_all(self) -> None:
+        """Ends all choices that wait."""
+        if self._steering is not None:
+            self.unfinished.difference_update(self._steering.withdraw_all())
+
+    def cancel(self, index: int) -> bool:
+        """Ends a choice that runs, for the client. Returns False if it does not run, or was cancelled before."""
+        if index not in self.unfinished or index in self._cancelled:
+            return False
+        self._cancelled.add(index)
+        self.active = True
+        return True
+
+    def report(self, id: str) -> GroupReport | None:
+        """Returns the report on the group, by its name; None without a policy."""
+        return None if self._steering is None else self._steering.report(id)
+
+    async def _add_texts(self, steering: Steering, outputs: Sequence[ChoiceOutput]) -> None:
+        """Finds the values of complete answers one at a time, with a turn of the event loop in between: a client's
+        pattern can take milliseconds."""
+        for output in outputs:
+            steering.add_text(output.index, output.text)
+            if output.finish is not None:
+                steering.find_value(output.index)
+                await asyncio.sleep(0)
+
+    def _decide(
+        self,
+        steering: Steering,
+        outputs: Sequence[ChoiceOutput],
+        *,
+        finished: Sequence[ChoiceOutput],
+        cancelled: tuple[int, ...],
+    ) -> SteeringDecision:
+        if self.reads_logprobs:
+            for output in outputs:
+                if output.logprobs and output.index in self.unfinished:
+                    steering.add_logprobs(output.index, output.logprobs, num_tokens=output.num_tokens)
+        for output in finished:
+            steering.end(output.index, output.finish)
+        for index in cancelled:
+            steering.end(index, None)
+        decision = steering.decide()
+        return decision._replace(abort=(*cancelled, *decision.abort)) if cancelled else decision
+
+    def _take_cancelled(self, finished: Sequence[ChoiceOutput]) -> tuple[int, ...]:
+        """Returns the choices that the client has ended, without choices that have finished by themselves."""
+        cancelled = tuple(sorted(self._cancelled.difference(output.index for output in finished)))
+        self._cancelled.clear()
+        self.active = self._steering is not None
+        return cancelled
