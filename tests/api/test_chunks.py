@@ -12,13 +12,13 @@ from starlette.types import Message
 
 from motet.api.app import create_app
 from motet.api.generation.plan import AnswerHead, Plan
-from motet.api.openai.chat_completions import ChatChunks
+from motet.api.openai.chat_completions import chat_writer
 from motet.api.openai.chat_schema import ChatRequest
-from motet.api.openai.completions import CompletionChunks
+from motet.api.openai.completions import completion_writer
 from motet.api.openai.completions_schema import CompletionRequest
 from motet.api.served import one_model
 from motet.api.service import Service
-from motet.api.vllm.generate import TokensChunks
+from motet.api.vllm.generate import tokens_writer
 from motet.api.vllm.generate_schema import TokensRequest
 from motet.engine import Worker
 from motet.ids import RequestId
@@ -97,7 +97,7 @@ def parsed(data: bytes) -> list[dict[str, object]]:
 async def test_chat_chunk_is_what_an_encoder_would_write(
     tokenizer: Tokenizer, text: str, token_ids: bool, finish: FinishReason | None
 ) -> None:
-    writer = ChatChunks(plan(tokenizer), chat(return_token_ids=token_ids))
+    writer = chat_writer(plan(tokenizer), chat(return_token_ids=token_ids), stream=True)
     event = ChoiceEvent(1, text, (8, 9), None, None, finish, None)
     *_, chunk = parsed(writer.feed([step(event)], usage))
     expected: dict[str, object] = {
@@ -131,8 +131,8 @@ async def test_usage_of_a_chunk_is_as_asked_for(
     event = ChoiceEvent(0, "x", (8,))
     details = {"completion_tokens_details": {"reasoning_tokens": 0}}
     for writer, more in (
-        (ChatChunks(wanted, chat()), details),
-        (CompletionChunks(wanted, CompletionRequest.model_validate({"prompt": "x"})), {}),
+        (chat_writer(wanted, chat(), stream=True), details),
+        (completion_writer(wanted, CompletionRequest.model_validate({"prompt": "x"}), stream=True), {}),
     ):
         told = USAGE_JSON | more
         for chunk in parsed(writer.feed([step(event)], usage)):
@@ -145,7 +145,7 @@ async def test_usage_of_a_chunk_is_as_asked_for(
 
 
 async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
-    writer = ChatChunks(plan(tokenizer), chat())
+    writer = chat_writer(plan(tokenizer), chat(), stream=True)
     a_string = ChoiceEvent(0, "x", (8,), None, None, FinishReason.STOP, '"E"')
     a_token = ChoiceEvent(1, "x", (8,), None, None, FinishReason.STOP, 7)
     *_, first, second = parsed(writer.feed([step(a_string, a_token)], usage))
@@ -163,9 +163,8 @@ def choice_of(chunk: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
 async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer, text: str) -> None:
-    writer = CompletionChunks(
-        plan(tokenizer, prompts=2), CompletionRequest.model_validate({"prompt": ["x", "y"], "logprobs": 1})
-    )
+    body = CompletionRequest.model_validate({"prompt": ["x", "y"], "logprobs": 1})
+    writer = completion_writer(plan(tokenizer, prompts=2), body, stream=True)
     entry = TokenLogprob(8, -0.25, 1, ((8, -0.25), (9, -1.5)))
     event = ChoiceEvent(1, text, (8,), (entry,), (4,), FinishReason.STOP, None)
     (chunk,) = parsed(writer.feed([step(event, group=1)], usage))
@@ -193,7 +192,7 @@ async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokeni
 
 async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) -> None:
     body = TokensRequest.model_validate({"token_ids": [5], "sampling_params": {}, "request_id": 'id "7"'})
-    writer = TokensChunks(plan(tokenizer), body)
+    writer = tokens_writer(plan(tokenizer), body, stream=True)
     (chunk,) = parsed(writer.feed([step(ChoiceEvent(1, "x", (8, 9)))], usage))
     choice = {"index": 1, "logprobs": None, "finish_reason": None, "token_ids": [8, 9]}
     assert chunk == {"request_id": 'id "7"', "choices": [choice], "usage": None}

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from typing import TypeVar
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 
-from motet.api.anthropic.message_output import MessageBody, MessageEvents, input_of
+from motet.api.anthropic.message_output import input_of, message_writer
+from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import AnswerHead
 from motet.errors import EngineDiedError
 from motet.text.choice import ChoiceEvent
@@ -20,12 +20,10 @@ from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 AT_FIRST = Usage(prompt_tokens=7, completion_tokens=1, cached_tokens=4)
 
-W = TypeVar("W", bound=MessageBody)
 
-
-def writer(kind: type[W], *, shown: bool = True) -> W:
+def writer(*, stream: bool, shown: bool = True) -> GroupsWriter:
     head = AnswerHead(id="msg_5c0a", created=1, model="tiny", fingerprint="f")
-    return kind(head, request_id="req-1", thoughts_shown=shown, names=lambda: ())
+    return message_writer(head, stream=stream, request_id="req-1", reasoning_shown=shown)
 
 
 def both_ways(
@@ -35,7 +33,7 @@ def both_ways(
     stop_reason: str | int | None = None,
     shown: bool = True,
 ) -> tuple[Message, list[RawMessageStreamEvent]]:
-    body, events, streamed = writer(MessageBody, shown=shown), writer(MessageEvents, shown=shown), b""
+    body, events, streamed = writer(stream=False, shown=shown), writer(stream=True, shown=shown), b""
     for step in steps(parts, finish, stop_reason):
         assert body.feed([step], lambda: USAGE) == b""
         streamed += events.feed([step], lambda: AT_FIRST)
@@ -129,7 +127,7 @@ def test_usage_has_cached_tokens_apart_and_thoughts_inside() -> None:
 
 
 def test_text_that_is_not_read_as_parts_is_a_block() -> None:
-    body = writer(MessageBody)
+    body = writer(stream=False)
     body.feed([GroupStep((ChoiceEvent(0, "as it is", (5,), finish=FinishReason.STOP),))], lambda: USAGE)
     assert texts(checked(b"".join(body.close(USAGE)))) == "as it is"
 
@@ -149,7 +147,7 @@ def test_text_that_is_not_read_as_parts_is_a_block() -> None:
     ],
 )
 def test_input_has_what_came_of_the_arguments(arguments: str, told: object) -> None:
-    body = writer(MessageBody)
+    body = writer(stream=False)
     parts: list[Part] = [ToolCallBegin(0, "call_a", "f"), ToolCallArguments(0, arguments)]
     for step in steps(parts, FinishReason.LENGTH):
         body.feed([step], lambda: USAGE)
@@ -158,7 +156,7 @@ def test_input_has_what_came_of_the_arguments(arguments: str, told: object) -> N
 
 
 def test_a_broken_stream_ends_with_the_error() -> None:
-    events = writer(MessageEvents)
+    events = writer(stream=True)
     events.feed(steps([Content("half a")], FinishReason.STOP)[:1], lambda: USAGE)
     name, data = events.fail(EngineDiedError("the engine is gone")).rstrip().split(b"\n")
     assert name == b"event: error"
@@ -170,7 +168,7 @@ def test_a_broken_stream_ends_with_the_error() -> None:
 
 
 def test_internal_errors_are_sent_without_details() -> None:
-    assert b"secret" not in writer(MessageEvents).fail(ValueError("secret"))
+    assert b"secret" not in writer(stream=True).fail(ValueError("secret"))
 
 
 def test_whole_arguments_keep_every_digit() -> None:

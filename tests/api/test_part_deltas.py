@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.api.openai.chat_completions import ChatBody, ChatChunks
+from motet.api.openai.chat_completions import chat_writer
 from motet.api.openai.chat_schema import ChatRequest
 from motet.text.choice import ChoiceEvent
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
@@ -75,7 +75,7 @@ def test_chunks_joined_are_the_whole_answer(asked: ChatRequest, data: st.DataObj
     while any(waiting):
         choice = data.draw(st.sampled_from([choice for choice in waiting if choice]))
         steps.append(GroupStep((choice.pop(0),)))
-    body, chunks = ChatBody(plan(tokenizer()), asked), ChatChunks(plan(tokenizer()), asked)
+    body, chunks = (chat_writer(plan(tokenizer()), asked, stream=stream) for stream in (False, True))
     for step in steps:
         body.feed([step], lambda: USED)
     sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + b"".join(chunks.close(USED)))

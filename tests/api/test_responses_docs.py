@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from motet.api.http.schema import Schema
-from motet.api.openai.responses import KEPT_ELSEWHERE
+from motet.api.openai.responses import STORED_RESPONSES
 from motet.api.openai.responses_schema import (
     FunctionTool,
     MessageInput,
@@ -50,7 +50,7 @@ def test_every_field_that_is_refused_is_listed() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("method", "path"), KEPT_ELSEWHERE)
+@pytest.mark.parametrize(("method", "path"), STORED_RESPONSES)
 async def test_no_response_is_stored(served: Served, method: str, path: str) -> None:
     response = await served.http.request(method, path.replace("{response_id}", "resp_1"))
     assert response.status_code == 404

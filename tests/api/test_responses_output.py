@@ -1,7 +1,6 @@
 """The items and events of a Response, made from scripted parts of a choice."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import pytest
 from openai.types.responses import (
@@ -13,9 +12,11 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
+from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import AnswerHead
 from motet.api.openai.chat_schema import ChatRequest
-from motet.api.openai.responses import ResponseBody, ResponseEvents, echo_json
+from motet.api.openai.response_output import ResponseOutput
+from motet.api.openai.response_writers import response_writer
 from motet.api.openai.responses_schema import ResponsesRequest
 from motet.errors import EngineDiedError
 from motet.text.choice import ChoiceEvent
@@ -29,13 +30,13 @@ from tests.api.test_chunks import chat
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 
-W = TypeVar("W", bound=ResponseBody)
 
-
-def writer(kind: type[W], tokenizer: Tokenizer, asked: ChatRequest | None = None) -> W:
+def writer(tokenizer: Tokenizer, request: ChatRequest | None = None, *, stream: bool) -> GroupsWriter:
     head = AnswerHead(id="resp_5c0a", created=1, model="tiny", fingerprint="f")
-    echo = echo_json(ResponsesRequest.model_validate({"input": "hi"}))
-    return kind(head, echo, tokenizer=tokenizer, chat=asked or chat(), names=lambda: ())
+    request = request or chat()
+    num_top, shown = request.num_logprobs, request.include_reasoning
+    output = ResponseOutput("5c0a", tokenizer, num_top=num_top, reasoning_shown=shown, origins={})
+    return response_writer(head, ResponsesRequest.model_validate({"input": "hi", "stream": stream}), output=output)
 
 
 def both_ways(
@@ -44,8 +45,8 @@ def both_ways(
     finish: FinishReason = FinishReason.STOP,
     asked: ChatRequest | None = None,
 ) -> tuple[Response, list[ResponseStreamEvent]]:
-    body = writer(ResponseBody, tokenizer, asked)
-    events = writer(ResponseEvents, tokenizer, asked)
+    body = writer(tokenizer, asked, stream=False)
+    events = writer(tokenizer, asked, stream=True)
     streamed = b""
     for step in steps(parts, finish):
         assert body.feed([step], lambda: USAGE) == b""
@@ -157,7 +158,7 @@ def test_usage_has_cached_and_reasoning_tokens(tokenizer: Tokenizer) -> None:
 
 
 def test_text_that_is_not_read_as_parts_is_a_message(tokenizer: Tokenizer) -> None:
-    body = writer(ResponseBody, tokenizer)
+    body = writer(tokenizer, stream=False)
     event = ChoiceEvent(0, "as it is", (5,), finish=FinishReason.STOP)
     body.feed([GroupStep((event,))], lambda: USAGE)
     response = checked(b"".join(body.close(USAGE)))
@@ -168,7 +169,7 @@ def test_text_that_is_not_read_as_parts_is_a_message(tokenizer: Tokenizer) -> No
 
 
 def test_a_broken_stream_sends_the_error_and_the_text_so_far(tokenizer: Tokenizer) -> None:
-    events = writer(ResponseEvents, tokenizer)
+    events = writer(tokenizer, stream=True)
     first = events.feed(steps([Content("half a")], FinishReason.STOP)[:1], lambda: USAGE)
     *_, error, failed = read_events(first + events.fail(EngineDiedError("the engine is gone")))
     assert error.type == "error"
@@ -184,6 +185,6 @@ def test_a_broken_stream_sends_the_error_and_the_text_so_far(tokenizer: Tokenize
 
 
 def test_internal_errors_are_sent_without_details(tokenizer: Tokenizer) -> None:
-    events = writer(ResponseEvents, tokenizer)
+    events = writer(tokenizer, stream=True)
     first = events.feed(steps([Content("x")], FinishReason.STOP)[:1], lambda: USAGE)
     assert b"secret" not in first + events.fail(ValueError("secret"))

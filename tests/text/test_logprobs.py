@@ -5,7 +5,7 @@ import tracemalloc
 
 import msgspec
 
-from motet.api.generation.collect import WholeChoice
+from motet.api.generation.collect import CollectedChoice
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs, completion_logprobs, echo
 from motet.text.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ def test_log_probabilities_of_prompt_and_steps_join_into_one_form(tokenizer: Tok
     repeated = echo(tokenizer, prompt)
     entries = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
     first = completion_logprobs(tokenizer, prompt, logprobs=entries, offsets=repeated.offsets, num_top=1)
-    told = WholeChoice(0)
+    told = CollectedChoice(0)
     for token, offset in ((C, 2), (A, 3)):
         logprobs = (TokenLogprob(token, -2.0, 1),)
         event = ChoiceEvent(0, "", (token,), logprobs, (offset,))
@@ -96,7 +96,7 @@ def test_log_probabilities_of_prompt_and_steps_join_into_one_form(tokenizer: Tok
 
 def test_alternatives_of_a_whole_answer_are_kept_as_its_bytes(tokenizer: Tokenizer) -> None:
     """256 choices of 4000 tokens with 20 alternatives each took 8 GB before a byte of them was sent."""
-    choice = WholeChoice(0)
+    choice = CollectedChoice(0)
     tracemalloc.start()
     try:
         for number in range(300):

@@ -28,6 +28,7 @@ from motet.api.openapi import openapi_router
 from motet.api.operators.admin import admin_router, membership_router
 from motet.api.page import PAGE_ROUTES, page_router
 from motet.api.service import Service
+from motet.api.sglang.sglang_generate import sglang_generate_router
 from motet.api.sglang.sglang_routes import sglang_router
 from motet.api.trainers.rollouts import rollout_router
 from motet.api.trainers.server_info import server_info_router
@@ -58,6 +59,7 @@ ROUTERS = (
     engine_weight_router,
     sleep_router,
     server_info_router,
+    sglang_generate_router,
     sglang_router,
     engine_router,
 )

@@ -1,9 +1,9 @@
-"""The content of one message of Anthropic's: its choice as a row of blocks, each streamed as events.
+"""The content of one message in Anthropic's API: the choice as a list of blocks, each streamed as events.
 
     Reasoning ─► thinking block      Content ─► text block      ToolCallBegin, ToolCallArguments ─► tool_use block
 
-A block ends when something of another kind begins, or with the choice. Whole and streamed answers are made here alike,
-so they cannot differ. The events of a block:
+A block ends when a part of another kind starts, or with the choice. `MessageOutput` makes the blocks of streamed and
+unstreamed answers, so the two cannot differ. The events of a block:
 
     content_block_start, content_block_delta ..., (thinking: signature_delta,) content_block_stop
 """
@@ -14,17 +14,17 @@ from enum import StrEnum
 import msgspec
 import pydantic_core
 
-from motet.api.generation.answer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import message_error
-from motet.api.openai.converted_chat import MakeNames, NamedEvent, WholeOutput
+from motet.api.http.server_sent_events import NamedEvent, encode_events
 from motet.text.choice import ChoiceEvent
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
 from motet.types import FinishReason, Usage
 
 SIGNATURE = "unsigned"
-"""Stands where Anthropic signs thoughts. It is not empty, since some clients drop thoughts without a signature."""
+"""The signature of thinking blocks, which Anthropic signs. Some clients drop a block whose signature is empty."""
 
 STOP_REASONS = {
     FinishReason.STOP: "end_turn",
@@ -33,11 +33,12 @@ STOP_REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
     FinishReason.ABORT: "pause_turn",
 }
-"""An answer that an operator has ended may be sent back, and goes on: Anthropic's word for that is `pause_turn`."""
+"""Anthropic's stop reasons. `pause_turn` is for an answer that an operator ended: the client can send it back, and it
+continues."""
 
 
 class BlockKind(StrEnum):
-    """The type of a block; the value of each is the member of a block with its text too, unless it is a call."""
+    """The type of a block. For text and thinking it is also the name of the member with the text."""
 
     TEXT = "text"
     THINKING = "thinking"
@@ -49,28 +50,28 @@ DELTAS = {
     BlockKind.THINKING: ("thinking_delta", "thinking"),
     BlockKind.CALL: ("input_json_delta", "partial_json"),
 }
-"""The type of the pieces of a block, and the name of the member with their text."""
+"""The type of a block's deltas, and the name of the member with their text."""
 
 
 class OpenBlock:
-    """A block while it is written. It makes the events of its begin, of its pieces, and of its end."""
+    """A block that is being generated. Makes the events of its start, of its deltas, and of its end."""
 
     def __init__(self, kind: BlockKind, index: int, *, constant: Mapping[str, object]) -> None:
-        """`index`: number of the block in the message. `constant`: the members that it has from the beginning."""
+        """`index`: number of the block in the message. `constant`: the members that it has from the start."""
         self.kind = kind
         self._index = index
         self._constant = constant
         self._texts: list[str] = []
 
     def block(self) -> dict[str, object]:
-        """Returns the block with all that has come."""
+        """Returns the block so far."""
         text = "".join(self._texts)
         if self.kind is BlockKind.CALL:
             return {"type": self.kind, **self._constant, "input": input_of(text)}
         signed = {"signature": SIGNATURE} if self.kind is BlockKind.THINKING else {}
         return {"type": self.kind, self.kind.value: text, **signed}
 
-    def begin(self) -> NamedEvent:
+    def start(self) -> NamedEvent:
         empty: dict[str, object] = {"input": {}} if self.kind is BlockKind.CALL else {self.kind.value: ""}
         if self.kind is BlockKind.THINKING:
             empty["signature"] = ""
@@ -90,11 +91,11 @@ class OpenBlock:
 
 
 def input_of(arguments: str) -> object:
-    """Returns the arguments of a call as an object. Of arguments that were cut it has what had come, as in the stream
-    helper of the official client."""
+    """Returns the arguments of a call as an object. Truncated arguments become the object so far, as in the stream
+    helper of Anthropic's client."""
     try:
         msgspec.json.decode(arguments, type=dict[str, object])
-        return msgspec.Raw(arguments.encode())  # every digit stays as it was written
+        return msgspec.Raw(arguments.encode())  # keeps every digit of its numbers
     except msgspec.MsgspecError:
         try:
             read = pydantic_core.from_json(arguments, allow_partial=True)
@@ -104,13 +105,14 @@ def input_of(arguments: str) -> object:
 
 
 class MessageOutput:
-    """Feed it the events of the choice."""
+    """The message so far. Takes the events of its choice, and returns them as events of Anthropic's API."""
 
-    def __init__(self, *, thoughts_shown: bool) -> None:
+    def __init__(self, head: AnswerHead, *, reasoning_shown: bool) -> None:
         self.stop_reason: str | None = None
         """None until the choice has ended."""
         self.stop_sequence: str | None = None
-        self._thoughts_shown = thoughts_shown
+        self._head = head
+        self._reasoning_shown = reasoning_shown
         self._done: list[dict[str, object]] = []
         self._open: OpenBlock | None = None
 
@@ -118,9 +120,24 @@ class MessageOutput:
     def content(self) -> list[dict[str, object]]:
         return self._done if self._open is None else [*self._done, self._open.block()]
 
-    def feed(self, event: ChoiceEvent) -> list[NamedEvent]:
+    def message(self, usage: Usage) -> dict[str, object]:
+        return {
+            "id": self._head.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": self.content,
+            "stop_reason": self.stop_reason,
+            "stop_sequence": self.stop_sequence,
+            "usage": message_usage(usage),
+        }
+
+    def feed(self, steps: Sequence[GroupStep]) -> list[NamedEvent]:
+        return [event for step in steps for choice_event in step.events for event in self._feed(choice_event)]
+
+    def _feed(self, event: ChoiceEvent) -> list[NamedEvent]:
         parts: Sequence[Part] = (Content(event.text),) if event.parts is None else event.parts
-        events = [told for part in parts for told in self._add(part)]
+        events = [block_event for part in parts for block_event in self._add(part)]
         if event.finish is not None:
             events += self._close()
             self.stop_reason = STOP_REASONS[event.finish]
@@ -131,26 +148,26 @@ class MessageOutput:
     def _add(self, part: Part) -> list[NamedEvent]:
         match part:
             case Reasoning(text):
-                return self._write(text, BlockKind.THINKING) if text and self._thoughts_shown else []
+                return self._add_text(text, BlockKind.THINKING) if text and self._reasoning_shown else []
             case Content(text):
-                return self._write(text, BlockKind.TEXT) if text else []
+                return self._add_text(text, BlockKind.TEXT) if text else []
             case ToolCallBegin(_, id, name):
-                return self._begin(BlockKind.CALL, {"id": id, "name": name})
+                return self._start(BlockKind.CALL, {"id": id, "name": name})
             case ToolCallArguments(number, text):
                 if self._open is None or self._open.kind is not BlockKind.CALL:
                     raise ValueError(f"arguments of call {number} come outside of a call")
                 return [self._open.add(text)]
 
-    def _write(self, text: str, kind: BlockKind) -> list[NamedEvent]:
-        """Adds a piece to the open block if that is of this kind, else to a new one."""
-        begun = [] if self._open is not None and self._open.kind is kind else self._begin(kind, {})
-        assert self._open is not None  # it has just begun, or was open
-        return [*begun, self._open.add(text)]
+    def _add_text(self, text: str, kind: BlockKind) -> list[NamedEvent]:
+        """Adds the text to the open block if the block is of this kind, else to a new one."""
+        started = [] if self._open is not None and self._open.kind is kind else self._start(kind, {})
+        assert self._open is not None  # it has just started, or was open
+        return [*started, self._open.add(text)]
 
-    def _begin(self, kind: BlockKind, constant: Mapping[str, object]) -> list[NamedEvent]:
+    def _start(self, kind: BlockKind, constant: Mapping[str, object]) -> list[NamedEvent]:
         closed = self._close()
         self._open = OpenBlock(kind, len(self._done), constant=constant)
-        return [*closed, self._open.begin()]
+        return [*closed, self._open.start()]
 
     def _close(self) -> list[NamedEvent]:
         if self._open is None:
@@ -161,7 +178,7 @@ class MessageOutput:
 
 
 def message_usage(usage: Usage) -> dict[str, object]:
-    """Returns the usage with the cached tokens of the prompt apart from the others, as Anthropic counts them."""
+    """Returns the usage as Anthropic counts it, with the cached tokens of the prompt separate from the others."""
     cached = usage.cached_tokens or 0
     return {
         "input_tokens": usage.prompt_tokens - cached,
@@ -172,60 +189,57 @@ def message_usage(usage: Usage) -> dict[str, object]:
     }
 
 
-class MessageBody(WholeOutput):
-    """Writes a message in one piece."""
+class MessageBody(GroupsWriter):
+    """Writes an unstreamed message."""
 
-    def __init__(self, head: AnswerHead, *, request_id: str, thoughts_shown: bool, names: MakeNames) -> None:
-        """`request_id`: that of the request, for its errors."""
-        self._head = head
-        self._request_id = request_id
-        self._output = MessageOutput(thoughts_shown=thoughts_shown)
-        super().__init__(self._output, names)
+    content_type = "application/json"
+    streams = False
 
-    def close(self, usage: Usage) -> Sequence[bytes]:
-        return [msgspec.json.encode(self._message(usage))]
-
-    def _message(self, usage: Usage) -> dict[str, object]:
-        return {
-            "id": self._head.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._head.model,
-            "content": self._output.content,
-            "stop_reason": self._output.stop_reason,
-            "stop_sequence": self._output.stop_sequence,
-            "usage": message_usage(usage),
-        }
-
-
-class MessageEvents(MessageBody):
-    """Writes a message as events: message_start, ping, those of its blocks, message_delta, message_stop | error."""
-
-    content_type = GroupsWriter.content_type
-    streams = True
-    _begun = False
+    def __init__(self, output: MessageOutput) -> None:
+        self._output = output
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        return _bytes([*self._opening(usage), *self._feed(steps)])
+        self._output.feed(steps)
+        return b""
+
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return [msgspec.json.encode(self._output.message(usage))]
+
+
+class MessageEvents(GroupsWriter):
+    """Writes a message as events: message_start, ping, the events of its blocks, message_delta, message_stop |
+    error."""
+
+    def __init__(self, output: MessageOutput, *, request_id: str) -> None:
+        """`request_id`: the id that an error has."""
+        self._output = output
+        self._request_id = request_id
+        self._started = False
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        return encode_events([*self._opening(usage), *self._output.feed(steps)])
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         output = self._output
         end = {"stop_reason": output.stop_reason, "stop_sequence": output.stop_sequence}
         last = NamedEvent("message_delta", {"delta": end, "usage": message_usage(usage)})
-        return [_bytes([*self._opening(lambda: usage), last, NamedEvent("message_stop")])]
+        return [encode_events([*self._opening(lambda: usage), last, NamedEvent("message_stop")])]
 
     def fail(self, error: Exception) -> bytes:
-        told = message_error(error, self._request_id)
-        return _bytes([NamedEvent("error", {name: told[name] for name in ("error", "request_id")})])
+        body = message_error(error, self._request_id)
+        return NamedEvent("error", {name: body[name] for name in ("error", "request_id")}).encode()
 
     def _opening(self, usage: Callable[[], Usage]) -> list[NamedEvent]:
-        """Returns what comes before the first block: the message without content."""
-        if self._begun:
+        """Returns the events before the first block: the message without content."""
+        if self._started:
             return []
-        self._begun = True
+        self._started = True
         empty: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        return [NamedEvent("message_start", {"message": self._message(usage()) | empty}), NamedEvent("ping")]
+        return [NamedEvent("message_start", {"message": self._output.message(usage()) | empty}), NamedEvent("ping")]
 
 
-def _bytes(events: Sequence[NamedEvent]) -> bytes:
-    return b"".join(event.sent() for event in events)
+def message_writer(
+    head: AnswerHead, *, stream: bool, request_id: str, reasoning_shown: bool
+) -> MessageBody | MessageEvents:
+    output = MessageOutput(head, reasoning_shown=reasoning_shown)
+    return MessageEvents(output, request_id=request_id) if stream else MessageBody(output)

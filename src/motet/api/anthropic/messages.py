@@ -1,13 +1,13 @@
-"""`POST /v1/messages`: one answer, made as a chat is, in the shape of Anthropic's Messages.
+"""`POST /v1/messages`: one answer in the shape of Anthropic's Messages.
 
-A request for a message becomes a request for a chat, which is what answers it:
+A request for a message becomes a request for a chat, which generates its answer (`converted_chat`):
 
-    system, messages               ─► messages: what the user or the model says in a row is one turn
-    tools, tool_choice             ─► the same, under OpenAI's names
+    system, messages               ─► messages: consecutive turns of the user or of the model are one turn
+    tools, tool_choice             ─► the same fields, under OpenAI's names
     thinking, output_config        ─► reasoning_effort, include_reasoning, response_format
 
-`one_answer` does the rest, and `failure` gives all errors of these routes Anthropic's shape. The text of the choice
-becomes blocks (`message_output`).
+The text of the choice becomes blocks (`message_output`). `http.failure` gives all errors of these routes Anthropic's
+shape.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from motet.api.anthropic.message_output import MessageBody, MessageEvents
+from motet.api.anthropic.message_output import message_writer
 from motet.api.anthropic.messages_schema import (
     MessagePrompt,
     MessagesRequest,
@@ -29,7 +29,7 @@ from motet.api.anthropic.messages_schema import (
     ToolUseBlock,
     TurnInput,
 )
-from motet.api.generation.answer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import Plan
 from motet.api.http.dialect import MESSAGES
 from motet.api.http.routes import PostRoute, json_response, new_router, with_body
@@ -39,22 +39,19 @@ from motet.api.service import Service
 
 ID_PREFIX = "msg_"
 TOOL_MODES = {"auto": "auto", "any": "required", "none": "none"}
-MOST_EFFORT = {"max": "xhigh"}
-"""Anthropic's most effort, in the words of a chat."""
+EFFORTS = {"max": "xhigh"}
+"""Anthropic's names of efforts that a chat has under another name."""
 
 
 def messages_router(service: Service) -> APIRouter:
     router = new_router()
 
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        asked = as_chat(body)
-
         def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
-            kind = MessageEvents if body.stream else MessageBody
             trace, shown = plan.groups[0].trace, chat.include_reasoning
-            return kind(plan.head, request_id=trace, thoughts_shown=shown, names=asked.names)
+            return message_writer(plan.head, stream=body.stream, request_id=trace, reasoning_shown=shown)
 
-        return await asked.answer(service, request, prefix=ID_PREFIX, writer=writer)
+        return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 
     async def count_tokens(body: MessagePrompt, _: Request) -> Response:
         return json_response({"input_tokens": await as_chat(body).num_tokens(service)})
@@ -76,7 +73,7 @@ def as_chat(body: MessagePrompt) -> ConvertedRequest:
 
 
 def chat_request(body: MessagePrompt) -> ChatRequest:
-    """Raises what the chat's schema raises."""
+    """Returns the chat that generates the answer. Raises the errors of the chat's schema."""
     fields: dict[str, object] = body.model_dump(include=PASSED_ON, exclude_unset=True, by_alias=True)
     fields["model"] = body.model
     fields["messages"] = turns(body.system, body.messages)
@@ -92,65 +89,65 @@ def chat_request(body: MessagePrompt) -> ChatRequest:
 
 
 def _function(tool: MessageTool) -> dict[str, object]:
-    told = tool.model_dump(include={"name", "description", "strict"}, exclude_unset=True)
-    return {**told, "parameters": tool.input_schema}
+    fields = tool.model_dump(include={"name", "description", "strict"}, exclude_unset=True)
+    return {**fields, "parameters": tool.input_schema}
 
 
 def _tool_choice(choice: MessageToolChoice | None) -> dict[str, object]:
     if choice is None:
         return {}
-    told: object = TOOL_MODES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
-    return {"tool_choice": told, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+    mode: object = TOOL_MODES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
+    return {"tool_choice": mode, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
 def _thinking(body: MessagePrompt) -> dict[str, object]:
-    """Returns the fields of a chat that say if the model thinks, how much, and if the answer shows it."""
+    """Returns the fields of a chat that control reasoning, and its place in the answer."""
     thinking, effort = body.thinking, body.output_config.effort
-    told: dict[str, object] = {"reasoning_effort": MOST_EFFORT.get(effort or "", effort)}
+    fields: dict[str, object] = {"reasoning_effort": EFFORTS.get(effort or "", effort)}
     if thinking is None:
-        return told
+        return fields
     if thinking.type == "disabled":
-        told["reasoning_effort"] = "none"
+        fields["reasoning_effort"] = "none"
     elif thinking.type == "enabled":
-        told["chat_template_kwargs"] = {"enable_thinking": True, **body.chat_template_kwargs}
-    return {**told, "include_reasoning": thinking.shown}
+        fields["chat_template_kwargs"] = {"enable_thinking": True, **body.chat_template_kwargs}
+    return {**fields, "include_reasoning": thinking.shown}
 
 
-def turns(system: Sequence[TextBlock], said: Sequence[TurnInput]) -> list[dict[str, object]]:
-    """Returns the turns of a chat. As with Anthropic, what one side says in a row is one turn; a result is one of its
-    own."""
-    told: list[ChatTurn] = []
+def turns(system: Sequence[TextBlock], messages: Sequence[TurnInput]) -> list[dict[str, object]]:
+    """Returns the turns of a chat. As in Anthropic's API, consecutive messages of one role are one turn; a tool result
+    is a turn of its own."""
+    chat: list[ChatTurn] = []
     if system:
-        told.append(ChatTurn("system", texts=[block.text for block in system]))
-    for turn in said:
-        if not turn.content:
-            _turn(told, turn.role)
-        for block in turn.content:
+        chat.append(ChatTurn("system", texts=[block.text for block in system]))
+    for message in messages:
+        if not message.content:
+            _turn(chat, message.role)
+        for block in message.content:
             match block:
                 case TextBlock():
-                    _turn(told, turn.role).texts.append(block.text)
+                    _turn(chat, message.role).texts.append(block.text)
                 case RedactedBlock():
-                    _turn(told, turn.role)  # nobody but Anthropic's models can read them
+                    _turn(chat, message.role)  # only Anthropic's models can read it
                 case ThinkingBlock():
-                    _turn(told, turn.role).thoughts.append(block.thinking)
+                    _turn(chat, message.role).reasoning.append(block.thinking)
                 case ToolUseBlock():
-                    _turn(told, turn.role).calls.append(block)
+                    _turn(chat, message.role).calls.append(block)
                 case ToolResultBlock():
                     texts = [part.text for part in block.content] or [""]
-                    told.append(ChatTurn("tool", texts=texts, call_id=block.tool_use_id))
-    return [turn.for_chat() for turn in told]
+                    chat.append(ChatTurn("tool", texts=texts, call_id=block.tool_use_id))
+    return [turn.for_chat() for turn in chat]
 
 
 @dataclass
 class ChatTurn:
-    """A turn of a chat while it is gathered."""
+    """A turn of a chat while its blocks are collected."""
 
     role: str
     texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[ToolUseBlock] = field(default_factory=list)
     call_id: str | None = None
-    """The call whose result it is."""
+    """The id of the call, for a turn with a tool result."""
 
     def for_chat(self) -> dict[str, object]:
         calls = [
@@ -160,14 +157,14 @@ class ChatTurn:
         return {
             "role": self.role,
             **({"content": "\n".join(self.texts)} if self.texts else {}),
-            **({"reasoning_content": "\n".join(self.thoughts)} if self.thoughts else {}),
+            **({"reasoning_content": "\n".join(self.reasoning)} if self.reasoning else {}),
             **({"tool_calls": calls} if calls else {}),
             **({} if self.call_id is None else {"tool_call_id": self.call_id}),
         }
 
 
-def _turn(told: list[ChatTurn], role: str) -> ChatTurn:
-    """Returns the last turn if it is of this role, else a new one."""
-    if not told or told[-1].role != role:
-        told.append(ChatTurn(role))
-    return told[-1]
+def _turn(chat: list[ChatTurn], role: str) -> ChatTurn:
+    """Returns the last turn if it has this role, else a new one."""
+    if not chat or chat[-1].role != role:
+        chat.append(ChatTurn(role))
+    return chat[-1]

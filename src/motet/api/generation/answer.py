@@ -1,89 +1,41 @@
-"""The response of a request that generates, streamed or whole: it owns the groups from the first to the last moment.
+"""The response of a request that generates, streamed or not. It owns the groups of the request from start to end.
 
-    1. open the groups                 all or none; an error here, or at the first step, still has its HTTP status
-    2. wait for the first step         and meanwhile, as all along, for the client to leave
-    3. send headers, then what the writer makes of each step, in one message a step and past all layers of the app
+    1. open the groups                 all or none; an error here, or before the first step, has its HTTP status
+    2. wait for the first step         from here on also for the client to leave
+    3. send headers, then the bytes that the writer makes of each step, in one message that bypasses the middleware
     4. close the groups                in any case: end, error, client gone, server stopping
 
-It is an object and not a generator, since a generator that was never started never cleans up.
+It is an object and not a generator, because a generator that never starts never cleans up.
 """
 
 import asyncio
 import logging
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial, reduce
 from typing import Generic
 
 import anyio
-from msgspec.json import encode as json_bytes
-from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from motet.api.generation.answer_writer import AnswerWriter
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
-from motet.api.generation.plan import AnswerHead, Plan
 from motet.api.http.admission import ANOTHER_SERVER, AdmissionSlot
 from motet.api.http.body import in_turn
-from motet.api.http.failure import CLIENT_GONE, error_json
+from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
+from motet.api.http.server_sent_events import EVENT_STREAM
 from motet.api.http.streaming import body_send, body_write, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
 from motet.merge import BATCH, Merge, Take, in_batches
-from motet.policies.steering import GroupReport
-from motet.text.choice import ChoiceEvent
-from motet.text.text_group import GroupStep
-from motet.transfer.ticket import Ticket
-from motet.types import Usage
 
 log = logging.getLogger("motet.api")
 
 HELD_STEPS = 32
 """Minimum number of unread steps of several groups above which the groups wait for the reader; at least two a group."""
 WORKER_HEADER = "x-motet-worker"
-EVENTS = "text/event-stream; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
-END = b"}\n\n"
-
-
-class AnswerWriter(ABC, Generic[StepT, UsedT]):
-    """Turns the steps of one request into bytes. Pure: one writer an answer, fed in order."""
-
-    content_type = EVENTS
-    streams = True
-    """True if there are bytes before the end; if not, an error at any time still has its HTTP status."""
-    starts_at_once = False
-    """True if the headers go out as soon as the groups are open, and later all that has come since the last send."""
-
-    @abstractmethod
-    def feed(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:
-        """`usage`: returns the usage of the request so far; called only for a chunk with it, since it adds up all
-        choices."""
-
-    @abstractmethod
-    def close(self, usage: UsedT) -> Sequence[bytes]:
-        """Returns what ends a stream, or the whole answer: pieces, which are sent one by one, so that others get their
-        turn."""
-
-    def as_asked(self, error: RequestError) -> RequestError:
-        """Returns an engine's error with the client's names of the fields that it names."""
-        return error
-
-    def fail(self, error: Exception) -> bytes:
-        """Returns how a stream that has begun ends when it cannot go on."""
-        return b"data: " + error_json(error) + b"\n\n" + DONE
-
-    @property
-    def is_long(self) -> bool:
-        """True if `close` may take so long that it must not hold up the streams of others."""
-        return False
-
-    @property
-    def complete(self) -> bool:
-        """True if a client that leaves now has its whole answer, though not the end of the body."""
-        return False
 
 
 class GeneratedResponse(Response, Generic[StepT, UsedT]):
@@ -97,13 +49,15 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         writer: AnswerWriter[StepT, UsedT],
         client: str | None,
         num_choices: int,
+        names: MakeNames | None = None,
     ) -> None:
-        """`client`: the client whose limits count; None if another server of ours has counted the choices."""
+        """`client`: the client whose limits apply; None if another Motet server has counted the choices. `names`: the
+        client's names of the fields that an engine's errors name; None if they are the same."""
         self.status_code = 200
         self.background = None
         self.init_headers(
             {"content-type": writer.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
-            if writer.content_type == EVENTS
+            if writer.content_type == EVENT_STREAM
             else {"content-type": writer.content_type}
         )
         self._service = service
@@ -111,15 +65,16 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._writer = writer
         self._client = client
         self._num_choices = num_choices
+        self._names = names
         self._counted = False
-        """True from when the choices count against the client's limits."""
+        """True while the choices count against the client's limits."""
         self._places: list[AdmissionSlot] = []
         self._started = False
         self._status = CLIENT_GONE
         self._merged: Merge[StepT] | None = None
         """The steps of all groups, if they have to be merged."""
         self._failure: Exception | None = None
-        """An error before anything was sent, which is answered with its own status."""
+        """An error before the headers were sent, which is answered with its own status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send_start, self._send_body, self._write = send, body_send(scope), body_write(scope)
@@ -142,7 +97,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             await self._fail(error)
 
     async def _open(self) -> None:
-        """Admits and submits all groups; raises `OverloadedError` and the like before the engine has seen any."""
+        """Admits and submits all groups. Raises `OverloadedError` and the like before the engine receives any."""
         if self._client is not None:
             self._service.key_limits.enter(self._client, self._num_choices)
             self._counted = True
@@ -165,7 +120,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
                 await taking
 
     def _passing_on(self) -> Take[StepT]:
-        """Returns what sends the bytes of each step. Every token passes there, so it has all that it needs at hand."""
+        """Returns the function that sends the bytes of each step. It runs for every token, so it looks nothing up."""
         feed, usage, write = self._writer.feed, self._usage, self._write
 
         def pass_on(steps: Sequence[StepT]) -> Awaitable[None] | None:
@@ -192,8 +147,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._status = SENT
 
     async def _fail(self, error: Exception) -> None:
-        if isinstance(error, RequestError):
-            error = self._writer.as_asked(error)
+        if isinstance(error, RequestError) and self._names is not None:
+            error = renamed(error, self._names())
         self._status = error.status if isinstance(error, MotetError) else 500
         if not (self._started and self._writer.streams):
             self._failure = error
@@ -204,13 +159,14 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         await self._send(self._writer.fail(error))
 
     def _uncount(self) -> None:
-        """Takes the choices off the client's limits: before the last byte, since with that it may ask for more."""
+        """Takes the choices off the client's limits, before the last byte: after it the client can send the next
+        request."""
         if self._counted:
             self._counted = False
             self._service.key_limits.leave(self._client or "", self._num_choices)
 
     def _usage(self) -> UsedT:
-        """Returns the usage of the whole request so far."""
+        """Returns the usage of the request so far."""
         return reduce(operator.add, [group.usage for group in self._groups])
 
     async def _start(self) -> None:
@@ -223,153 +179,16 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _close(self) -> None:
-        """Ends all groups, also if opening failed half way or never came."""
+        """Ends all groups, including groups that were not opened or only in part."""
         if self._status == CLIENT_GONE and self._writer.complete:
             self._status = SENT
         if self._merged is not None:
             await self._merged.aclose()
-        async with AsyncExitStack() as closing:  # one that fails does not keep the others open
+        async with AsyncExitStack() as closing:  # an error in one callback does not skip the others
             closing.callback(self._uncount)
             for place in self._places:
                 closing.callback(place.leave)
             for number, group in enumerate(reversed(self._groups)):
                 if number % BATCH == 0:
-                    closing.push_async_callback(asyncio.sleep, 0)  # others' turn
+                    closing.push_async_callback(asyncio.sleep, 0)  # other tasks run
                 closing.push_async_callback(group.close, status=self._status)
-
-
-GroupsWriter = AnswerWriter[GroupStep, Usage]
-
-
-def head_json(head: AnswerHead, kind: str) -> bytes:
-    """Returns the beginning of every object of one answer, without the closing brace."""
-    fields: dict[str, str | int] = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-    if head.fingerprint:
-        fields["system_fingerprint"] = head.fingerprint
-    return json_bytes(fields)[:-1]
-
-
-class EventWriter(AnswerWriter[StepT, UsedT]):
-    """Server-sent events from prepared bytes: what is the same in every chunk of an answer is written as JSON once.
-
-        data: {"id":"chatcmpl-1","object":"chat.completion.chunk", ... ,"choices":[{"index":  2 ... }]  }\\n\\n
-        └─────────────────────────────── opening, once an answer ───────────────────────────┘         └ closing
-
-    Only strings that change go through a JSON encoder. The order of the keys is that of OpenAI's own chunks."""
-
-    def __init__(self, head: bytes, *, usage_json: Callable[[UsedT], bytes], include_usage: bool) -> None:
-        """`head`: what every chunk begins with, less its closing brace. `include_usage`: one chunk at the end tells it,
-        and it is null in all others."""
-        self._constant = b"data: " + head
-        self._opening = self._constant + b',"choices":[{"index":'
-        self._usage_json = usage_json
-        self._include_usage = include_usage
-        self._without_usage = b',"usage":null' + END if include_usage else END
-        """The end of a chunk after its choices."""
-        self._reports: dict[int, GroupReport] = {}
-        """Number of the prompt -> the report on its group, for those with a policy that are over."""
-
-    def close(self, usage: UsedT) -> Sequence[bytes]:
-        """Returns the chunks without choices, with the reports and the usage if there are any, and the end of the
-        stream."""
-        last = DONE
-        if self._include_usage:
-            last = self._constant + b',"choices":[],"usage":' + self._usage_json(usage) + END + DONE
-        if not self._reports:
-            return [last]
-        reports = [self._reports[number] for number in sorted(self._reports)]
-        return [self._constant + b',"choices":[],"groups":' + json_bytes(reports) + self._without_usage, last]
-
-
-class CountingWriter(EventWriter[GroupStep, Usage]):
-    """Server-sent events of tokens, of which every chunk may tell the usage so far."""
-
-    def __init__(self, head: bytes, plan: Plan, *, usage_json: Callable[[Usage], bytes]) -> None:
-        super().__init__(head, usage_json=usage_json, include_usage=plan.include_usage)
-        self._continuous_usage = plan.continuous_usage
-        self._num_sent = 0
-        """Tokens in the chunks so far. The engine is ahead of them: the text of its last tokens may be held back."""
-
-    def _note_reports(self, steps: Sequence[GroupStep]) -> None:
-        self._reports |= {step.group: step.report for step in steps if step.report is not None}
-
-    def _told(self, usage: Callable[[], Usage]) -> Usage | None:
-        """Returns the usage for the chunks of these steps if they tell it; it is added up over all choices."""
-        return usage() if self._continuous_usage else None
-
-    def _closing(self, told: Usage | None, *, num_new: int = 0) -> bytes:
-        """Returns the end of a chunk after its choices. `num_new`: the tokens in it."""
-        if told is None:
-            return self._without_usage
-        self._num_sent += num_new
-        thoughts = min(told.reasoning_tokens or 0, self._num_sent)
-        sent = replace(told, completion_tokens=self._num_sent, reasoning_tokens=thoughts)
-        return b',"usage":' + self._usage_json(sent) + END
-
-
-class TokenChunks(CountingWriter):
-    """Streamed groups of tokens: one choice a chunk, all chunks of a step in one piece. Most chunks are a text between
-    bytes that are ready."""
-
-    def __init__(
-        self, plan: Plan, kind: str, *, usage_json: Callable[[Usage], bytes], before: bytes, after: bytes, plain: bool
-    ) -> None:
-        """`before`, `after`: what stands around texts; `plain`: nothing stands beside one before its choice ends."""
-        super().__init__(head_json(plan.head, kind), plan, usage_json=usage_json)
-        self._size = plan.group_size
-        num_first = None if plan.policy is None else plan.policy.start
-        self._indices = [start.index for start in plan.groups[0].choices[:num_first]]
-        """The choices of each prompt that begin with it."""
-        self._begun: set[int] = set()
-        """Prompts whose first step has come."""
-        self._before_text = {
-            (told := number * self._size + start.index): b"%b%d%b" % (self._opening, told, before)
-            for number, group in enumerate(plan.groups)
-            for start in group.choices
-        }
-        """What comes before the text of each choice; the choices of each prompt follow those of the one before."""
-        self._after_text = after + self._without_usage if plain and not self._continuous_usage else None
-        """What follows the text of most chunks; None where that changes from chunk to chunk."""
-
-    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        before_text, after_text, told = self._before_text, self._after_text, self._told(usage)
-        if len(steps) == 1 and len(events := steps[0].events) == 1 and after_text is not None:
-            event, group = events[0], steps[0].group
-            if event.finish is None and event.parts is None and group in self._begun:
-                return b"".join((before_text[group * self._size + event.index], json_bytes(event.text), after_text))
-        chunks: list[bytes] = []
-        for step in steps:
-            group = step.group
-            if group not in self._begun:
-                self._begun.add(group)
-                chunks += self._openings(step, self._indices, closing=self._closing(told))
-            first = group * self._size
-            for event in step.events:
-                if after_text is not None and event.finish is None and event.parts is None:
-                    chunks += before_text[first + event.index], json_bytes(event.text), after_text
-                else:
-                    closing = ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket)
-                    chunks += self._chunks(event, group, closing=closing)
-            if step.started:
-                chunks += self._openings(step, step.started, closing=self._closing(told))
-        self._note_reports(steps)
-        return b"".join(chunks)
-
-    @abstractmethod
-    def _openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
-        """Returns the chunks that come before the first of a choice, about each of the choices `indices`."""
-
-    @abstractmethod
-    def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
-        """Returns the chunks of an event with more to say than its text."""
-
-
-def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:
-    """Returns the end of a chunk after its choices, with a ticket if there is one."""
-    return closing if ticket is None else b',"kv_transfer_params":' + json_bytes(ticket) + closing
-
-
-def spans_before(closing: bytes, event: ChoiceEvent) -> bytes:
-    """Returns the end of a chunk's choice, with the versions of the weights that have written it if that is told."""
-    spans = event.weight_versions
-    return b',"weight_versions":' + json_bytes(spans) + closing if spans else closing

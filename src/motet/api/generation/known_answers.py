@@ -1,7 +1,7 @@
-"""The answers to a checked request for tokens: the first one, and those with more choices of its prompt.
+"""The answers to a checked request for tokens: the first answer, and later answers with more choices of its prompt.
 
-Each prompt is a group, which its client finds under its name while it is written, and for as long as its trunk is kept
-(`known_groups`). More choices are a group of their own for the engine: it joins the trunk, if that is still there.
+Each prompt is a group. Its client finds it under its id while it generates and for as long as its trunk is kept
+(`known_groups`). More choices are another group for the engine, which joins the trunk if the trunk is still there.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 import msgspec
 from starlette.responses import Response
 
-from motet.api.generation.answer import GeneratedResponse, GroupsWriter
+from motet.api.generation.answer import GeneratedResponse
+from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.groups import TokenGroup
 from motet.api.generation.plan import Plan
+from motet.api.http.failure import MakeNames
 from motet.api.known_groups import KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.ids import RequestId
@@ -20,19 +22,25 @@ from motet.text.text_group import GroupStep
 from motet.types import Usage
 
 MakeWriter = Callable[[Plan, bool], GroupsWriter]
-"""Makes the writer of an answer. True: it is streamed."""
+"""Makes the writer of an answer; True if the answer is streamed."""
 
 
 def answer_plan(
-    service: Service, plan: Plan, *, writer: GroupsWriter, more: MakeWriter | None = None
+    service: Service,
+    plan: Plan,
+    *,
+    writer: GroupsWriter,
+    more: MakeWriter | None = None,
+    names: MakeNames | None = None,
 ) -> GeneratedResponse[GroupStep, Usage]:
-    """Returns the first answer. `more`: makes the writers of those with more choices; None: there can be none."""
+    """Returns the first answer. `more`: makes the writers of answers with more choices; None if there can be none.
+    `names`: see `GeneratedResponse`."""
     known: list[KnownGroup | None] = [None] * len(plan.groups)
     if plan.client is not None:
         scored = any(group.sampling.prompt_logprobs is not None for group in plan.groups)
         answers = None if more is None or scored or len(plan.groups) > 1 else MoreAnswers(service, plan, more)
         known = [_known(plan, plan.client, number=number, more=answers) for number in range(len(plan.groups))]
-    return _answer(service, plan, known=known, writer=writer)
+    return _answer(service, plan, known=known, writer=writer, names=names)
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,11 @@ class MoreAnswers:
     plan: Plan
     make: MakeWriter
 
-    def __call__(self, known: KnownGroup, asked: MoreChoices) -> Response:
+    def __call__(self, known: KnownGroup, request: MoreChoices) -> Response:
         (group,) = self.plan.groups
         most = self.plan.served.max_group(self.service.config)
-        self.service.check_size(known.client, num_prompts=1, n=asked.n, most=most, prompt_param="n")
-        starts = known.take_starts(asked.n)
+        self.service.check_size(known.client, num_prompts=1, n=request.n, most=most, prompt_param="n")
+        starts = known.take_starts(request.n)
         added = msgspec.structs.replace(
             group,
             request_id=RequestId(f"{group.request_id}+from{starts[0].index}"),
@@ -61,11 +69,11 @@ class MoreAnswers:
             self.plan,
             groups=(added,),
             policy=None,
-            span=asked.span._replace(operation=self.plan.span.operation),
-            include_usage=asked.include_usage,
-            continuous_usage=asked.continuous_usage,
+            span=request.span._replace(operation=self.plan.span.operation),
+            include_usage=request.include_usage,
+            continuous_usage=request.continuous_usage,
         )
-        return _answer(self.service, plan, known=[known], writer=self.make(plan, asked.stream))
+        return _answer(self.service, plan, known=[known], writer=self.make(plan, request.stream))
 
 
 def _known(plan: Plan, client: str, *, number: int, more: MoreAnswers | None) -> KnownGroup:
@@ -86,7 +94,14 @@ def _known(plan: Plan, client: str, *, number: int, more: MoreAnswers | None) ->
 
 
 def _answer(
-    service: Service, plan: Plan, *, known: Sequence[KnownGroup | None], writer: GroupsWriter
+    service: Service,
+    plan: Plan,
+    *,
+    known: Sequence[KnownGroup | None],
+    writer: GroupsWriter,
+    names: MakeNames | None = None,
 ) -> GeneratedResponse[GroupStep, Usage]:
-    groups = [TokenGroup(service, plan, number=number, known=one) for number, one in enumerate(known)]
-    return GeneratedResponse(service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices)
+    groups = [TokenGroup(service, plan, number=number, known=group) for number, group in enumerate(known)]
+    return GeneratedResponse(
+        service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices, names=names
+    )

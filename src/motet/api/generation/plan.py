@@ -66,7 +66,14 @@ class AnswerHead:
     created: int
     model: str
     fingerprint: str = ""
-    """Empty for answers that other servers write."""
+    """The engine's fingerprint; empty for answers of third-party servers."""
+
+    def json(self, kind: str) -> bytes:
+        """Returns the first fields of an object of this kind, as JSON without the closing brace."""
+        fields: dict[str, str | int] = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        if self.fingerprint:
+            fields["system_fingerprint"] = self.fingerprint
+        return msgspec.json.encode(fields)[:-1]
 
 
 @dataclass(frozen=True, kw_only=True)

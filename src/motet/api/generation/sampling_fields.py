@@ -112,9 +112,9 @@ class SamplingFields(DrawingFields):
     def max_tokens_asked(self) -> int | None:
         return self.max_tokens
 
-    def listed(self, num_top: int | None) -> int | None:
-        """Returns how many tokens are told beside a drawn one if `num_top` of the likeliest are asked for; None without
-        log-probabilities. Named tokens come behind the drawn one itself."""
+    def num_listed(self, num_top: int | None) -> int | None:
+        """Returns the number of tokens listed with each sampled token, None without log-probabilities: the `num_top`
+        most likely tokens, or the sampled token followed by `logprob_token_ids`."""
         return 1 + len(self.logprob_token_ids) if self.logprob_token_ids and num_top is not None else num_top
 
     def refuse_without_logprobs(self, num_top: int | None) -> None:

@@ -95,6 +95,8 @@ def unsupported_parameter(param: str, why: str) -> RequestError:
 
 Names = Sequence[tuple[re.Pattern[str], str]]
 """How the names of fields begin, and what that is called in the request that the client has sent."""
+MakeNames = Callable[[], Names]
+"""Makes the table of names, once there is an error."""
 
 
 def names_table(names: Iterable[tuple[str, str]]) -> Names:

@@ -3,15 +3,24 @@
 from collections.abc import Sequence
 from functools import partial
 
-import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec.json import encode as json_bytes
 
-from motet.api.generation.answer import GroupsWriter, TokenChunks, spans_before
-from motet.api.generation.collect import LogprobFields, WholeChoice, WholeGroup, WholeWriter, usage_json, usage_shape
+from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
+from motet.api.generation.collect import (
+    BodyShape,
+    BodyWriter,
+    CollectedAnswer,
+    CollectedChoice,
+    CollectedGroup,
+    LogprobFields,
+)
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, held_to, make_plan
 from motet.api.generation.prompts import beside_the_loop, completion_prompts
+from motet.api.generation.usage_shape import usage_json, usage_shape
 from motet.api.http.caller import caller_of
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
 from motet.api.openai.completions_schema import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -43,31 +52,30 @@ def completion_router(service: Service) -> APIRouter:
 async def answer_completions(service: Service, body: CompletionRequest, *, request: Request) -> Response:
     """Returns the answer of a model that takes tokens."""
     caller = caller_of(request, session=body.session_id)
-    async with request_context(service, body, caller=caller, num_choices=body.num_drawn) as context:
+    async with request_context(service, body, caller=caller, num_choices=body.num_generated) as context:
         body = body.without_answer() if context.order else body
         plan = await plan_completions(service, body, context=context)
 
-        def write(plan: Plan, stream: bool) -> GroupsWriter:
-            return (CompletionChunks if stream else CompletionBody)(plan, body)
+        def make_writer(plan: Plan, stream: bool) -> GroupsWriter:
+            return completion_writer(plan, body, stream=stream)
 
         echoed = sum(len(group.prompt) for group in plan.groups) if body.echo else 0
         size = echoed + GROUP_CHARS // 4 * plan.num_choices
-        writer = await beside_the_loop(partial(write, plan, body.stream), size)
-        return answer_plan(service, plan, writer=writer, more=write if body.num_drawn == body.n else None)
+        writer = await beside_the_loop(partial(make_writer, plan, body.stream), size)
+        return answer_plan(service, plan, writer=writer, more=None if body.ranked else make_writer)
 
 
 async def plan_completions(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:
     """Returns the plan of checked completions."""
-    ranked = body.num_drawn > body.n
     options = RouteOptions(
         context=context,
         prefix="cmpl",
         prompt_param="prompt",
-        num_choices=body.num_drawn,
-        count_param="best_of" if ranked else "n",
+        num_choices=body.num_generated,
+        count_param="best_of" if body.ranked else "n",
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=0 if body.logprobs is None and ranked else body.logprobs,
-        prompt_logprobs=max(asked) if (asked := _prompt_logprobs(body)) else None,
+        logprobs=0 if body.logprobs is None and body.ranked else body.logprobs,
+        prompt_logprobs=max(_prompt_logprobs(body), default=None),
         prompt_only=body.prompt_only,
         group=body.group,
     )
@@ -79,36 +87,54 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
 
 
 def _prompt_logprobs(body: CompletionRequest) -> list[int]:
-    """Returns how many alternatives the fields ask for that score the prompt."""
-    return [asked for asked in (body.prompt_logprobs, body.logprobs if body.echo else None) if asked is not None]
+    """Returns the numbers of alternatives that the fields which score the prompt have."""
+    return [num for num in (body.prompt_logprobs, body.logprobs if body.echo else None) if num is not None]
+
+
+def completion_writer(plan: Plan, body: CompletionRequest, *, stream: bool) -> GroupsWriter:
+    """Returns the writer of an answer to completions."""
+    texts = CompletionTexts(plan, body)
+    if not stream:
+        return BodyWriter(plan, CompletionBody(body, texts))
+    template = ChunkTemplate(plan.head.json("text_completion"), null_usage=plan.include_usage)
+    plain = body.logprobs is None and not body.return_token_ids
+    return ChunkWriter(
+        plan,
+        CompletionChunks(plan, body, template=template, texts=texts),
+        template=template,
+        usage_json=usage_json,
+        before_text=BEFORE_TEXT,
+        after_text=AFTER_TEXT if plain else None,
+    )
 
 
 class CompletionTexts:
-    """The parts of a choice beside its own text: the prompt, if it is repeated (`echo`), and log-probabilities."""
+    """The parts of a choice in addition to its generated text: the prompt, if it is repeated (`echo`), and
+    log-probabilities."""
 
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
         self._plan = plan
         self._tokenizer = plan.served.tokenizer
-        self.num_top = body.listed(body.logprobs)
-        """Tokens told beside each drawn one, None without log-probabilities."""
+        self.num_top = body.num_listed(body.logprobs)
+        """Number of tokens listed with each sampled token; None without log-probabilities."""
         self._num_prompt_top = body.logprobs
         self._as_ids = body.return_tokens_as_token_ids
         self._echoes: list[PromptEcho] = []
-        """The prompts to repeat, in the order of the groups; a text is repeated as it was written."""
+        """The prompts to repeat, in the order of the groups; a prompt that came as text is repeated unchanged."""
         if body.echo:
             for group, prompt in zip(plan.groups, body.prompt, strict=True):
                 shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)
                 self._echoes.append(PromptEcho(prompt, shown.offsets) if isinstance(prompt, str) else shown)
 
     def prompt(self, group: int) -> str:
-        """Returns the prompt as it is repeated, or nothing."""
+        """Returns the text of the prompt if it is repeated, else an empty text."""
         return self._echoes[group].text if self._echoes else ""
 
     def prompt_logprobs(self, group: int, report: PromptReport | None) -> CompletionLogprobs | None:
         if not self._echoes or self._num_prompt_top is None or report is None or report.logprobs is None:
             return None
-        ids, at = self._plan.groups[group].prompt, self._echoes[group].offsets
-        return self._form(ids, report.logprobs, offsets=at, num_top=self._num_prompt_top)
+        ids, offsets = self._plan.groups[group].prompt, self._echoes[group].offsets
+        return self._form(ids, report.logprobs, offsets=offsets, num_top=self._num_prompt_top)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:
@@ -125,100 +151,93 @@ class CompletionTexts:
         )
 
 
-class CompletionBody(WholeWriter):
-    """Completions answered in one piece; the place where `best_of` chooses."""
+class CompletionBody(BodyShape):
+    """The body of unstreamed completions. With `best_of` it has the best choices of each prompt."""
 
-    def __init__(self, plan: Plan, body: CompletionRequest) -> None:
-        super().__init__(plan)
-        self._texts = CompletionTexts(plan, body)
-        self._num_sent = body.n
-        """Choices of each prompt to send."""
-        self._ranked = body.num_drawn > body.n
-        """True if they are the best of several."""
-        self._num_prompt_top = body.prompt_logprobs
-        self._token_ids = body.return_token_ids
+    def __init__(self, body: CompletionRequest, texts: CompletionTexts) -> None:
+        self._texts = texts
+        self._request = body
 
-    def close(self, usage: Usage) -> Sequence[bytes]:
+    def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
+        ranked = self._request.ranked
         choices = (
-            self._choice(number, rank if self._ranked else choice.index, choice=choice)
-            for number, group in enumerate(self._groups)
-            for rank, choice in enumerate(self._best(group) if self._ranked else group.choices)
+            self._choice(answer, number, choice=choice, place=rank if ranked else choice.index)
+            for number, group in enumerate(answer.groups)
+            for rank, choice in enumerate(self._best(group) if ranked else group.choices)
         )
-        return self.whole("text_completion", choices, usage=usage_shape(usage))
+        return answer.openai_body("text_completion", choices, usage=usage_shape(usage))
 
-    def _best(self, group: WholeGroup) -> list[WholeChoice]:
-        return sorted(group.choices, key=lambda choice: -choice.mean_logprob)[: self._num_sent]
-
-    def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
+    def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return self._texts.logprobs(group, event)
 
-    def _choice(self, group: int, number: int, *, choice: WholeChoice) -> dict[str, object]:
-        """`number`: of the choice among those of its prompt."""
-        prompt = self._texts.prompt_logprobs(group, self._groups[group].prompt)
-        ids = {"token_ids": choice.token_ids, "prompt_token_ids": self._plan.groups[group].prompt}
+    def _best(self, group: CollectedGroup) -> list[CollectedChoice]:
+        return sorted(group.choices, key=lambda choice: -choice.mean_logprob)[: self._request.n]
+
+    def _choice(self, answer: CollectedAnswer, group: int, *, choice: CollectedChoice, place: int) -> dict[str, object]:
+        """`place`: number of the choice among the choices of its prompt that are sent."""
+        prompt = self._texts.prompt_logprobs(group, answer.groups[group].prompt)
+        ids = {"token_ids": choice.token_ids, "prompt_token_ids": answer.plan.groups[group].prompt}
         return {
-            "index": group * self._num_sent + number,
+            "index": group * self._request.n + place,
             "text": self._texts.prompt(group) + choice.text,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(before=prompt),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
-            **(ids | choice.span_fields() if self._token_ids else {}),
-            **self.prompt_logprobs(group, self._num_prompt_top),
+            **(ids | choice.span_fields() if self._request.return_token_ids else {}),
+            **answer.prompt_logprobs(group, self._request.prompt_logprobs),
         }
 
 
+BEFORE_TEXT = b',"text":'
 AFTER_TEXT = b',"logprobs":null,"finish_reason":null}]'
 
 
-class CompletionChunks(TokenChunks):
-    """Streamed completions: prompts x n choices numbered prompt-major."""
+class CompletionChunks(ChunkShape):
+    """The chunks of streamed completions: prompts x n choices, numbered prompt by prompt."""
 
-    def __init__(self, plan: Plan, body: CompletionRequest) -> None:
-        plain = body.logprobs is None and not body.return_token_ids
-        super().__init__(
-            plan, "text_completion", usage_json=usage_json, before=b',"text":', after=AFTER_TEXT, plain=plain
-        )
+    def __init__(self, plan: Plan, body: CompletionRequest, *, template: ChunkTemplate, texts: CompletionTexts) -> None:
         self._plan = plan
-        self._texts = CompletionTexts(plan, body)
+        self._template = template
+        self._texts = texts
         self._token_ids = body.return_token_ids
-        self._opens = body.echo or body.return_token_ids
-        """True if each choice begins with a chunk about the prompt."""
+        self._has_openings = body.echo or body.return_token_ids
+        """True if each choice starts with a chunk about the prompt."""
         self._prompts: dict[int, PromptReport] = {}
-        """The reports on the prompts, for choices that begin later."""
+        """The reports on the prompts, for choices that start later."""
 
-    def _openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
-        """The echo, and the prompt's token ids."""
-        if not self._opens:
+    def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
+        """Returns a chunk for each choice with the prompt's text and token ids."""
+        if not self._has_openings:
             return []
+        group = step.group
         if step.prompt is not None:
-            self._prompts[step.group] = step.prompt
-        tail = b""
+            self._prompts[group] = step.prompt
+        ids = b""
         if self._token_ids:
-            tail = b',"prompt_token_ids":%b,"token_ids":[]' % msgspec.json.encode(self._plan.groups[step.group].prompt)
-        constant = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
-            msgspec.json.encode(self._texts.prompt(step.group)),
-            msgspec.json.encode(self._texts.prompt_logprobs(step.group, self._prompts.get(step.group))),
-            tail,
+            ids = b',"prompt_token_ids":%b,"token_ids":[]' % json_bytes(self._plan.groups[group].prompt)
+        rest = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
+            json_bytes(self._texts.prompt(group)),
+            json_bytes(self._texts.prompt_logprobs(group, self._prompts.get(group))),
+            ids,
             closing,
         )
-        first = step.group * self._size
-        return [self._before_text[first + index] + constant for index in indices]
+        return [self._before_text(group, index) + rest for index in indices]
 
-    def _chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
-        finish = b"null"
-        if event.finish:
-            finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
+    def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b%b' % (
-            self._before_text[group * self._size + event.index],
-            msgspec.json.encode(event.text),
-            msgspec.json.encode(self._texts.logprobs(group, event)),
-            finish,
+            self._before_text(group, event.index),
+            json_bytes(event.text),
+            json_bytes(self._texts.logprobs(group, event)),
+            finish_json(event),
             self._ids_before(b"}]", event),
             closing,
         )
         return [chunk]
 
+    def _before_text(self, group: int, index: int) -> bytes:
+        return b"%b%d%b" % (self._template.opening, group * self._plan.group_size + index, BEFORE_TEXT)
+
     def _ids_before(self, closing: bytes, event: ChoiceEvent) -> bytes:
         if not self._token_ids:
             return closing
-        return b',"token_ids":' + msgspec.json.encode(event.token_ids) + spans_before(closing, event)
+        return b',"token_ids":' + json_bytes(event.token_ids) + versions_before(closing, event)

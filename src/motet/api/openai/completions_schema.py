@@ -41,9 +41,14 @@ class CompletionRequest(FormattedFields, SteeredFields):
     add_special_tokens: bool = True
 
     @property
-    def num_drawn(self) -> int:
-        """Number of choices to make of each prompt; the `n` best of them are sent."""
+    def num_generated(self) -> int:
+        """Number of choices to generate for each prompt; the `n` best of them are sent."""
         return self.best_of if self.best_of is not None else self.n
+
+    @property
+    def ranked(self) -> bool:
+        """True if the choices in the answer are the best of several."""
+        return self.num_generated > self.n
 
     def without_answer(self) -> Self:
         """Returns the same prompts without the fields about answers, since there will be none."""

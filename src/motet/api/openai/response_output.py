@@ -1,9 +1,9 @@
-"""The output of one Response: its choice as a row of items, each streamed as events.
+"""The output of one Response: its choice as a list of items, each streamed as events.
 
     Reasoning ─► reasoning item      Content ─► message      ToolCallBegin, ToolCallArguments ─► function_call
 
-An item ends when something of another kind begins, or with the choice. Whole and streamed answers are made here alike,
-so they cannot differ. The events of an item:
+An item ends when a part of another kind starts, or with the choice. `ResponseOutput` makes the items of streamed and
+unstreamed answers, so the two cannot differ. The events of an item:
 
     output_item.added, content_part.added, output_text.delta ..., output_text.done, content_part.done, output_item.done
     output_item.added, function_call_arguments.delta ..., function_call_arguments.done, output_item.done
@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from motet.api.openai.chat_schema import ChatRequest
-from motet.api.openai.converted_chat import NamedEvent
+from motet.api.http.server_sent_events import NamedEvent
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ChatLogprob, chat_logprobs
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, TokenLogprob
 
@@ -27,12 +27,11 @@ INCOMPLETE = {
     FinishReason.CONTENT_FILTER: "content_filter",
     FinishReason.ABORT: None,
 }
-"""Ends of a choice that leave its last item and the Response incomplete, and the reason that the Response gives, where
-OpenAI has one."""
+"""Finish reasons that leave the last item and the Response incomplete, and the Response's reason if OpenAI has one."""
 
 
 class ItemStatus(StrEnum):
-    """The state of a Response, or of an item of its output; no item is ever FAILED."""
+    """The state of a Response, or of an item of its output; an item is never FAILED."""
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -45,15 +44,15 @@ Members = dict[str, object]
 
 
 class ItemKind(NamedTuple):
-    """The common facts of items of one kind."""
+    """The names that items of one kind share."""
 
     type: str
     prefix: str
-    """Begins the ids of such items."""
+    """The start of the items' ids."""
     event: str
-    """The name of the events with the pieces of an item, without `.delta` and `.done`."""
+    """The name of the events with the text of an item, without `.delta` and `.done`."""
     part: str | None = None
-    """The type of the one part of the content; None: such items have no content."""
+    """The type of the only part of the content; None if items of this kind have no content."""
 
 
 MESSAGE = ItemKind("message", "msg_", "response.output_text", "output_text")
@@ -62,10 +61,10 @@ CALL = ItemKind("function_call", "fc_", "response.function_call_arguments")
 
 
 class OpenItem:
-    """An item of the output while it is written. It makes the events of its begin, of its pieces, and of its end."""
+    """An item that is being generated. Makes the events of its start, of its deltas, and of its end."""
 
     def __init__(self, kind: ItemKind, index: int, *, name: str, constant: Members) -> None:
-        """`index`: number of the item in the output; `constant`: the members that it has from the beginning."""
+        """`index`: number of the item in the output. `constant`: the members that it has from the start."""
         self.kind = kind
         self.id = f"{kind.prefix}{name}"
         self._index = index
@@ -74,11 +73,12 @@ class OpenItem:
         self._logprobs: list[ChatLogprob] = []
 
     def item(self, status: ItemStatus) -> Members:
-        written = self._whole() if self.kind.part is None else {"content": [self._part()] if self._texts else []}
-        return {"type": self.kind.type, "id": self.id, "status": status, **self._constant, **written}
+        """Returns the item so far."""
+        content = self._joined() if self.kind.part is None else {"content": [self._part()] if self._texts else []}
+        return {"type": self.kind.type, "id": self.id, "status": status, **self._constant, **content}
 
-    def _whole(self) -> Members:
-        """Returns all pieces joined, as the event after the last piece has them."""
+    def _joined(self) -> Members:
+        """Returns the members of the event after the last delta: all deltas joined."""
         text = "".join(self._texts)
         if self.kind is CALL:
             return {"arguments": text}
@@ -88,7 +88,7 @@ class OpenItem:
         more = {"annotations": [], "logprobs": [*self._logprobs]} if self.kind is MESSAGE else {}
         return {"type": self.kind.part, "text": "".join(self._texts), **more}
 
-    def begin(self) -> list[NamedEvent]:
+    def start(self) -> list[NamedEvent]:
         return [self._item_event("added", ItemStatus.IN_PROGRESS), *self._part_event("added")]
 
     def add(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> list[NamedEvent]:
@@ -98,8 +98,8 @@ class OpenItem:
         return [self._event(f"{self.kind.event}.delta", {"delta": text, **more})]
 
     def end(self, status: ItemStatus) -> list[NamedEvent]:
-        whole = self._event(f"{self.kind.event}.done", self._whole())
-        return [whole, *self._part_event("done"), self._item_event("done", status)]
+        joined = self._event(f"{self.kind.event}.done", self._joined())
+        return [joined, *self._part_event("done"), self._item_event("done", status)]
 
     def _item_event(self, what: str, status: ItemStatus) -> NamedEvent:
         return NamedEvent(f"response.output_item.{what}", {"output_index": self._index, "item": self.item(status)})
@@ -113,15 +113,25 @@ class OpenItem:
 
 
 class ResponseOutput:
-    """Feed it the events of the choice."""
+    """The output so far. Takes the events of the choice, and returns them as events of OpenAI's API."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, *, chat: ChatRequest, origins: Mapping[str, Members]) -> None:
-        """`name`: part of the ids of all items, so that no other Response has them. `origins`: the name and the
-        namespace of functions of namespaces, by the name that the model calls."""
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        *,
+        num_top: int | None,
+        reasoning_shown: bool,
+        origins: Mapping[str, Members],
+    ) -> None:
+        """`name`: part of the ids of all items, unique to this Response. `num_top`: number of alternatives to each
+        token; None without log-probabilities. `origins`: the name and the namespace of functions in namespaces, by the
+        name that the model calls."""
         self.finish: FinishReason | None = None
         self._name = name
         self._tokenizer = tokenizer
-        self._chat = chat
+        self._num_top = num_top
+        self._reasoning_shown = reasoning_shown
         self._origins = origins
         self._logprobs = PartLogprobs()
         self._done: list[Members] = []
@@ -129,14 +139,17 @@ class ResponseOutput:
 
     @property
     def items(self) -> list[Members]:
-        """The items so far; one that is still open is incomplete."""
+        """The items so far; an item that has not ended is incomplete."""
         return self._done if self._open is None else [*self._done, self._open.item(ItemStatus.INCOMPLETE)]
 
-    def feed(self, event: ChoiceEvent) -> list[NamedEvent]:
-        if self._chat.logprobs:
+    def feed(self, steps: Sequence[GroupStep]) -> list[NamedEvent]:
+        return [event for step in steps for choice_event in step.events for event in self._feed(choice_event)]
+
+    def _feed(self, event: ChoiceEvent) -> list[NamedEvent]:
+        if self._num_top is not None:
             self._logprobs.feed(event)
         shown: Sequence[Part] = ((Content(event.text),) if event.text else ()) if event.parts is None else event.parts
-        events = [told for part in shown for told in self._add(part)]
+        events = [item_event for part in shown for item_event in self._add(part)]
         if event.finish is not None:
             self.finish = event.finish
             events += self._close(ItemStatus.INCOMPLETE if event.finish in INCOMPLETE else ItemStatus.COMPLETED)
@@ -145,30 +158,31 @@ class ResponseOutput:
     def _add(self, part: Part) -> list[NamedEvent]:
         match part:
             case Reasoning(text):
-                self._taken(text)
-                # There is no summary: the thoughts themselves are there.
-                return self._write(text, REASONING, constant={"summary": []}) if self._chat.include_reasoning else []
+                self._take_logprobs(text)
+                # There is no summary, since the item has the reasoning itself.
+                return self._add_text(text, REASONING, constant={"summary": []}) if self._reasoning_shown else []
             case Content(text):
-                return self._write(text, MESSAGE, constant={"role": "assistant"}, logprobs=self._taken(text))
+                logprobs = self._take_logprobs(text)
+                return self._add_text(text, MESSAGE, constant={"role": "assistant"}, logprobs=logprobs)
             case ToolCallBegin():
-                return self._begin(CALL, {"call_id": part.id, **self._origins.get(part.name, {"name": part.name})})
+                return self._start(CALL, {"call_id": part.id, **self._origins.get(part.name, {"name": part.name})})
             case ToolCallArguments(_, text):
                 if self._open is None or self._open.kind is not CALL:
                     raise ValueError(f"arguments of call {part.number} come outside of a call")
                 return self._open.add(text)
 
-    def _write(
+    def _add_text(
         self, text: str, kind: ItemKind, *, constant: Members, logprobs: Sequence[ChatLogprob] = ()
     ) -> list[NamedEvent]:
-        """Adds a piece to the open item if that is of this kind, else to a new one."""
-        begun = [] if self._open is not None and self._open.kind is kind else self._begin(kind, constant)
-        assert self._open is not None  # it has just begun, or was open
-        return begun + self._open.add(text, logprobs)
+        """Adds the text to the open item if the item is of this kind, else to a new one."""
+        started = [] if self._open is not None and self._open.kind is kind else self._start(kind, constant)
+        assert self._open is not None  # it has just started, or was open
+        return started + self._open.add(text, logprobs)
 
-    def _begin(self, kind: ItemKind, constant: Members) -> list[NamedEvent]:
+    def _start(self, kind: ItemKind, constant: Members) -> list[NamedEvent]:
         closed, index = self._close(ItemStatus.COMPLETED), len(self._done)
         self._open = OpenItem(kind, index, name=f"{self._name}_{index}", constant=constant)
-        return closed + self._open.begin()
+        return closed + self._open.start()
 
     def _close(self, status: ItemStatus) -> list[NamedEvent]:
         if self._open is None:
@@ -177,49 +191,49 @@ class ResponseOutput:
         events, self._open = self._open.end(status), None
         return events
 
-    def _taken(self, text: str) -> list[ChatLogprob]:
-        if self._chat.num_logprobs is None:
+    def _take_logprobs(self, text: str) -> list[ChatLogprob]:
+        if self._num_top is None:
             return []
-        return chat_logprobs(self._tokenizer, self._logprobs.take(text), num_top=self._chat.num_logprobs)
+        return chat_logprobs(self._tokenizer, self._logprobs.take(text), num_top=self._num_top)
 
 
 class PartLogprobs:
-    """Finds the tokens whose text is in a message. A choice has log-probabilities for all its tokens, also for those of
-    tags, thoughts and calls; a message has them only for its own text.
+    """Finds the tokens whose text is in a message. A choice has log-probabilities for all its tokens, including the
+    tokens of tags, reasoning and calls; a message has them only for its own text.
 
-    Feed it an event of the choice, then take the parts that the event shows, in their order. Parts follow each other in
-    the text of the choice, with text between them that belongs to none.
+    Feed it an event of the choice, then take the parts of the event, in their order. The parts are consecutive in the
+    text of the choice, with text between them that belongs to no part.
 
-    A part may begin in text that was held back, and ends where that ends or later, so no older text is mistaken for it.
-    Text that is neither content nor a thought may come without a part; if it equals the part's text, a step of several
-    tokens is read wrong there.
+    A part can start in text that was held back, and it ends where this text ends or later, so no older text is mistaken
+    for it. Text that is neither content nor reasoning can come without a part; if it equals the part's text, a step of
+    several tokens is read wrong there.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        """The text of the choice, from `_begins` on."""
-        self._begins = 0
+        """The text of the choice, from `_start` on."""
+        self._start = 0
         self._shown = 0
         """Characters that the choice had before the last event."""
         self._tokens: deque[tuple[int, TokenLogprob]] = deque()
-        """(where the token's text begins, token), for the tokens that no part has taken yet."""
+        """(start of the token's text, token) for each token that no part has taken."""
 
     def feed(self, event: ChoiceEvent) -> None:
-        self._shown = self._begins + len(self._text)
+        self._shown = self._start + len(self._text)
         self._text += event.text
         self._tokens.extend(zip(event.offsets or (), event.logprobs or (), strict=True))
 
     def take(self, part: str) -> list[TokenLogprob]:
-        """Returns the tokens of the next part: those that end in it, except the last one of the part before."""
-        found = self._text.find(part, max(self._shown - len(part) - self._begins, 0))
+        """Returns the tokens of the next part: the tokens that end in it, without the last token of the part before."""
+        found = self._text.find(part, max(self._shown - len(part) - self._start, 0))
         if not part or found < 0:
             return []
-        start, end = self._begins + found, self._begins + found + len(part)
+        start, end = self._start + found, self._start + found + len(part)
         taken = []
         while self._tokens and self._tokens[0][0] < end:
-            begins, token = self._tokens.popleft()
+            token_start, token = self._tokens.popleft()
             until = self._tokens[0][0] if self._tokens else end
-            if begins >= start or until > start:
+            if token_start >= start or until > start:
                 taken.append(token)
-        self._text, self._begins = self._text[found + len(part) :], end
+        self._text, self._start = self._text[found + len(part) :], end
         return taken

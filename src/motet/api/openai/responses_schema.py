@@ -197,8 +197,8 @@ class PlacedTool(NamedTuple):
     tool: FunctionTool | BuiltInTool
 
 
-def told_name(name: str, namespace: str | None) -> str:
-    """Returns the name by which the model knows a function, such as `crm__find` for `find` of namespace `crm`."""
+def chat_name(name: str, namespace: str | None) -> str:
+    """Returns the name of a function in the chat, such as `crm__find` for `find` in namespace `crm`."""
     return name if namespace is None else f"{namespace}{name if namespace.endswith('__') else f'__{name}'}"
 
 

@@ -21,13 +21,15 @@ import msgspec
 from fastapi import Request, Response
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from motet.api.generation.answer import AnswerWriter, EventWriter, GeneratedResponse, head_json
-from motet.api.generation.collect import chat_usage_json
+from motet.api.generation.answer import GeneratedResponse
+from motet.api.generation.answer_writer import AnswerWriter
+from motet.api.generation.chunks import ChunkTemplate
 from motet.api.generation.group_schema import PARAM, GroupFields, check_keep
 from motet.api.generation.groups import AnswerGroup, GroupAccount
 from motet.api.generation.plan import AnswerHead
 from motet.api.generation.request_fields import SessionId, StreamingFields, StreamOptions
 from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED
+from motet.api.generation.usage_shape import chat_usage_json
 from motet.api.http.admission import AdmissionSlot
 from motet.api.http.body import SHORT_BYTES, check_counts, in_turn
 from motet.api.http.caller import Caller, caller_of
@@ -279,19 +281,20 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
                 self._account.end(status=status, worker=self.worker, usage=self.usage)
 
 
-class UpstreamChunks(EventWriter[TextStep, Usage | None]):
-    """Writes a stream: one chunk for each piece, with the fields that stood beside its choice."""
+class UpstreamChunks(AnswerWriter[TextStep, Usage | None]):
+    """Writes a stream: one chunk for each piece, with the upstream's fields next to its choice."""
 
     def __init__(
         self, head: AnswerHead, route: TextRoute, *, include_usage: bool, reports: Callable[[], list[GroupReport]]
     ) -> None:
-        """`reports`: returns those on prompts that are steered, once they are over."""
+        """`reports`: returns the reports on steered prompts, once these have ended."""
         kind = "chat.completion.chunk" if route is TextRoute.CHAT else "text_completion"
-        super().__init__(head_json(head, kind), include_usage=include_usage, usage_json=chat_usage_json)
-        self._reported = reports
+        self._template = ChunkTemplate(head.json(kind), null_usage=include_usage)
+        self._include_usage = include_usage
+        self._reports = reports
 
     def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
-        opening, closing = self._opening, self._without_usage
+        opening, closing = self._template.opening, self._template.closing
         return b"".join(
             opening + _rest_of_choice(piece) + b"]" + _members(step.extras) + closing
             for step in steps
@@ -299,8 +302,8 @@ class UpstreamChunks(EventWriter[TextStep, Usage | None]):
         )
 
     def close(self, usage: Usage | None) -> Sequence[bytes]:
-        self._reports = dict(enumerate(self._reported()))
-        return super().close(usage)
+        usage_json = chat_usage_json(usage) if self._include_usage else None
+        return self._template.end(usage=usage_json, reports=self._reports())
 
 
 class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
@@ -312,9 +315,9 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
     def __init__(
         self, head: AnswerHead, route: TextRoute, *, reports: Callable[[], list[GroupReport]], keep: Keep
     ) -> None:
-        """`reports`: as of `UpstreamChunks`. `keep`: the choices to show."""
+        """`reports`: see `UpstreamChunks`. `keep`: the choices to show."""
         kind = "chat.completion" if route is TextRoute.CHAT else "text_completion"
-        self._opening = head_json(head, kind) + b',"choices":['
+        self._opening = head.json(kind) + b',"choices":['
         self._reported = reports
         self._keep = keep
         self._pieces: list[TextPiece] = []

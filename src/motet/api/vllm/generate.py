@@ -1,26 +1,30 @@
-"""`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that other gateways can drive us."""
+"""`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shapes, so that third-party gateways can use
+Motet as a worker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec.json import encode as json_bytes
 
-from motet.api.generation.answer import END, CountingWriter, GroupsWriter, spans_before, ticket_before
+from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import (
+    BodyShape,
+    BodyWriter,
+    CollectedAnswer,
+    CollectedChoice,
     LogprobFields,
-    WholeChoice,
-    WholeWriter,
     around_choices,
     in_pieces,
-    usage_json,
-    usage_shape,
 )
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, held_to, make_plan
 from motet.api.generation.prompts import beside_the_loop
+from motet.api.generation.usage_shape import usage_json, usage_shape
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import PostRoute, new_router, with_body
@@ -41,10 +45,10 @@ def generate_router(service: Service) -> APIRouter:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
 
-            def write(plan: Plan, stream: bool) -> GroupsWriter:
-                return (TokensChunks if stream else TokensBody)(plan, body)
+            def make_writer(plan: Plan, stream: bool) -> GroupsWriter:
+                return tokens_writer(plan, body, stream=stream)
 
-            return answer_plan(service, plan, writer=write(plan, body.stream), more=write)
+            return answer_plan(service, plan, writer=make_writer(plan, body.stream), more=make_writer)
 
     handle = with_body(TokensRequest, generate)
     route = PostRoute("/inference/v1/generate", handle, body=TokensRequest, summary="Token ids in, token ids out")
@@ -74,30 +78,30 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     plan = make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
     if body.choices is None:
         return plan
-    num_written = sum(len(choice.token_ids) for choice in body.choices)
-    return await beside_the_loop(partial(_begun, plan, body.choices), num_written)
+    num_tokens = sum(len(choice.token_ids) for choice in body.choices)
+    return await beside_the_loop(partial(_with_choices, plan, body.choices), num_tokens)
 
 
-def _begun(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
-    """Returns the plan with these choices in place of new ones. Raises `RequestError` for one that cannot go on."""
+def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
+    """Returns the plan with these choices in place of new ones. Raises `RequestError` for one that cannot continue."""
     (group,) = plan.groups
     info, sampling, first = plan.served.info, group.sampling, group.choices[0].seed
     ends_at_eos = not sampling.ignore_eos or sampling.grammar is not None
     ending = {*sampling.stop_token_ids, *(info.eos_token_ids if ends_at_eos else ())}
     starts = []
     for number, choice in enumerate(choices):
-        written, param = tuple(choice.token_ids), f"choices[{number}].token_ids"
-        if len(written) >= sampling.max_tokens:
-            why = f"there are {len(written)}, and a choice may have {sampling.max_tokens} with those it had before"
+        tokens, param = tuple(choice.token_ids), f"choices[{number}].token_ids"
+        if len(tokens) >= sampling.max_tokens:
+            why = f"it has {len(tokens)} tokens, and a choice can have {sampling.max_tokens} including these"
             raise invalid_value(param, why)
-        for place, token in enumerate(written):
+        for place, token in enumerate(tokens):
             if token >= info.vocab_size:
                 why = f"the model's vocabulary of {info.vocab_size} has no token {token}"
                 raise invalid_value(f"{param}[{place}]", why)
             if token in ending:
-                raise invalid_value(f"{param}[{place}]", f"token {token} ends a choice, so it cannot go on")
+                raise invalid_value(f"{param}[{place}]", f"token {token} ends a choice, so it cannot continue")
         seed = first + choice.index if choice.seed is None else choice.seed
-        starts.append(ChoiceStart(choice.index, seed % 2**64, written))
+        starts.append(ChoiceStart(choice.index, seed % 2**64, tokens))
     seeded = group.seeded or any(choice.seed is not None for choice in choices)
     return replace(
         plan,
@@ -106,40 +110,48 @@ def _begun(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
     )
 
 
+def tokens_writer(plan: Plan, body: TokensRequest, *, stream: bool) -> GroupsWriter:
+    """Returns the writer of an answer in token ids."""
+    if not stream:
+        return BodyWriter(plan, TokensBody(plan, body))
+    head = b'{"request_id":' + json_bytes(body.request_id or plan.head.id)
+    template = ChunkTemplate(head, null_usage=True)
+    return ChunkWriter(plan, TokensChunks(body, template), template=template, usage_json=usage_json)
+
+
 def token_logprobs(logprobs: Sequence[TokenLogprob], sampling: GenerateSampling) -> LogprobFields | None:
-    num_top = sampling.listed(sampling.num_logprobs)
+    num_top = sampling.num_listed(sampling.num_logprobs)
     if num_top is None:
         return None
     return {"content": id_logprobs(logprobs, num_top=num_top, ranked=not sampling.logprob_token_ids)}
 
 
-class TokensBody(WholeWriter):
-    """Token ids answered in one piece, in vLLM's shape."""
+class TokensBody(BodyShape):
+    """The body of an unstreamed answer."""
 
     def __init__(self, plan: Plan, body: TokensRequest) -> None:
-        super().__init__(plan)
         self._request_id = body.request_id or plan.head.id
         self._sampling = body.sampling_params
         self._token_ids = body.return_token_ids
 
-    def close(self, usage: Usage) -> Sequence[bytes]:
-        (group,) = self._groups
+    def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
+        (group,) = answer.groups
         rest = {
-            **({"prompt_token_ids": self._plan.groups[0].prompt} if self._token_ids else {}),
+            **({"prompt_token_ids": answer.plan.groups[0].prompt} if self._token_ids else {}),
             "prompt_logprobs": None,
-            **self.prompt_logprobs(0, self._sampling.prompt_logprobs),
+            **answer.prompt_logprobs(0, self._sampling.prompt_logprobs),
             "kv_transfer_params": group.ticket,
             "usage": usage_shape(usage),
-            **self.reports(),
+            **answer.reports(),
         }
-        head = msgspec.json.encode({"request_id": self._request_id})[:-1]
+        head = json_bytes({"request_id": self._request_id})[:-1]
         opening, closing = around_choices(head, rest)
         return in_pieces(opening, map(self._choice, group.choices), closing=closing)
 
-    def _logprobs_of(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
+    def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return token_logprobs(event.logprobs or (), self._sampling)
 
-    def _choice(self, choice: WholeChoice) -> dict[str, object]:
+    def _choice(self, choice: CollectedChoice) -> dict[str, object]:
         return {
             "index": choice.index,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(),
@@ -150,39 +162,30 @@ class TokensBody(WholeWriter):
         }
 
 
-class TokensChunks(CountingWriter):
-    """Streamed token ids, in vLLM's shape: one choice a chunk, all chunks of a step in one piece."""
+class TokensChunks(ChunkShape):
+    """The chunks of a streamed answer. Events without tokens and without an end have no chunk."""
 
-    def __init__(self, plan: Plan, body: TokensRequest) -> None:
-        head = b'{"request_id":' + msgspec.json.encode(body.request_id or plan.head.id)
-        super().__init__(head, plan, usage_json=usage_json)
-        self._without_usage = b',"usage":null' + END
-        self._prompt = b',"prompt_token_ids":' + msgspec.json.encode(body.token_ids) if body.return_token_ids else b""
-        """The prompt's token ids, until the first chunk has told them."""
+    def __init__(self, body: TokensRequest, template: ChunkTemplate) -> None:
+        self._template = template
+        self._prompt = b',"prompt_token_ids":' + json_bytes(body.token_ids) if body.return_token_ids else b""
+        """The prompt's token ids, which only the first chunk has."""
         self._sampling = body.sampling_params
 
-    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        told = self._told(usage)
-        self._note_reports(steps)
-        return b"".join(
-            self._chunk(event, ticket_before(self._closing(told, num_new=len(event.token_ids)), step.ticket))
-            for step in steps
-            for event in step.events
-            if event.token_ids or event.finish
-        )
+    def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
+        return []
 
-    def _chunk(self, event: ChoiceEvent, closing: bytes) -> bytes:
+    def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
+        if not (event.token_ids or event.finish):
+            return []
         prompt, self._prompt = self._prompt, b""
-        finish = b"null"
-        if event.finish:
-            finish = b'"%b","stop_reason":%b' % (event.finish.encode(), msgspec.json.encode(event.stop_reason))
-        return b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b%b%b%b' % (
-            self._opening,
+        chunk = b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b%b%b%b' % (
+            self._template.opening,
             event.index,
-            msgspec.json.encode(token_logprobs(event.logprobs or (), self._sampling)),
-            finish,
-            msgspec.json.encode(event.token_ids),
-            spans_before(b"}]", event),
+            json_bytes(token_logprobs(event.logprobs or (), self._sampling)),
+            finish_json(event),
+            json_bytes(event.token_ids),
+            versions_before(b"}]", event),
             prompt,
             closing,
         )
+        return [chunk]

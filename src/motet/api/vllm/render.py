@@ -30,7 +30,7 @@ def render_router(service: Service) -> APIRouter:
         return json_response(_rendered(group, body, plan=plan))
 
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        for name, asked in (("echo", body.echo), ("best_of", body.num_drawn > body.n)):
+        for name, asked in (("echo", body.echo), ("best_of", body.ranked)):
             if asked:
                 raise unsupported_parameter(name, "has no place in a request of token ids")
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:

@@ -23,8 +23,8 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from motet import __version__
-from motet.api.generation.answer import AnswerWriter, GeneratedResponse
-from motet.api.generation.collect import WholeWriter
+from motet.api.generation.answer import GeneratedResponse
+from motet.api.generation.answer_writer import AnswerWriter, GroupsWriter
 from motet.api.generation.groups import AnswerGroup, GroupAccount, TokenGroup
 from motet.api.generation.kv_params import MAX_READERS, PrefillOrder
 from motet.api.generation.plan import AnswerHead, Plan, check_scores
@@ -297,7 +297,7 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
             span=span,
         )
         groups = [TokenGroup(service, plan, number=0, known=None)]
-        super().__init__(service, groups, writer=TicketWriter(plan), client=None, num_choices=1)
+        super().__init__(service, groups, writer=TicketWriter(), client=None, num_choices=1)
         self._id = request.request_id
         self._running = running
         self._withdrawn = anyio.CancelScope()
@@ -318,11 +318,20 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
             raise RequestError("The sender has taken this prefill back.", code="withdrawn")
 
 
-class TicketWriter(WholeWriter):
+class TicketWriter(GroupsWriter):
     content_type = MSGPACK
+    streams = False
+
+    def __init__(self) -> None:
+        self._ticket: Ticket | None = None
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        for step in steps:
+            self._ticket = step.ticket or self._ticket
+        return b""
 
     def close(self, usage: Usage) -> Sequence[bytes]:
-        return [msgspec.msgpack.encode(self._groups[0].ticket)]
+        return [msgspec.msgpack.encode(self._ticket)]
 
 
 async def read_body(request: Request, kind: type[T]) -> T:

@@ -89,7 +89,7 @@ class PrefixChoice:
                 body = CompletionRequest.model_validate(fields)
                 served, salt, special = self._served(body.model), body.cache_salt, body.add_special_tokens
                 prompts = await completion_prompts(served.preparer, body.prompt, add_special_tokens=special)
-                prompt, choices = prompts[0], len(prompts) * body.num_drawn
+                prompt, choices = prompts[0], len(prompts) * body.num_generated
             case {"token_ids": _}:
                 tokens = TokensRequest.model_validate(fields)
                 served, salt, choices = self._served(tokens.model), tokens.cache_salt, tokens.sampling_params.n

@@ -1,0 +1,165 @@
+"""A Response as bytes, unstreamed or as events: its items (`response_output`), its states, and the members of the
+request that it repeats."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.plan import AnswerHead
+from motet.api.http.failure import error_body, invalid_value
+from motet.api.http.server_sent_events import NamedEvent
+from motet.api.openai.response_output import INCOMPLETE, ItemStatus, Members, ResponseOutput
+from motet.api.openai.responses_schema import BuiltInTool, NamespaceTool, ResponsesRequest
+from motet.text.text_group import GroupStep
+from motet.types import FinishReason, Usage
+
+
+class ResponseObject:
+    """The Response in each of its states."""
+
+    def __init__(self, head: AnswerHead, echo: bytes, output: ResponseOutput) -> None:
+        """`echo`: the members of the request that the Response repeats, a JSON object."""
+        self.output = output
+        self._head = head
+        self._echo = echo
+
+    @property
+    def status(self) -> ItemStatus:
+        """The status at the end."""
+        return ItemStatus.INCOMPLETE if self.output.finish in INCOMPLETE else ItemStatus.COMPLETED
+
+    def ended(self, usage: Usage) -> bytes:
+        """Returns the JSON of the Response at its end."""
+        reason = INCOMPLETE.get(self.output.finish or FinishReason.STOP)
+        details: Members | None = None if reason is None else {"reason": reason}
+        return self.json(self.status, incomplete_details=details, usage=response_usage(usage))
+
+    def json(
+        self,
+        status: ItemStatus,
+        *,
+        error: Members | None = None,
+        incomplete_details: Members | None = None,
+        usage: Members | None = None,
+    ) -> bytes:
+        """Returns the JSON of the Response with its output so far."""
+        state = {
+            "id": self._head.id,
+            "object": "response",
+            "created_at": self._head.created,
+            "model": self._head.model,
+            "status": status,
+            "error": error,
+            "incomplete_details": incomplete_details,
+            "output": self.output.items,
+            "usage": usage,
+        }
+        return msgspec.json.encode(state)[:-1] + b"," + self._echo[1:]
+
+
+class ResponseBody(GroupsWriter):
+    """Writes an unstreamed Response."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(self, response: ResponseObject) -> None:
+        self._response = response
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        self._response.output.feed(steps)
+        return b""
+
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return [self._response.ended(usage)]
+
+
+class ResponseEvents(GroupsWriter):
+    """Writes a Response as events: created, in_progress, the events of its items, completed | incomplete | error,
+    failed."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        self._response = response
+        self._num_sent = 0
+        """Number of events sent so far."""
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        events: list[NamedEvent] = []
+        if not self._num_sent:
+            empty = self._response.json(ItemStatus.IN_PROGRESS)
+            events += (_state_event("created", empty), _state_event("in_progress", empty))
+        return self._encode(*events, *self._response.output.feed(steps))
+
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return [self._encode(_state_event(self._response.status, self._response.ended(usage)))]
+
+    def fail(self, error: Exception) -> bytes:
+        """Of OpenAI's codes for a failed Response only `server_error` fits; the `error` event has Motet's own code."""
+        body = error_body(error)
+        failed = self._response.json(ItemStatus.FAILED, error={"message": body.message, "code": "server_error"})
+        event = NamedEvent("error", {"code": body.code, "message": body.message, "param": body.param})
+        return self._encode(event, _state_event(ItemStatus.FAILED, failed))
+
+    def _encode(self, *events: NamedEvent) -> bytes:
+        first, self._num_sent = self._num_sent, self._num_sent + len(events)
+        return b"".join(event.encode(sequence_number=number) for number, event in enumerate(events, start=first))
+
+
+def _state_event(what: str, json: bytes) -> NamedEvent:
+    return NamedEvent(f"response.{what}", {"response": msgspec.Raw(json)})
+
+
+def response_writer(
+    head: AnswerHead, body: ResponsesRequest, *, output: ResponseOutput
+) -> ResponseBody | ResponseEvents:
+    """Raises what `echo_json` raises."""
+    response = ResponseObject(head, echo_json(body), output)
+    return ResponseEvents(response) if body.stream else ResponseBody(response)
+
+
+def response_usage(usage: Usage) -> Members:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def echo_json(body: ResponsesRequest) -> bytes:
+    """Returns the members of the request that a Response repeats, and constants for fields that this server does not
+    have. Raises `RequestError` for a lone surrogate, which JSON can escape but an answer cannot repeat."""
+    form, choice = body.text.format, body.tool_choice
+    text = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+    chosen = {name: value for name, value in (choice or {"type": "auto"}).items() if value is not None}
+    fields = {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
+        "temperature": body.temperature,
+        "text": {"format": text, "verbosity": body.text.verbosity},
+        "tool_choice": chosen if len(chosen) > 1 else chosen["type"],
+        "tools": [
+            tool.members() if isinstance(tool, NamespaceTool) else tool.model_dump()
+            for tool in body.tools
+            if not isinstance(tool, BuiltInTool)
+        ],
+        "top_logprobs": body.top_logprobs,
+        "top_p": body.top_p,
+        "background": False,
+        "max_tool_calls": None,
+        "previous_response_id": None,
+        "service_tier": "default",
+        "store": False,
+        "truncation": "disabled",
+    }
+    for name, value in fields.items():
+        try:
+            msgspec.json.encode(value)
+        except UnicodeEncodeError as error:
+            raise invalid_value(name, f"it is not valid Unicode: {error.reason}") from error
+    return msgspec.json.encode(fields)

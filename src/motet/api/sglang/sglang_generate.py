@@ -1,0 +1,242 @@
+"""SGLang's `POST /generate`, in its shapes: texts or token ids in, with the plans of the other routes.
+
+An unstreamed answer is an object, or a list of objects for several prompts or choices, prompt by prompt. In a stream
+each event has the choice so far from its start, which is SGLang's default.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.collect import (
+    BodyShape,
+    BodyWriter,
+    CollectedAnswer,
+    CollectedChoice,
+    CollectedGroup,
+    LogprobFields,
+    in_pieces,
+)
+from motet.api.generation.known_answers import answer_plan
+from motet.api.generation.kv_params import RequestContext, request_context
+from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, held_to, make_plan
+from motet.api.generation.prompts import beside_the_loop, completion_prompts
+from motet.api.http.caller import caller_of
+from motet.api.http.failure import names_table, renamed
+from motet.api.http.routes import PostRoute, new_router, with_body
+from motet.api.http.server_sent_events import DONE
+from motet.api.service import Service
+from motet.api.sglang.sglang_schema import SglangRequest
+from motet.errors import NoWorkerError, RequestError
+from motet.text.choice import ChoiceEvent
+from motet.text.logprobs import LOWEST
+from motet.text.text_group import GroupStep
+from motet.types import FIRST_VERSION, FinishReason, TokenLogprob, Usage
+
+NAMES = names_table(
+    (re.escape(other), here)
+    for other, here in {
+        "sampling_params.logprob_token_ids": "token_ids_logprob",
+        "sampling_params.min_tokens": "sampling_params.min_new_tokens",
+        "sampling_params.prompt_logprobs": "top_logprobs_num",
+        "sampling_params.top_logprobs_num": "top_logprobs_num",
+    }.items()
+)
+"""The names of fields on other routes, and their names on this one."""
+ScoredToken = list[object]
+"""[log-probability, token id, text]; the text is null unless the request has `return_text_in_logprobs`."""
+
+
+def sglang_generate_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    async def generate(body: SglangRequest, request: Request) -> Response:
+        named = body.rid if isinstance(body.rid, str) else None
+        caller = caller_of(request, named=named, session=body.session_id)
+        async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
+            plan = await _plan(service, body, context=context)
+            writer = await beside_the_loop(partial(_writer, plan, body), GROUP_CHARS // 4 * plan.num_choices)
+            return answer_plan(service, plan, writer=writer, names=lambda: NAMES)
+
+    handle = with_body(SglangRequest, generate)
+    router.routes.append(PostRoute("/generate", handle, body=SglangRequest, summary="SGLang's way to ask"))
+    return router
+
+
+async def _plan(service: Service, body: SglangRequest, *, context: RequestContext) -> Plan:
+    sampling = body.sampling
+    options = RouteOptions(
+        context=context,
+        prefix="generate",
+        prompt_param=body.prompt_param,
+        num_choices=sampling.n,
+        count_param="sampling_params.n",
+        default_max_tokens=None,
+        logprobs=body.top_logprobs_num if body.return_logprob else None,
+        logprobs_param="top_logprobs_num",
+        prompt_logprobs=body.top_logprobs_num if body.scores_prompt else None,
+        prompt_only=sampling.prompt_only,
+        param="sampling_params.",
+    )
+    given, preparer = body.given.prompts, context.served.preparer
+    check_size(service, len(given), options=options)
+    prompts = await completion_prompts(preparer, given, add_special_tokens=True, param=body.prompt_param)
+    options = await held_to(options, sampling.form)
+    make = partial(make_plan, service, prompts, sampling=sampling, around=body, options=options)
+    try:
+        plan = await beside_the_loop(make, GROUP_CHARS * len(prompts))
+    except RequestError as error:
+        raise renamed(error, NAMES) from error
+    if isinstance(body.rid, list):
+        named = zip(plan.groups, body.rid, strict=True)
+        groups = tuple(msgspec.structs.replace(group, trace=rid) for group, rid in named)
+        plan = replace(plan, groups=groups)
+    return plan
+
+
+def _writer(plan: Plan, body: SglangRequest) -> GroupsWriter:
+    shape = SglangBody(plan, body)
+    return SglangEvents(plan, shape) if body.stream else BodyWriter(plan, shape)
+
+
+class SglangBody(BodyShape):
+    """The answers to a request: one object for each choice."""
+
+    def __init__(self, plan: Plan, body: SglangRequest) -> None:
+        self._plan = plan
+        self._request = body
+        self._tokenizer = plan.served.tokenizer
+
+    def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
+        answers = self._answers(answer)
+        if not self._request.in_list:
+            return [msgspec.json.encode(next(answers))]
+        return in_pieces(b"[", answers, closing=b"]")
+
+    def _answers(self, answer: CollectedAnswer) -> Iterator[dict[str, object]]:
+        for number, group in enumerate(answer.groups):
+            for choice in group.choices:
+                yield self.choice(number, group, choice=choice)
+
+    def event(self, number: int, group: CollectedGroup, *, choice: CollectedChoice) -> dict[str, object]:
+        """Returns the object of a choice as an event of a stream has it. `number`: of the prompt."""
+        fields = self.choice(number, group, choice=choice)
+        if self._request.in_list:
+            fields["index"] = number * self._plan.group_size + choice.index
+        return fields
+
+    def choice(self, number: int, group: CollectedGroup, *, choice: CollectedChoice) -> dict[str, object]:
+        """Returns the object of a choice so far. `number`: of the prompt."""
+        meta: dict[str, object] = {
+            "id": self._id_of(number, choice.index),
+            "finish_reason": _finish(choice),
+            "prompt_tokens": len(self._plan.groups[number].prompt),
+            "weight_version": self._version_of(choice),
+            **self._logprobs(number, group, choice=choice),
+            "completion_tokens": choice.num_tokens,
+            "cached_tokens": 0 if group.prompt is None else group.prompt.cached_tokens,
+            **choice.span_fields(),
+        }
+        return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
+
+    def _version_of(self, choice: CollectedChoice) -> str | None:
+        """Returns the version of the weights that generated the last token; before the end of a choice, the version of
+        the weights that generate now."""
+        if choice.finish is not None:
+            return choice.weight_versions[-1].version if choice.weight_versions else FIRST_VERSION
+        try:
+            return self._plan.served.info.weight_version
+        except NoWorkerError:
+            return None
+
+    def _id_of(self, number: int, index: int) -> str:
+        """Returns the client's name for the request, followed by the number of the choice if there are several."""
+        rid = self._request.rid or self._plan.head.id
+        if isinstance(rid, list):
+            return f"{rid[number]}_{index}" if self._plan.group_size > 1 else rid[number]
+        return f"{rid}_{number * self._plan.group_size + index}" if self._request.in_list else rid
+
+    def _logprobs(self, number: int, group: CollectedGroup, *, choice: CollectedChoice) -> dict[str, object]:
+        if not self._request.return_logprob:
+            return {}
+        prompt: dict[str, object] = {"input_token_logprobs": []}
+        scored = group.prompt.logprobs if group.prompt is not None else None
+        if self._request.scores_prompt and scored is not None:
+            prompt = self._prompt_logprobs(scored, first=self._plan.groups[number].prompt[0])
+        output = {**self._output_logprobs(()), **choice.logprob_fields()}
+        return {**prompt, **output, "output_token_logprobs_length": choice.num_logprobs}
+
+    def _prompt_logprobs(self, scored: Sequence[TokenLogprob | None], *, first: int) -> dict[str, object]:
+        """`first`: the first token of the prompt, which has no log-probability."""
+        fields: dict[str, object] = {
+            "input_token_logprobs": [
+                [None, first, None] if entry is None else self._scored(entry.token_id, entry.logprob)
+                for entry in scored
+            ]
+        }
+        if self._request.top_logprobs_num:
+            fields["input_top_logprobs"] = [None if entry is None else self._top(entry) for entry in scored]
+        return fields
+
+    def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
+        return self._output_logprobs(event.logprobs or ()) if self._request.return_logprob else None
+
+    def _output_logprobs(
+        self, logprobs: Sequence[TokenLogprob]
+    ) -> dict[str, list[ScoredToken] | list[list[ScoredToken]]]:
+        request = self._request
+        fields: dict[str, list[ScoredToken] | list[list[ScoredToken]]] = {
+            "output_token_logprobs": [self._scored(entry.token_id, entry.logprob) for entry in logprobs]
+        }
+        if request.top_logprobs_num:
+            fields["output_top_logprobs"] = [self._top(entry) for entry in logprobs]
+        if named := request.token_ids_logprob:
+            values = [dict(entry.top) for entry in logprobs]
+            fields["output_token_ids_logprobs"] = [[self._scored(id, value[id]) for id in named] for value in values]
+        return fields
+
+    def _top(self, entry: TokenLogprob) -> list[ScoredToken]:
+        return [self._scored(id, logprob) for id, logprob in entry.top[: self._request.top_logprobs_num]]
+
+    def _scored(self, token_id: int, logprob: float) -> ScoredToken:
+        text = self._tokenizer.token_text(token_id) if self._request.return_text_in_logprobs else None
+        return [max(logprob, LOWEST), token_id, text]
+
+
+class SglangEvents(GroupsWriter):
+    """Writes a stream: each event has one choice so far."""
+
+    def __init__(self, plan: Plan, shape: SglangBody) -> None:
+        self._answer = CollectedAnswer(plan, shape.logprobs)
+        self._shape = shape
+
+    def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
+        self._answer.feed(steps)
+        return b"".join(self._event(step.group, event.index) for step in steps for event in step.events)
+
+    def close(self, usage: Usage) -> Sequence[bytes]:
+        return [DONE]
+
+    def _event(self, number: int, index: int) -> bytes:
+        group = self._answer.groups[number]
+        fields = self._shape.event(number, group, choice=group.choice(index).so_far())
+        return b"data: %b\n\n" % msgspec.json.encode(fields)
+
+
+def _finish(choice: CollectedChoice) -> dict[str, object] | None:
+    """Returns why a choice has ended; None while it has not."""
+    match choice.finish:
+        case None:
+            return None
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": choice.num_tokens}
+        case FinishReason.ABORT:
+            return {"type": "abort", "message": "The request was aborted.", "status_code": None, "err_type": None}
+        case _:
+            matched = choice.last_token if choice.stop_reason is None else choice.stop_reason
+            return {"type": "stop", "matched": matched}
