@@ -23,7 +23,7 @@ def test_one_request_too_many_is_refused_and_not_counted() -> None:
     with pytest.raises(RateLimitedError) as raised:
         limits.enter("a", 1)
     assert raised.value.message == (
-        "Rate limit reached for requests of your API key: 2 under way and 1 more asked for, while at most 2 may be "
+        "Rate limit reached for requests of your API key: 2 under way and 1 more requested, while at most 2 may be "
         "under way at a time. Try again when some have ended."
     )
     assert (raised.value.status, raised.value.type, raised.value.retry_after_s) == (429, "rate_limit_error", 1)
@@ -36,7 +36,7 @@ def test_choices_are_accepted_up_to_the_last_one() -> None:
     limits = KeyLimits(max_requests=0, max_choices=8)
     limits.enter("a", 5)
     limits.check("a", 3)
-    with pytest.raises(RateLimitedError, match="for choices of your API key: 5 under way and 4 more asked for"):
+    with pytest.raises(RateLimitedError, match="for choices of your API key: 5 under way and 4 more requested"):
         limits.check("a", 4)
     limits.enter("a", 3)
     assert limits.clients == {"a": ClientLoad(2, 8)}

@@ -66,7 +66,7 @@ ROUTERS = (
 
 
 class App(FastAPI):
-    """Keeps the server's own `send`, so that tokens need not pass the layers (`caller.body_send`). The layers see only
+    """Keeps the server's own `send`, so that tokens need not pass the layers (`http.streaming`). The layers see only
     HTTP requests; whoever mounts the app, as Ray Serve does, may run its lifespan too."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

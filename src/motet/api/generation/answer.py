@@ -22,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.generation.answer_writer import AnswerWriter
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
-from motet.api.http.admission import ANOTHER_SERVER, AdmissionSlot
+from motet.api.http.admission import AdmissionSlot, KeySlot
 from motet.api.http.body import in_turn
 from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
 from motet.api.http.server_sent_events import EVENT_STREAM
-from motet.api.http.streaming import body_send, body_write, while_client_stays
+from motet.api.http.streaming import ResponseSender, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
 from motet.merge import BATCH, Merge, Take, in_batches
@@ -63,21 +63,22 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._service = service
         self._groups = groups
         self._writer = writer
-        self._client = client
-        self._num_choices = num_choices
         self._names = names
-        self._counted = False
-        """True while the choices count against the client's limits."""
-        self._places: list[AdmissionSlot] = []
-        self._started = False
+        self._key_slot = KeySlot(service.key_limits, client, num_choices=num_choices)
+        self._slots: list[AdmissionSlot] = []
         self._status = CLIENT_GONE
         self._merged: Merge[StepT] | None = None
         """The steps of all groups, if they have to be merged."""
         self._failure: Exception | None = None
         """An error before the headers were sent, which is answered with its own status."""
 
+    @property
+    def started(self) -> bool:
+        """True once the headers have been sent. Must not be read before the response is called."""
+        return self._sender.started
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send_start, self._send_body, self._write = send, body_send(scope), body_write(scope)
+        self._sender = ResponseSender(scope, send)
         try:
             await while_client_stays(receive, self._answer())
             if self._failure is not None:
@@ -91,21 +92,18 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             await self._open()
             if self._writer.starts_at_once:
                 await self._start()
-            await self._run(self._passing_on())
+            await self._run(self._take_steps())
             await self._finish()
         except Exception as error:
             await self._fail(error)
 
     async def _open(self) -> None:
         """Admits and submits all groups. Raises `OverloadedError` and the like before the engine receives any."""
-        if self._client is not None:
-            self._service.key_limits.enter(self._client, self._num_choices)
-            self._counted = True
-        self._places = self._service.admission.admit(
-            *(group.num_prompts for group in self._groups), client=self._client or ANOTHER_SERVER
-        )
-        async for group, place in in_batches(zip(self._groups, self._places, strict=True)):
-            group.open(place)
+        self._key_slot.enter()
+        sizes = (group.num_prompts for group in self._groups)
+        self._slots = self._service.admission.admit(*sizes, client=self._key_slot.client)
+        async for group, slot in in_batches(zip(self._groups, self._slots, strict=True)):
+            group.open(slot)
 
     async def _run(self, take: Take[StepT]) -> None:
         """Runs all groups to their ends. A single group needs neither a task nor a queue in between."""
@@ -119,64 +117,58 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             if (taking := take(steps)) is not None:
                 await taking
 
-    def _passing_on(self) -> Take[StepT]:
-        """Returns the function that sends the bytes of each step. It runs for every token, so it looks nothing up."""
-        feed, usage, write = self._writer.feed, self._usage, self._write
+    def _take_steps(self) -> Take[StepT]:
+        """Returns the function that sends the bytes of each step. It runs for every token, so it looks little up."""
+        feed, usage, sender = self._writer.feed, self._usage, self._sender
+        write = sender.write
 
-        def pass_on(steps: Sequence[StepT]) -> Awaitable[None] | None:
+        def take(steps: Sequence[StepT]) -> Awaitable[None] | None:
             if not (data := feed(steps, usage)):
                 return None
-            return write(data) if self._started else self._begin(data)
+            return write(data) if sender.started else self._send_first(data)
 
-        return pass_on
+        return take
 
-    async def _begin(self, data: bytes) -> None:
+    async def _send_first(self, data: bytes) -> None:
         await self._start()
-        await self._send(data, more=True)
+        await self._sender.send(data)
 
     async def _finish(self) -> None:
         close = partial(self._writer.close, self._usage())
         pieces = await in_turn(close) if self._writer.is_long else close()
-        if not self._started:
+        if not self._sender.started:
             self.headers["content-length"] = str(sum(map(len, pieces)))
             await self._start()
         for piece in pieces[:-1]:
-            await self._send(piece, more=True)
-        self._uncount()
-        await self._send(pieces[-1] if pieces else b"")
+            await self._sender.send(piece)
+        await self._end(pieces[-1] if pieces else b"")
         self._status = SENT
 
     async def _fail(self, error: Exception) -> None:
         if isinstance(error, RequestError) and self._names is not None:
             error = renamed(error, self._names())
         self._status = error.status if isinstance(error, MotetError) else 500
-        if not (self._started and self._writer.streams):
+        if not (self._sender.started and self._writer.streams):
             self._failure = error
             return
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
-        self._uncount()
-        await self._send(self._writer.fail(error))
-
-    def _uncount(self) -> None:
-        """Takes the choices off the client's limits, before the last byte: after it the client can send the next
-        request."""
-        if self._counted:
-            self._counted = False
-            self._service.key_limits.leave(self._client or "", self._num_choices)
+        await self._end(self._writer.fail(error))
 
     def _usage(self) -> UsedT:
         """Returns the usage of the request so far."""
         return reduce(operator.add, [group.usage for group in self._groups])
 
     async def _start(self) -> None:
-        self._started = True
         if workers := dict.fromkeys(group.worker for group in self._groups if group.worker):
             self.headers[WORKER_HEADER] = ", ".join(workers)
-        await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._sender.start(self.raw_headers)
 
-    async def _send(self, data: bytes, *, more: bool = False) -> None:
-        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
+    async def _end(self, piece: bytes) -> None:
+        """Sends the last piece. The request leaves the client's limits before it, since after it the client can send
+        the next request."""
+        self._key_slot.leave()
+        await self._sender.end(piece)
 
     async def _close(self) -> None:
         """Ends all groups, including groups that were not opened or only in part."""
@@ -185,9 +177,9 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         if self._merged is not None:
             await self._merged.aclose()
         async with AsyncExitStack() as closing:  # an error in one callback does not skip the others
-            closing.callback(self._uncount)
-            for place in self._places:
-                closing.callback(place.leave)
+            closing.callback(self._key_slot.leave)
+            for slot in self._slots:
+                closing.callback(slot.leave)
             for number, group in enumerate(reversed(self._groups)):
                 if number % BATCH == 0:
                     closing.push_async_callback(asyncio.sleep, 0)  # other tasks run

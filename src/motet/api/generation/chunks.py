@@ -127,7 +127,7 @@ class ChunkWriter(GroupsWriter):
         """Prompts whose first step has come."""
         self._reports: dict[int, GroupReport] = {}
         """The reports on groups with a policy that have ended, by the number of the prompt."""
-        self._before_text = _text_openings(plan, template, before_text)
+        self._before_text = _text_openings(plan, template, before_text=before_text)
         self._after_text = None
         """The bytes after the text of most chunks; None if they change from chunk to chunk."""
         if after_text is not None and not plan.continuous_usage:
@@ -167,7 +167,7 @@ class ChunkWriter(GroupsWriter):
         return self._template.end(usage=self._usage_json(usage) if self._include_usage else None, reports=reports)
 
 
-def _text_openings(plan: Plan, template: ChunkTemplate, before_text: bytes) -> dict[int, bytes]:
+def _text_openings(plan: Plan, template: ChunkTemplate, *, before_text: bytes) -> dict[int, bytes]:
     """Returns the bytes before the text of each choice, by its index in the answer: the choices of each prompt follow
     the choices of the prompt before."""
     return {

@@ -58,6 +58,25 @@ class CollectedEvents:
         self.logprobs = CollectedLogprobs()
 
 
+class ChoiceEnd(msgspec.Struct, frozen=True, gc=False):
+    """How a choice ended."""
+
+    finish: FinishReason
+    stop_reason: str | int | None
+    weight_versions: tuple[WeightSpan, ...]
+
+
+class LogprobMean(msgspec.Struct, gc=False):
+    """The log-probabilities of the tokens of a choice: their number and their mean, by which `best_of` ranks."""
+
+    total: float = 0.0
+    count: int = 0
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
 class CollectedChoice(msgspec.Struct, gc=False):
     """One choice of an unstreamed answer. A request can have thousands, so a choice that has ended has no parts that
     the garbage collector looks at, and points to nothing that points back."""
@@ -76,23 +95,22 @@ class CollectedChoice(msgspec.Struct, gc=False):
     calls: tuple[tuple[ToolCallBegin, list[str]], ...] = ()
     """Tool calls, each with the pieces of its arguments."""
     last_token: int | None = None
-    finish: FinishReason | None = None
-    """Why the choice ended; None until then."""
-    stop_reason: str | int | None = None
-    weight_versions: tuple[WeightSpan, ...] = ()
-    logprob_sum: float = 0.0
-    num_logprobs: int = 0
+    end: ChoiceEnd | None = None
+    """None until the choice has ended."""
+    logprob_mean: LogprobMean = msgspec.field(default_factory=LogprobMean)
     pieces: CollectedEvents | None = None
     """The events so far; None before the first event and after the end."""
 
-    @property
-    def mean_logprob(self) -> float:
-        """The mean log-probability of the answer's tokens, by which `best_of` ranks."""
-        return self.logprob_sum / self.num_logprobs if self.num_logprobs else 0.0
+    def end_fields(self) -> dict[str, object]:
+        """Returns `finish_reason` and `stop_reason` as OpenAI's APIs have them; null before the end."""
+        if self.end is None:
+            return {"finish_reason": None, "stop_reason": None}
+        return {"finish_reason": self.end.finish, "stop_reason": self.end.stop_reason}
 
     def span_fields(self) -> dict[str, object]:
         """Returns the field with the weight versions that generated the choice, if they are known."""
-        return {"weight_versions": self.weight_versions} if self.weight_versions else {}
+        spans = self.end.weight_versions if self.end is not None else ()
+        return {"weight_versions": spans} if spans else {}
 
     def logprob_fields(self, *, before: LogprobFields | None = None) -> dict[str, msgspec.Raw]:
         """Returns the arrays as JSON. `before`: entries that come first."""
@@ -113,8 +131,8 @@ class CollectedChoice(msgspec.Struct, gc=False):
         if event.token_ids:
             self.last_token = event.token_ids[-1]
         if event.logprobs is not None:
-            self.logprob_sum += sum(entry.logprob for entry in event.logprobs)
-            self.num_logprobs += len(event.logprobs)
+            self.logprob_mean.total += sum(entry.logprob for entry in event.logprobs)
+            self.logprob_mean.count += len(event.logprobs)
         if fields is not None:
             pieces.logprobs.add(fields)
         for part in (Content(event.text),) if event.parts is None else event.parts:
@@ -128,8 +146,7 @@ class CollectedChoice(msgspec.Struct, gc=False):
                 case ToolCallArguments():
                     self.calls[part.number][1].append(part.text)
         if event.finish is not None:
-            self.finish, self.stop_reason = event.finish, event.stop_reason
-            self.weight_versions = event.weight_versions
+            self.end = ChoiceEnd(event.finish, event.stop_reason, event.weight_versions)
             self.join(pieces)
             self.pieces = None
 
@@ -175,10 +192,8 @@ class CollectedGroup:
         choices = [*self._by_index.values()]
         if self._keep is None:
             return choices
-        started = [choice for choice in choices if choice.finish is not None]
-        if self._keep is Keep.ALL:
-            return started
-        return [choice for choice in started if choice.finish is not FinishReason.ABORT]
+        ended = [(choice, choice.end.finish) for choice in choices if choice.end is not None]
+        return [choice for choice, finish in ended if self._keep is Keep.ALL or finish is not FinishReason.ABORT]
 
     def choice(self, index: int) -> CollectedChoice:
         return self._by_index[index]

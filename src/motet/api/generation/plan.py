@@ -151,7 +151,7 @@ def make_plan(
     context, served = options.context, options.context.served
     context.check(prompts)
     rights = service.rights(context.caller.client)
-    _check_priority(around.priority, rights.least_priority)
+    _check_priority(around.priority, rights.min_priority)
     _check_alternatives(options, service.config.max_logprobs)
     check_scores(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)

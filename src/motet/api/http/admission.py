@@ -1,11 +1,11 @@
-"""What a server takes in, decided before the first byte of an answer.
+"""Which requests a server accepts, decided before the first byte of an answer.
 
-Rights         what the requests of one API key may ask for, and with whom they share cached prompts
-KeyLimits      how many requests and choices one API key may have under way, until each has been answered
-Admission      how many groups may wait for their first token, and whether the server takes new ones at all
+Rights         what the requests of one API key are allowed, and with whom they share cached prompts
+KeyLimits      how many unanswered requests and choices one API key can have
+Admission      how many groups can wait for their first token, and whether the server takes new groups at all
 
-Nobody fills the server for others: while several clients wait, each gets its even share of the places, also when all
-are taken. So more groups may wait in all than the limit says, but never those of one client.
+One client cannot fill the server: while several clients wait, each gets an even share of the places, also when all are
+taken. So the number of waiting groups can exceed the limit, but the groups of one client never do.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from motet.settings.server_config import ServerConfig
 
 
 class Admission:
-    """Counts the groups that are open, and those of them that still wait for their first token."""
+    """Counts the open groups, and those among them that wait for their first token."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -29,7 +29,7 @@ class Admission:
         self.waiting = 0
         self.open = 0
         self._waiting_of: Counter[str] = Counter()
-        """Waiting groups of each client that has any."""
+        """Number of waiting groups of each client that has any."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -50,7 +50,7 @@ class Admission:
             )
 
     def admit(self, *sizes: int, client: str) -> list["AdmissionSlot"]:
-        """Returns a place for each of `sizes`, numbers of groups. Raises, and admits none, unless all have room."""
+        """Returns a slot for each of `sizes`, numbers of groups. Raises and admits none unless all can be admitted."""
         self.check_room(sum(sizes), client=client)
         return [AdmissionSlot(self, size, client=client) for size in sizes]
 
@@ -72,13 +72,14 @@ class Admission:
             self._empty.set()
 
     def check(self) -> None:
-        """Raises unless the counts make sense."""
+        """Raises unless the counts are consistent."""
         if not 0 <= self.waiting <= self.open or self.waiting != self._waiting_of.total():
             raise AssertionError(f"{self.waiting} groups waiting, {self.open} open")
 
 
 class AdmissionSlot:
-    """The place of one group, or of several that share it, from admission to the end. Both methods may come twice."""
+    """The slot of one group, or of several that share it, from admission to the end. Both methods can be called
+    twice."""
 
     def __init__(self, admission: Admission, num_groups: int, *, client: str) -> None:
         self._admission = admission
@@ -87,7 +88,7 @@ class AdmissionSlot:
         admission.entered(num_groups, client=client)
 
     def started(self) -> None:
-        """The first token has come."""
+        """Called at the first token."""
         if self._waiting:
             self._admission.started(self._waiting, client=self._client)
         self._waiting = 0
@@ -99,19 +100,19 @@ class AdmissionSlot:
 
 
 ANONYMOUS = "anonymous"
-"""All requests without an API key count as one client of this name."""
+"""The client of all requests without an API key."""
 ANOTHER_SERVER = "another server"
-"""All requests of gateways count as one client of this name."""
+"""The client of all requests of gateways."""
 
 
 @dataclass(frozen=True)
 class Rights:
-    """What one client may ask for."""
+    """What the requests of one client are allowed."""
 
     cache_salt: str = ""
-    """Begins the salt of its cached prompts; empty: they are shared with all others that have none."""
-    least_priority: int | None = None
-    """Its requests may have this priority and any higher number, which goes later; None: any."""
+    """The start of the salt of its cached prompts. Prompts without any salt are shared with all other such prompts."""
+    min_priority: int | None = None
+    """The minimum priority of its requests; higher numbers go later. None if any is allowed."""
 
 
 EVERYTHING = Rights()
@@ -123,7 +124,7 @@ def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
     salted = config.cache_salt_per_key == "on" or (config.cache_salt_per_key == "auto" and several)
     return {
         f"key-{number}": Rights(
-            # Of the key and not of its number, so that servers with the same keys name the same blocks.
+            # Hashes the key and not its number, so that servers with the same keys name the same blocks.
             hashlib.sha256(b"motet cache salt\0" + key.encode()).hexdigest() if salted else "",
             named.get(key, 0 if several else None),
         )
@@ -132,60 +133,86 @@ def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
 
 
 class ClientLoad(NamedTuple):
-    """What one client has under way."""
+    """The unanswered requests of one client."""
 
     requests: int = 0
     choices: int = 0
 
 
 class KeyLimits:
-    """Counts what each client has under way. A limit of 0 means that there is no limit."""
+    """Counts the unanswered requests and choices of each client. A limit of 0 means that there is no limit."""
 
     def __init__(self, *, max_requests: int, max_choices: int) -> None:
         self._max_requests = max_requests
         self._max_choices = max_choices
         self.clients: dict[str, ClientLoad] = {}
-        """The clients that have something under way."""
+        """The clients that have unanswered requests."""
 
     @property
     def num_choices(self) -> int:
-        """Number of choices that all clients have under way."""
-        return sum(has.choices for has in self.clients.values())
+        """Number of choices of all clients."""
+        return sum(load.choices for load in self.clients.values())
 
     def check(self, client: str, num_choices: int) -> None:
-        """Raises if a request with this many choices would not be let in now: `RateLimitedError` for an API key, which
-        asks too much for itself; `OverloadedError` where nobody has a key, since then the server is full; and there
-        `RequestError` for what would never be let in."""
-        has = self.clients.get(client, ClientLoad())
-        for what, now, more, most in (
-            ("requests", has.requests, 1, self._max_requests),
-            ("choices", has.choices, num_choices, self._max_choices),
+        """Raises if a request with this many choices would not be accepted now: `RateLimitedError` for an API key that
+        is at its limit. Without API keys the server is full, so it raises `OverloadedError`, or `RequestError` for a
+        request that would never be accepted."""
+        load = self.clients.get(client, ClientLoad())
+        for what, now, more, limit in (
+            ("requests", load.requests, 1, self._max_requests),
+            ("choices", load.choices, num_choices, self._max_choices),
         ):
-            if most and now + more > most:
-                raise _above(what, client, now=now, more=more, most=most)
+            if limit and now + more > limit:
+                raise _above(what, client, now=now, more=more, limit=limit)
 
     def enter(self, client: str, num_choices: int) -> None:
-        """Counts a request with its choices until `leave`. Raises and counts nothing if that is too much."""
+        """Counts a request with its choices until `leave`. Raises and counts nothing if it exceeds a limit."""
         self.check(client, num_choices)
-        has = self.clients.get(client, ClientLoad())
-        self.clients[client] = ClientLoad(has.requests + 1, has.choices + num_choices)
+        load = self.clients.get(client, ClientLoad())
+        self.clients[client] = ClientLoad(load.requests + 1, load.choices + num_choices)
 
     def leave(self, client: str, num_choices: int) -> None:
-        """Takes off what `enter` has counted, once."""
-        has = self.clients.pop(client, ClientLoad())
-        left = ClientLoad(has.requests - 1, has.choices - num_choices)
+        """Subtracts what `enter` has counted. Must be called once for each `enter`."""
+        load = self.clients.pop(client, ClientLoad())
+        left = ClientLoad(load.requests - 1, load.choices - num_choices)
         if min(left) < 0:
             raise AssertionError(f"{client} has {left} after a request left")
         if left != ClientLoad():
             self.clients[client] = left
 
 
-def _above(what: str, client: str, *, now: int, more: int, most: int) -> RequestError | OverloadedError:
-    """Returns the error for `more` requests or choices while `now` are under way and `most` may be."""
-    if client == ANONYMOUS and more > most:
-        said = f"{more} in one request, while this server may have {most} under way in all"
-        return RequestError(f"Too many {what}: {said}.", code=f"too_many_{what}")
-    said = f"{now} under way and {more} more asked for, while at most {most} may be under way at a time"
+class KeySlot:
+    """The place of one request in the limits of its client."""
+
+    def __init__(self, limits: KeyLimits, client: str | None, *, num_choices: int) -> None:
+        """`client`: None if another Motet server has counted the choices; then nothing is counted here."""
+        self.client = client or ANOTHER_SERVER
+        self._limits = limits
+        self._num_choices = num_choices
+        self._limited = client is not None
+        self._entered = False
+
+    def enter(self) -> None:
+        """Raises what `KeyLimits.enter` raises."""
+        if self._limited:
+            self._limits.enter(self.client, self._num_choices)
+            self._entered = True
+
+    def leave(self) -> None:
+        """Can be called several times, and without `enter`."""
+        if self._entered:
+            self._entered = False
+            self._limits.leave(self.client, self._num_choices)
+
+
+def _above(what: str, client: str, *, now: int, more: int, limit: int) -> RequestError | OverloadedError:
+    """Returns the error for `more` requests or choices in addition to `now` unanswered ones, above the `limit`."""
+    if client == ANONYMOUS and more > limit:
+        numbers = f"{more} in one request, while this server may have {limit} under way in all"
+        return RequestError(f"Too many {what}: {numbers}.", code=f"too_many_{what}")
+    numbers = f"{now} under way and {more} more requested, while at most {limit} may be under way at a time"
     if client == ANONYMOUS:
-        return OverloadedError(f"The server is overloaded: {what}: {said}. Try again when some have ended.")
-    return RateLimitedError(f"Rate limit reached for {what} of your API key: {said}. Try again when some have ended.")
+        return OverloadedError(f"The server is overloaded: {what}: {numbers}. Try again when some have ended.")
+    return RateLimitedError(
+        f"Rate limit reached for {what} of your API key: {numbers}. Try again when some have ended."
+    )

@@ -6,28 +6,40 @@ from collections.abc import Awaitable, Callable, Coroutine
 import anyio
 from starlette.types import Receive, Scope, Send
 
-Write = Callable[[bytes], Awaitable[None] | None]  # at least one byte; what it returns is awaited before there are more
+Write = Callable[[bytes], Awaitable[None] | None]
+"""Sends a piece of a body, at least one byte. What it returns is awaited before the next piece."""
 WRITE_EXTENSION = "motet.write"
-"""The ASGI extension of a server that writes pieces of a body without a message for each: a `Write`."""
+"""The ASGI extension of Motet's HTTP server, a `Write`: pieces of a body are sent without an ASGI message for each."""
 
 
-def body_send(scope: Scope) -> Send:
-    """Returns the server's own `send`, for bodies: the layers between look at the start of a response only."""
-    send: Send = scope["state"]["send"]
-    return send
+class ResponseSender:
+    """Sends one response: the start through the middleware, which adds headers, and the body past it."""
 
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send_start = send
+        self._send_body: Send = scope["state"]["send"]  # the HTTP server's own (`app.App`)
+        extensions = scope.get("extensions") or {}
+        self.write: Write = extensions.get(WRITE_EXTENSION) or self.send
+        """Sends a piece as `send` does, without a message where the server has the extension."""
+        self.started = False
 
-def body_write(scope: Scope) -> Write:
-    """Returns what writes a piece of a body that is not the last: the server's extension, or `send`."""
-    send, extensions = body_send(scope), scope.get("extensions") or {}
-    write: Write | None = extensions.get(WRITE_EXTENSION)
-    return write or (lambda piece: send({"type": "http.response.body", "body": piece, "more_body": True}))
+    async def start(self, headers: list[tuple[bytes, bytes]], *, status: int = 200) -> None:
+        self.started = True
+        await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
+
+    def send(self, piece: bytes) -> Awaitable[None]:
+        """Sends a piece of the body that is not the last."""
+        return self._send_body({"type": "http.response.body", "body": piece, "more_body": True})
+
+    def end(self, piece: bytes) -> Awaitable[None]:
+        """Sends the last piece of the body."""
+        return self._send_body({"type": "http.response.body", "body": piece, "more_body": False})
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[None, None, None]) -> None:
     """Runs `work` until it ends, or cancels it when the client leaves."""
-    # In a task of its own: each time a task wakes, Python goes through all calls that await in it, which here would be
-    # the framework's too.
+    # It runs in a separate task: each time a task wakes, Python passes through all awaiting calls in it, which here
+    # would include the framework's.
     working = asyncio.create_task(work)
     with anyio.CancelScope() as listening:
         working.add_done_callback(lambda _: listening.cancel())

@@ -100,8 +100,7 @@ class ChatBody(BodyShape):
             "index": choice.index,
             "message": self._message(choice),
             "logprobs": logprobs,
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
+            **choice.end_fields(),
             **({"token_ids": choice.token_ids} | choice.span_fields() if self._request.return_token_ids else {}),
         }
 

@@ -171,7 +171,7 @@ class CompletionBody(BodyShape):
         return self._texts.logprobs(group, event)
 
     def _best(self, group: CollectedGroup) -> list[CollectedChoice]:
-        return sorted(group.choices, key=lambda choice: -choice.mean_logprob)[: self._request.n]
+        return sorted(group.choices, key=lambda choice: -choice.logprob_mean.value)[: self._request.n]
 
     def _choice(self, answer: CollectedAnswer, group: int, *, choice: CollectedChoice, place: int) -> dict[str, object]:
         """`place`: number of the choice among the choices of its prompt that are sent."""
@@ -181,8 +181,7 @@ class CompletionBody(BodyShape):
             "index": group * self._request.n + place,
             "text": self._texts.prompt(group) + choice.text,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(before=prompt),
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
+            **choice.end_fields(),
             **(ids | choice.span_fields() if self._request.return_token_ids else {}),
             **answer.prompt_logprobs(group, self._request.prompt_logprobs),
         }

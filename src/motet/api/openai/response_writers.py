@@ -18,7 +18,7 @@ from motet.types import FinishReason, Usage
 class ResponseObject:
     """The Response in each of its states."""
 
-    def __init__(self, head: AnswerHead, echo: bytes, output: ResponseOutput) -> None:
+    def __init__(self, head: AnswerHead, echo: bytes, *, output: ResponseOutput) -> None:
         """`echo`: the members of the request that the Response repeats, a JSON object."""
         self.output = output
         self._head = head
@@ -114,7 +114,7 @@ def response_writer(
     head: AnswerHead, body: ResponsesRequest, *, output: ResponseOutput
 ) -> ResponseBody | ResponseEvents:
     """Raises what `echo_json` raises."""
-    response = ResponseObject(head, echo_json(body), output)
+    response = ResponseObject(head, echo_json(body), output=output)
     return ResponseEvents(response) if body.stream else ResponseBody(response)
 
 

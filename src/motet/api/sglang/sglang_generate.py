@@ -147,8 +147,9 @@ class SglangBody(BodyShape):
     def _version_of(self, choice: CollectedChoice) -> str | None:
         """Returns the version of the weights that generated the last token; before the end of a choice, the version of
         the weights that generate now."""
-        if choice.finish is not None:
-            return choice.weight_versions[-1].version if choice.weight_versions else FIRST_VERSION
+        if choice.end is not None:
+            spans = choice.end.weight_versions
+            return spans[-1].version if spans else FIRST_VERSION
         try:
             return self._plan.served.info.weight_version
         except NoWorkerError:
@@ -169,7 +170,7 @@ class SglangBody(BodyShape):
         if self._request.scores_prompt and scored is not None:
             prompt = self._prompt_logprobs(scored, first=self._plan.groups[number].prompt[0])
         output = {**self._output_logprobs(()), **choice.logprob_fields()}
-        return {**prompt, **output, "output_token_logprobs_length": choice.num_logprobs}
+        return {**prompt, **output, "output_token_logprobs_length": choice.logprob_mean.count}
 
     def _prompt_logprobs(self, scored: Sequence[TokenLogprob | None], *, first: int) -> dict[str, object]:
         """`first`: the first token of the prompt, which has no log-probability."""
@@ -229,14 +230,14 @@ class SglangEvents(GroupsWriter):
 
 
 def _finish(choice: CollectedChoice) -> dict[str, object] | None:
-    """Returns why a choice has ended; None while it has not."""
-    match choice.finish:
-        case None:
-            return None
+    """Returns why a choice has ended; None before its end."""
+    if choice.end is None:
+        return None
+    match choice.end.finish:
         case FinishReason.LENGTH:
             return {"type": "length", "length": choice.num_tokens}
         case FinishReason.ABORT:
             return {"type": "abort", "message": "The request was aborted.", "status_code": None, "err_type": None}
         case _:
-            matched = choice.last_token if choice.stop_reason is None else choice.stop_reason
+            matched = choice.last_token if choice.end.stop_reason is None else choice.end.stop_reason
             return {"type": "stop", "matched": matched}

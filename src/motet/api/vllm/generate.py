@@ -155,8 +155,7 @@ class TokensBody(BodyShape):
         return {
             "index": choice.index,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(),
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
+            **choice.end_fields(),
             "token_ids": choice.token_ids,
             **choice.span_fields(),
         }

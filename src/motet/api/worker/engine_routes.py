@@ -314,7 +314,7 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
         finally:
             if self._running.get(self._id) is self:
                 del self._running[self._id]
-        if self._withdrawn.cancelled_caught and not self._started:
+        if self._withdrawn.cancelled_caught and not self.started:
             raise RequestError("The sender has taken this prefill back.", code="withdrawn")
 
 
