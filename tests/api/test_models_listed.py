@@ -121,15 +121,12 @@ async def test_a_model_without_workers_holds_up_no_other(
     assert [card["max_model_len"] for card in cards] == [4096, 64, None]
 
 
-class NoTexts:
-    """A source of texts that must not be asked."""
-
-    def generate(self, request: TextRequest) -> TextGroupStream:
-        raise AssertionError("asked for texts")
+def no_texts(request: TextRequest) -> TextGroupStream:
+    raise AssertionError("a text model got a request")
 
 
 def text_model(name: str) -> TextModel:
-    return TextModel(name=name, root="far/away", created=1, max_model_len=None, source=NoTexts())
+    return TextModel(name=name, root="far/away", created=1, max_model_len=None, generate=no_texts)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/inference/v1/generate", "/tokenize", "/detokenize"])

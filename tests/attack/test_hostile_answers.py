@@ -113,7 +113,7 @@ async def test_a_defect_in_reading_an_answer_is_a_fault_of_its_worker(caplog: py
     fleet = Fleet()
     routed = TextRouted(fleet)
     fleet.expect("a", "http://a", text=True)
-    routed.put("a", Odd())
+    routed.put("a", Odd().generate)
     fleet.put_text("a", [ModelCard(name=ModelName("m"), max_model_len=9)])
     request = TextRequest(route=TextRoute.CHAT, model="m", body={})
     with pytest.raises(WorkerFaultError, match=r"could not be taken \(OverflowError\)"):

@@ -106,7 +106,7 @@ class Texts:
         self.router = TextRouted(self.fleet)
         for id, source in zip("abc", sources, strict=False):
             self.fleet.expect(id, f"http://{id}", text=True)
-            self.router.put(id, source)
+            self.router.put(id, source.generate)
             self.fleet.put_text(id, [ModelCard(name=ModelName("m"), max_model_len=10)])
 
     def open_choices(self) -> list[int]:
@@ -257,7 +257,7 @@ async def test_leaving_empties_the_books_and_notifies_the_fleet() -> None:
 
 async def test_clients_may_have_a_name_of_their_own_for_a_model() -> None:
     texts = Texts(ScriptedSource())
-    group = texts.router.of("m").generate(asking(model="their name"))
+    group = texts.router.of("m")(asking(model="their name"))
     assert await group.read() == [ended(0)]
     await group.aclose()
 

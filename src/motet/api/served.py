@@ -16,7 +16,7 @@ from functools import cached_property, partial
 import msgspec
 
 from motet.engine import Engine
-from motet.engines.upstream.text_source import TextSource
+from motet.engines.upstream.text_source import TextGenerate
 from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
 from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import is_heavy
@@ -95,7 +95,7 @@ class TextModel:
     created: int
     max_model_len: int | None
     """None: the server did not say."""
-    source: TextSource
+    generate: TextGenerate
     parent: str | None = None
     """The name of the model that an adapter adapts; None: it is no adapter."""
 

@@ -318,7 +318,7 @@ class Gateway:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LEARN_S):
                         await kept.learn()
-                self._texts.put(id, kept)
+                self._texts.put(id, kept.generate)
                 self._fleet.put_text(id, report.models)
             else:
                 self._fleet.offer(id, report.models)

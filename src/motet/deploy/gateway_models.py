@@ -177,7 +177,7 @@ class GatewayModels:
                 root=root,
                 created=now_s(),
                 max_model_len=None if card.max_model_len == UNKNOWN_LENGTH else card.max_model_len,
-                source=self._texts.of(card.name),
+                generate=self._texts.of(card.name),
                 parent=parent,
             )
         else:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from motet.engines.upstream.text_source import TextGroupStream, TextRequest, TextSource, TextStep, may_go_elsewhere
+from motet.engines.upstream.text_source import TextGenerate, TextGroupStream, TextRequest, TextStep, may_go_elsewhere
 from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError, WorkerFaultError
 from motet.routing.choosing.cost import WorkKind
 from motet.routing.workers.fleet import Fleet
@@ -26,18 +26,18 @@ TRIES = 2
 
 
 class TextRouted:
-    """A `TextSource` for all text models of a fleet."""
+    """Generates with all text models of a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._sources: dict[str, TextSource] = {}
+        self._sources: dict[str, TextGenerate] = {}
         self._given: dict[str, int] = {}
         """The turn in which each member got its last request."""
         self._turn = 0
 
-    def put(self, id: str, source: TextSource) -> None:
-        """Sets the source that answers for a member; must be called before the fleet hears that the member is ready."""
-        self._sources[id] = source
+    def put(self, id: str, generate: TextGenerate) -> None:
+        """Sets what generates for a member. Must be called before the fleet learns that the member is ready."""
+        self._sources[id] = generate
 
     def remove(self, id: str) -> None:
         """Forgets a member that has left."""
@@ -47,11 +47,11 @@ class TextRouted:
     def generate(self, request: TextRequest) -> "RoutedText":
         return RoutedText(self, request)
 
-    def of(self, model: str) -> "OneText":
-        """Returns a `TextSource` for one model, whatever name clients use for it."""
-        return OneText(self, model)
+    def of(self, model: str) -> TextGenerate:
+        """Returns what generates with one model, by its members' name, whatever name clients use for it."""
+        return lambda request: self.generate(msgspec.structs.replace(request, model=model))
 
-    def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextSource]:
+    def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextGenerate]:
         """Returns the member for a request, if possible none of `tried`. Raises NoWorkerError if none has the model."""
         members = [member for member in self.fleet.texts(request.model) if member.id in self._sources]
         if not members:
@@ -68,17 +68,6 @@ class TextRouted:
         self.fleet.sessions[WorkKind.GENERATE].keep(request.session_id, chosen.id)
         chosen.last_decision = _why(chosen, members, stays=chosen.id == stayed, tried=tried)
         return chosen, self._sources[chosen.id]
-
-
-class OneText:
-    """A `TextSource` for one model of the fleet, by its members' name for it."""
-
-    def __init__(self, routed: TextRouted, model: str) -> None:
-        self._routed = routed
-        self._model = model
-
-    def generate(self, request: TextRequest) -> "RoutedText":
-        return self._routed.generate(msgspec.structs.replace(request, model=self._model))
 
 
 class RoutedText:
@@ -165,11 +154,11 @@ class RoutedText:
 
     def _open(self) -> TextGroupStream:
         try:
-            member, source = self._routed.choose(self._request, tried=self._tried)
+            member, generate = self._routed.choose(self._request, tried=self._tried)
         except NoWorkerError as error:
             raise self._error or error from None
         self._tried.append(member)
-        self._group = source.generate(self._request)
+        self._group = generate(self._request)
         self._books, self._open_choices = member.books, self._request.num_started
         self._books.open_choices += self._open_choices
         member.groups.add(self)

@@ -232,7 +232,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
             num_choices=size,
             span=span,
         )
-        self._group = self._model.source.generate(request)
+        self._group = self._model.generate(request)
         if policy is not None:
             self._steer(self._group, policy)
 

@@ -3,7 +3,7 @@
 It is no `Engine`: there are no token ids, and another server cannot go on with what a choice has written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -150,11 +150,9 @@ class TextGroupStream(Protocol):
         ...
 
 
-class TextSource(Protocol):
-    def generate(self, request: TextRequest) -> TextGroupStream:
-        """Returns the answer's stream; nothing is sent before the first `read`. Raises `RequestError` if it can never
-        be answered."""
-        ...
+TextGenerate = Callable[[TextRequest], TextGroupStream]
+"""Returns the stream of an answer. Nothing is sent before the first `read`. Raises `RequestError` if the request can
+never be answered."""
 
 
 def may_go_elsewhere(error: MotetError) -> bool:
