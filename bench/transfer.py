@@ -30,6 +30,7 @@ import torch
 
 from bench.program.command_line import load_parser, progress
 from bench.program.report import Cells, machine, print_report, table
+from motet.engine_orders import Connect
 from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
@@ -127,7 +128,7 @@ async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> 
     try:
         if (address := pair.prefill.info.transfer) is None:
             raise RuntimeError("the prefill engine has no side channel")
-        await pair.decode.connect(address)
+        await pair.decode.send(Connect(address))
         requests = TransferRequests(pair.prefill.info.vocab_size)
         await pair.pull(requests.next(arguments.prompt_tokens))  # warm-up: memory is used for the first time
         pulls = [await measure_n(pair, requests, n, arguments) for n in arguments.ns]

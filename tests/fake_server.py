@@ -11,23 +11,26 @@ from motet.deploy.cell import Cell
 from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.server_plan import ServerPlan
 from motet.deploy.shutdown import StopSignals
+from motet.engine_orders import Done, EngineOrder, OrderAnswer
 from motet.settings.server_config import EngineConfig, ServerConfig
 from motet.testing.fake_engine import FakeEngine, Script, fake_info
 from motet.text.formats import ParserNames
-from motet.transfer.ticket import TransferAddress
 
 MODEL = "tiny"
 
 
 class ImmortalEngine(FakeEngine):
-    """A scripted engine with the `died` event that a cell expects; it is never set."""
+    """A scripted engine as a cell expects one. It never dies, and its orders have no effect."""
 
     def __init__(self, script: Script, max_model_len: int) -> None:
         super().__init__(script, info=fake_info(max_model_len=max_model_len))
         self.died = asyncio.Event()
 
-    async def connect(self, address: TransferAddress) -> None:
-        """Does nothing, as a scripted engine fetches no KV."""
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        return Done()
+
+    def kill(self) -> None:
+        raise AssertionError
 
 
 class FakeServer:

@@ -53,9 +53,7 @@ VALIDATORS = ("model_validator", "field_validator", "model_serializer", "field_s
 
 TODAY: Mapping[str, Mapping[str, int]] = {
     "attributes": {
-        "CellWeights": 14,
         "Declaration": 21,
-        "EngineLoop": 14,
         "Exchange": 16,
         "FakeEngine": 18,
         "Fleet": 13,
@@ -64,7 +62,6 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "KnownGroup": 13,
         "LocalKeeper": 15,
         "Member": 25,
-        "NativeEngine": 18,
         "PackedModel": 14,
         "Part": 17,
         "Peer": 16,
@@ -72,16 +69,14 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "Pull": 14,
         "RemoteKeeper": 19,
         "ResponsesRequest": 14,
-        "Service": 22,
+        "Service": 21,
         "Ticket": 20,
         "TransferThread": 13,
         "VLLMGroup": 16,
     },
     "methods": {
-        "CellWeights": 34,
         "ClientConnection": 21,
         "Fleet": 35,
-        "NativeEngine": 30,
         "Part": 21,
         "Peer": 23,
         "VLLMGroup": 21,
@@ -101,10 +96,7 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "StructuredFields": 3,
         "TokensRequest": 4,
     },
-    "classes of this name": {
-        "Ready": 2,
-        "Sleep": 2,
-    },
+    "classes of this name": {},
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -98,7 +98,7 @@ async def serve_motet(plan: ServerPlan, start: StartEngine) -> None:
 async def serve_bare(plan: ServerPlan, engine: PulsedEngine) -> None:
     tokenizer = Tokenizer.load(plan.tokenizer_path)
     models = one_model(plan.server.served_model_name, engine, tokenizer=tokenizer)
-    app = create_app(Service(models, plan.server, Fleet()))
+    app = create_app(Service(models, plan.server, Fleet().reports))
     with listen(plan.server.host, plan.server.port) as listener, StopSignals() as signals:
         signals.watch_stdin(sys.stdin)
         server = HttpServer(Replay(app, engine.pulse))

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from motet.engine_orders import Done, EngineOrder, OrderAnswer
 from motet.testing.fake_engine import FakeEngine, FakeGroup, fake_info
-from motet.transfer.ticket import TransferAddress
 from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
 
 VOCAB_SIZE = 49_152
@@ -70,8 +70,12 @@ class PulsedEngine(FakeEngine):
         self.open[request.request_id] = group
         return group
 
-    async def connect(self, address: TransferAddress) -> None:
-        """Does nothing, because this engine transfers no KV."""
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        """Carries out no order: this engine has no weights and fetches no KV."""
+        return Done()
+
+    def kill(self) -> None:
+        self.died.set()
 
 
 class PulsedGroup(FakeGroup):

@@ -1,16 +1,13 @@
 """The seam of the system: everything that turns token ids into token ids is an `Engine`, also the router."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
+from motet.engine_orders import EngineOrder, OrderAnswer
 from motet.ids import ModelName, RequestId
 from motet.metrics.stats import EngineStats
-from motet.models.checkpoint import Checkpoint, TensorFacts
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, EngineKind, GenerateRequest, GroupDelta, Role
 
@@ -67,141 +64,16 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Killable(Protocol):
-    """An engine in a process that this server has started."""
-
-    def kill(self) -> None:
-        """Ends the process as the system would: nothing that it has not sent comes any more."""
-        ...
-
-
-class PreparedWeights(msgspec.Struct, frozen=True):
-    """New weights that an engine has read, and that do not serve yet."""
-
-    tensors: int
-    seconds: float
-    """How long it took."""
-    whole: bool
-    """True if they are all tensors of the model."""
-    digest: str
-    """Names the content of all weights that the engine then has."""
-
-
-@dataclass(frozen=True)
-class WeightUpdate:
-    """New weights that all engines of a server have got."""
-
-    version: str
-    slowest: str
-    """The id of the worker that was the last to have read them."""
-    seconds: float
-    """How long that one took to read them."""
-
-
-@runtime_checkable
-class Renewable(Protocol):
-    """An engine that can get new weights while it lives."""
+class ControlledEngine(Protocol):
+    """An engine that takes orders about weights, pauses and connections: a Motet engine, here or on another server."""
 
     @property
     def info(self) -> EngineInfo: ...
 
-    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
-        """Reads new weights while the old ones serve. Those prepared before are dropped. Raises RequestError, which
-        names the tensor or the file, if they cannot be used."""
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        """Returns the answer when the order has been carried out; `info` has new facts by then. Raises the MotetError
+        with which the engine refuses the order, or EngineDiedError if the engine ends before."""
         ...
-
-    async def apply_weights(self, version: str) -> None:
-        """Puts the prepared weights in the place of the old ones; `info` tells of them from then on. Raises EngineError
-        if none are prepared."""
-        ...
-
-    def drop_weights(self) -> None:
-        """Forgets prepared weights."""
-        ...
-
-    async def name_weights(self, version: str) -> None:
-        """Calls the weights that serve by another version."""
-        ...
-
-    async def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of what the engine has in place of each tensor of a checkpoint."""
-        ...
-
-    async def hold(self, held: bool) -> None:
-        """Stops all groups between two steps, or lets them go on. They keep all they have."""
-        ...
-
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
-        ...
-
-
-@runtime_checkable
-class Sleeping(Renewable, Protocol):
-    """An engine on this machine, whose memory others may want for a while."""
-
-    async def sleep(self, *, weights: bool) -> None:
-        """Gives the memory of the KV cache back, and with `weights` theirs. It must be held."""
-        ...
-
-    async def wake(self) -> None:
-        """Takes the memory of the KV cache again."""
-        ...
-
-
-class TrainerGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer's NCCL group: how to meet, and in which form its tensors come. The trainer is rank 0."""
-
-    rank: int
-    """That of this server."""
-    world_size: int
-    master_address: str = ""
-    """Where the trainer's store is."""
-    master_port: int = 0
-    unique_id: bytes = b""
-    """The group's id, if the trainer has no store."""
-    packed: bool
-    """True if several tensors come in one broadcast."""
-    buffer_bytes: int
-    """A packed broadcast ends with the tensor that makes it larger than this."""
-    num_buffers: int
-    """Most broadcasts that are received at a time."""
-
-
-class WeightReceiver(Protocol):
-    """Receives tensors that a trainer broadcasts."""
-
-    @property
-    def device(self) -> str | None:
-        """The device that receives; None if no engine of the server runs on one that can."""
-        ...
-
-    @property
-    def joined(self) -> bool:
-        """True from a join to `close`, even if the group has broken meanwhile."""
-        ...
-
-    async def join(self, group: TrainerGroup) -> None:
-        """Leaves the group before, and returns when all ranks of the new one have met. Raises EngineError."""
-        ...
-
-    async def receive(self, tensors: Sequence[TensorFacts], path: Path, *, at: int) -> None:
-        """Returns when the trainer has sent all these tensors and they are in the file from `at` on. Raises
-        EngineError; then the group is broken."""
-        ...
-
-    async def close(self) -> None:
-        """Leaves the group. What waits for the trainer fails. May be called at any time, twice too."""
-        ...
-
-
-class SleepTag(StrEnum):
-    """What an engine that sleeps has given up, in vLLM's words."""
-
-    WEIGHTS = "weights"
-    KV_CACHE = "kv_cache"
-    SCHEDULING = "scheduling"
-    """It computes nothing; over when all else is awake."""
 
 
 class WorkerState(StrEnum):
@@ -232,6 +104,8 @@ class Worker:
     """Its URL, or the address of its side channel."""
     local: bool = True
     """True if this server publishes its figures."""
+    kill: Callable[[], None] | None = None
+    """Ends the engine's process with SIGKILL. None for an engine that this server has not started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,11 +126,3 @@ class WorkerReport:
     models: tuple[ModelName, ...] = ()
     resumable: bool = True
     """True if its answers can go on elsewhere when it is lost."""
-
-
-class Workers(Protocol):
-    """The workers behind a server, which join, leave, die and return while it runs."""
-
-    def reports(self) -> Sequence[WorkerReport]:
-        """Returns all workers at this moment, in the order in which they joined."""
-        ...

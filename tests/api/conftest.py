@@ -8,7 +8,7 @@ import pytest
 
 from motet.text.tokenizer import Tokenizer
 from tests.api.calling import TEMPLATE, CallingServing
-from tests.api.noted_weights import NotedWeights
+from tests.api.noted_control import NotedControl
 from tests.api.serving import Served, Serving
 from tests.api.text_models import TextServing
 from tests.api.two_models import Tokenizers, TwoModels, turned_tokenizer
@@ -86,13 +86,13 @@ def models(tokenizers: Tokenizers) -> TwoModels:
 
 
 @pytest.fixture
-def weights() -> NotedWeights:
-    return NotedWeights()
+def control() -> NotedControl:
+    return NotedControl()
 
 
 @pytest.fixture
-async def trained(serve: Serving, weights: NotedWeights) -> Served:
+async def trained(serve: Serving, control: NotedControl) -> Served:
     """A server with the routes for trainers."""
     served = await serve(rl=True)
-    served.service.weights = weights
+    served.service.control = control
     return served

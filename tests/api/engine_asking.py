@@ -15,7 +15,7 @@ POSTS = {
     "/engine/prefill": "GenerateRequest",
     "/engine/release": "Ticket",
     "/engine/stop": "StopChoice",
-    "/engine/connect": "TransferAddress",
+    "/engine/order": "WorkerOrder",
 }
 
 

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from motet.api.app import create_app, create_router
 from motet.api.served import Models, one_model
 from motet.api.service import Membership, Service
-from motet.engine import Worker, WorkerReport, Workers, WorkerState
+from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import MotetError, NoWorkerError
 from motet.metrics.routing import RoutingFigures
 from motet.settings.server_config import ServerConfig
@@ -342,7 +342,7 @@ class Serving:
         tokenizer: Tokenizer | None = None,
         formats: ModelFormats | None = None,
         config: ServerConfig | None = None,
-        workers: Workers | Sequence[Worker] | None = None,
+        workers: ListedWorkers | Sequence[Worker] | None = None,
         figures: RoutingFigures | None = None,
         membership: Membership | None = None,
         takes_tickets: bool = True,
@@ -361,7 +361,7 @@ class Serving:
         service = Service(
             one_model(config.served_model_name, engine, tokenizer=tokenizer, formats=formats, placed=placed),
             config,
-            workers,
+            workers.reports,
             figures=lambda: figures or RoutingFigures(),
             membership=membership,
             takes_tickets=takes_tickets,
@@ -381,7 +381,7 @@ class Serving:
         service = Service(
             models,
             config or ServerConfig(served_model_name=""),
-            ListedWorkers([]),
+            ListedWorkers([]).reports,
             takes_tickets=True,
             draw_seed=lambda: SEED,
             tracer=tracer,

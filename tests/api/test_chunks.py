@@ -76,7 +76,7 @@ def chat(**fields: object) -> ChatRequest:
 def app_of(engine: FakeEngine, tokenizer: Tokenizer) -> FastAPI:
     workers = ListedWorkers([ready(Worker("engine-0", engine, ""))])
     models = one_model(MODEL, engine, tokenizer=tokenizer)
-    return create_app(Service(models, ServerConfig(served_model_name=MODEL), workers))
+    return create_app(Service(models, ServerConfig(served_model_name=MODEL), workers.reports))
 
 
 def step(*events: ChoiceEvent, group: int = 0) -> GroupStep:

@@ -76,7 +76,7 @@ async def test_every_route_is_listed_and_exists(served: Served) -> None:
         POST /tokenize, POST /detokenize, GET /v1/models, GET /health, GET /ping, POST /ping, GET /ready,
         GET /version, GET /status, GET /metrics, GET /workers, POST /workers, DELETE /workers/{id},
         POST /workers/{id}/drain, POST /drain, GET /engine, POST /engine/generate, POST /engine/release,
-        POST /engine/stop, POST /engine/connect"""
+        POST /engine/stop, POST /engine/order"""
     for method, path in (route.split() for route in routes.split(",")):
         assert f"`{method} {path}`" in PAGE
         response = await served.http.request(method, path)

@@ -38,7 +38,7 @@ GARBAGE = {
 async def test_an_invalid_body_is_refused_and_its_fault_named(refusing: Served, path: str, body: bytes) -> None:
     response = await post(refusing, path, body)
     assert coded(response) == (400, "invalid_body")
-    assert message(response).startswith(f"The body is no {POSTS[path]} in msgpack: ")
+    assert message(response).startswith(f"The body is not a {POSTS[path]} in msgpack: ")
 
 
 @pytest.mark.parametrize("path", list(POSTS))

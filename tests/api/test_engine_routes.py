@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from motet.api.worker.engine_routes import PATIENCE_S
 from motet.deploy.discover import load_files, read_files
 from motet.engine import WorkerState
+from motet.engine_orders import Connect
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, CarriedError, EngineReport, FrameReader, StopChoice
 from motet.errors import EngineDiedError, EngineError
 from motet.ids import RequestId
@@ -203,7 +204,7 @@ async def test_stopping_ends_a_choice(serve: Serving) -> None:
 
 @pytest.mark.parametrize("address", [("localhost", 5), ("127.0.0.1", 0), ("127.0.0.1", 70000)])
 async def test_a_worker_can_only_meet_a_valid_address(served: Served, address: tuple[str, int]) -> None:
-    assert (await post(served, "/engine/connect", TransferAddress("x", *address))).status_code == 400
+    assert (await post(served, "/engine/order", Connect(TransferAddress("x", *address)))).status_code == 400
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}!"])

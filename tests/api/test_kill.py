@@ -24,14 +24,19 @@ class KillableEngine(WatchedEngine):
         self.killed += 1
 
 
-async def server(serve: Serving, engine: WatchedEngine, *, admin_key: str = "boss", **settings: Any) -> Served:
+async def server(serve: Serving, engine: KillableEngine, *, admin_key: str = "boss", **settings: Any) -> Served:
     workers = ListedWorkers(
         [
-            ready(Worker("decode-0", engine, ADDRESS)),
+            ready(Worker("decode-0", engine, ADDRESS, kill=engine.kill)),
             ready(Worker("elsewhere", WatchedEngine(), "http://10.0.0.1:8000", local=False)),
             WorkerReport(id="texts", address="http://10.0.0.2:8000", state=WorkerState.READY, kind=EngineKind.OPENAI),
             WorkerReport(id="late", address=ADDRESS, state=WorkerState.STARTING),
-            WorkerReport(id="gone", address=ADDRESS, state=WorkerState.DEAD, worker=Worker("gone", engine, ADDRESS)),
+            WorkerReport(
+                id="gone",
+                address=ADDRESS,
+                state=WorkerState.DEAD,
+                worker=Worker("gone", engine, ADDRESS, kill=engine.kill),
+            ),
         ]
     )
     return await serve(engine=engine, workers=workers, admin_key=admin_key, **settings)

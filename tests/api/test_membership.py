@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from motet.api.service import Membership
 from motet.errors import NotFoundError, RequestError
 from motet.settings.named_worker import NamedWorker
 from motet.types import EngineKind, Role
@@ -57,7 +58,8 @@ def membership() -> FakeMembership:
 async def server(
     serve: Serving, membership: FakeMembership | None, *, admin_key: str = "boss", api_keys: tuple[str, ...] = ()
 ) -> Served:
-    return await serve(membership=membership, admin_key=admin_key, api_keys=api_keys, drain_timeout_s=12.0)
+    changes = None if membership is None else Membership(membership.join, membership.leave, membership.drain)
+    return await serve(membership=changes, admin_key=admin_key, api_keys=api_keys, drain_timeout_s=12.0)
 
 
 async def test_a_worker_joins_by_its_url(serve: Serving, membership: FakeMembership) -> None:

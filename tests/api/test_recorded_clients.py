@@ -18,7 +18,7 @@ from safetensors.torch import save
 from motet.testing.fake_engine import fake_info
 from tests.api import messaging
 from tests.api.calling import CallingServing, called
-from tests.api.noted_weights import NotedWeights
+from tests.api.noted_control import NotedControl
 from tests.api.responding import final, streamed, whole
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks
 from tests.tiny_tokenizer import fake_answer
@@ -191,7 +191,7 @@ async def test_a_schema_that_leaves_its_objects_open_is_closed(replaying: Replay
 
 async def test_trl_announces_tensors_that_come_in_another_request(serve: Serving) -> None:
     served = await serve(rl=True)
-    noted = served.service.weights = NotedWeights()
+    control = served.service.control = NotedControl()
     (body,) = requests("trl_client", UPDATE)
     info = body["update_info"]
     assert info["dtype_names"] == ["float32"]
@@ -201,4 +201,4 @@ async def test_trl_announces_tensors_that_come_in_another_request(serve: Serving
     sent = await served.http.post(UPDATE, content=tensors, headers={"content-type": "application/octet-stream"})
     assert sent.status_code == (await announced).status_code == 200
     assert (await served.http.post("/finish_weight_update", json={})).status_code == 200
-    assert noted.tensors == info["names"]
+    assert control.weights.tensors == info["names"]

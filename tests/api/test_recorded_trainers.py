@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.noted_weights import NotedWeights
+from tests.api.noted_control import NotedControl
 from tests.api.serving import Serving
-from tests.api.test_sleep import NotedSleep
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +78,7 @@ READ: dict[str, Callable[[Any], bool]] = {
 @pytest.mark.parametrize("name", RECORDED)
 async def test_every_request_of_a_trainer_is_answered_with_what_it_reads(serve: Serving, name: str) -> None:
     served = await serve(rl=True)
-    served.service.weights, served.service.sleep = NotedWeights(), NotedSleep()
+    served.service.control = NotedControl()
     recorded = RECORDED[name]
     assert recorded["repository"] and recorded["commit"] and recorded["files"]
     for request in recorded["requests"]:

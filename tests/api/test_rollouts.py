@@ -3,7 +3,7 @@
 import pytest
 
 from motet.types import PauseMode
-from tests.api.noted_weights import NotedWeights
+from tests.api.noted_control import NotedControl
 from tests.api.serving import ROUTES, Served, Serving, chunks, coded, every_route, named, streamed_or_not
 
 pytestmark = pytest.mark.anyio
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.anyio
     ("query", "mode"), [("", "abort"), ("?mode=wait", "wait"), ("?mode=keep&clear_cache=false", "keep")]
 )
 async def test_a_pause_has_the_mode_that_is_asked_for(
-    trained: Served, weights: NotedWeights, query: str, mode: str
+    trained: Served, control: NotedControl, query: str, mode: str
 ) -> None:
     assert (await trained.http.post(f"/pause{query}")).json() == {"status": "paused"}
-    assert weights.asked == [PauseMode(mode)]
+    assert control.calls == [PauseMode(mode)]
     assert (await trained.http.get("/is_paused")).json() == {"is_paused": True}
     assert (await trained.http.post("/resume")).json() == {"status": "resumed"}
     assert (await trained.http.get("/is_paused")).json() == {"is_paused": False}
@@ -26,17 +26,17 @@ async def test_a_pause_has_the_mode_that_is_asked_for(
     ("body", "traces"), [(None, None), ({}, None), ({"request_ids": []}, None), ({"request_ids": ["a"]}, ["a"])]
 )
 async def test_requests_are_aborted_by_name_or_all(
-    trained: Served, weights: NotedWeights, body: dict[str, object] | None, traces: list[str] | None
+    trained: Served, control: NotedControl, body: dict[str, object] | None, traces: list[str] | None
 ) -> None:
     answer = await trained.http.post("/abort_requests", json=body)
     assert answer.json() == {"status": "aborted", "aborted": 2}
-    assert weights.asked == [traces]
+    assert control.calls == [traces]
 
 
-async def test_an_unknown_mode_is_refused(trained: Served, weights: NotedWeights) -> None:
+async def test_an_unknown_mode_is_refused(trained: Served, control: NotedControl) -> None:
     refused = await trained.http.post("/pause?mode=stop")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
-    assert not weights.paused
+    assert not control.paused
 
 
 def asked(path: str, *, token_ids: bool, stream: bool) -> dict[str, object]:
@@ -84,10 +84,10 @@ async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(s
 
 
 async def test_prefix_caches_are_emptied_with_or_without_groups_under_way(
-    trained: Served, weights: NotedWeights
+    trained: Served, control: NotedControl
 ) -> None:
     for query in ("", "?reset_running_requests=true", "?reset_external=true"):
         assert (await trained.http.post(f"/reset_prefix_cache{query}")).json() == {"success": True}
     assert (await trained.http.get("/flush_cache")).text == "Cache flushed.\n", "SGLang's name"
     assert named(await trained.http.post("/reset_prefix_cache?reset_running_requests=perhaps"))[0] == 400
-    assert weights.asked == [False, True, False, False]
+    assert control.calls == [False, True, False, False]

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.api.noted_weights import NotedWeights
+from tests.api.noted_control import NotedControl
 from tests.api.serving import Serving, WatchedEngine, coded, hello, named
 
 pytestmark = pytest.mark.anyio
@@ -13,7 +13,7 @@ async def test_a_trainer_reads_the_configuration_as_of_vllm(serve: Serving) -> N
     engine = WatchedEngine(hello)
     engine.info = msgspec.structs.replace(engine.info, dtype="bfloat16")
     served = await serve(rl=True, engine=engine, logprobs_mode="processed_logprobs")
-    served.service.weights = NotedWeights()
+    served.service.control = NotedControl()
     info = (await served.http.get("/server_info", params={"config_format": "json"})).json()
     config = info["vllm_config"]
     assert config["model_config"]["dtype"] == "torch.bfloat16"
@@ -28,7 +28,7 @@ async def test_a_trainer_reads_the_configuration_as_of_vllm(serve: Serving) -> N
 
 async def test_a_server_is_one_receiver_of_weights(serve: Serving) -> None:
     served = await serve(rl=True)
-    served.service.weights = NotedWeights()
+    served.service.control = NotedControl()
     for query in ("", "?include_dp=true", "?include_dp=false"):
         assert (await served.http.get(f"/get_world_size{query}")).json() == {"world_size": 1}
     assert named(await served.http.get("/get_world_size?include_dp=perhaps")) == (400, "include_dp")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from motet.types import PauseMode
-from tests.api.noted_weights import BAD, NotedWeights
+from tests.api.noted_control import BAD, NotedControl
 from tests.api.serving import SEED, Served, Serving, coded, events, hello, named
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
@@ -62,7 +62,7 @@ async def test_a_sample_of_slime_is_answered_as_slime_reads_it(served: Served) -
     assert (request.prompt, request.choices[0].seed, request.sampling.max_tokens) == (tuple(PROMPT), 44, 100)
 
 
-async def test_the_calls_of_slime_s_engine_are_answered(trained: Served, weights: NotedWeights) -> None:
+async def test_the_calls_of_slime_s_engine_are_answered(trained: Served, control: NotedControl) -> None:
     """slime/backends/sglang_utils/sglang_engine.py and server_control.py (slime 624b824a), in the order of a step."""
     http = trained.http
     assert (await http.get("/health_generate", headers={"authorization": "Bearer None"})).status_code == 200
@@ -74,16 +74,16 @@ async def test_the_calls_of_slime_s_engine_are_answered(trained: Served, weights
     assert (await http.post("/update_weights_from_disk", json=update)).json()["success"] is True
     assert (await http.post("/continue_generation", json={})).json()["status"] == "ok"
     assert (await http.get("/get_weight_version")).json() == {"weight_version": "3"}
-    assert weights.asked[:2] == [None, PauseMode.ABORT]
-    assert not weights.paused
+    assert control.calls[:2] == [None, PauseMode.ABORT]
+    assert not control.paused
 
 
-async def test_other_calls_of_trainers_reach_the_weights(trained: Served, weights: NotedWeights) -> None:
+async def test_other_calls_of_trainers_reach_the_weights(trained: Served, control: NotedControl) -> None:
     for mode in ("in_place", "retract"):
         await trained.http.post("/pause_generation", json={"mode": mode})
     await trained.http.post("/abort_request", json={"rid": "mine"})
     await trained.http.post("/update_weights_from_disk", json={"model_path": "/x", "abort_all_requests": True})
-    assert weights.asked[:4] == [PauseMode.KEEP, PauseMode.KEEP, ["mine"], None]
+    assert control.calls[:4] == [PauseMode.KEEP, PauseMode.KEEP, ["mine"], None]
     for path in ("/get_model_info", "/model_info"):
         told = (await trained.http.get(path)).json()
         assert (told["is_generation"], told["weight_version"]) == (True, "1")
@@ -102,7 +102,7 @@ async def test_trainers_routes_need_rl(served: Served, path: str) -> None:
 
 async def test_trainers_routes_need_the_admin_key_and_generate_an_api_key(serve: Serving) -> None:
     served = await serve(rl=True, api_keys=("client",), admin_key="admin")
-    served.service.weights = NotedWeights()
+    served.service.control = NotedControl()
     keys = {name: {"authorization": f"Bearer {name}"} for name in ("client", "admin")}
     for path in ("/abort_request", "/pause_generation", "/continue_generation"):
         statuses = [(await served.http.post(path, json={}, headers=keys[name])).status_code for name in keys]

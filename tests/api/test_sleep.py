@@ -1,45 +1,25 @@
 """The routes that put engines to sleep and empty prefix caches: what they pass on, and what they refuse by name."""
 
-from collections.abc import Collection
-
 import pytest
 
-from motet.engine import SleepTag
+from motet.control.cell_sleep import SleepTag
 from motet.errors import RequestError
 from motet.types import PauseMode
+from tests.api.noted_control import NotedControl, NotedSleep
 from tests.api.serving import Served, Serving, coded, named
 
 pytestmark = pytest.mark.anyio
 
 
-class NotedSleep:
-    """Keeps what it is asked for."""
-
-    def __init__(self) -> None:
-        self.asleep = False
-        self.asked: list[object] = []
-
-    async def sleep(self, level: int, mode: PauseMode) -> None:
-        self.asleep = True
-        self.asked.append((level, mode))
-
-    async def wake(self, tags: Collection[SleepTag]) -> bool:
-        self.asked.append(tuple(tags))
-        self.asleep = self.asleep and bool(tags)
-        return not self.asleep
-
-    async def let_groups_end(self) -> None: ...
+@pytest.fixture
+def sleep(control: NotedControl) -> NotedSleep:
+    return control.sleep
 
 
 @pytest.fixture
-def sleep() -> NotedSleep:
-    return NotedSleep()
-
-
-@pytest.fixture
-async def served(serve: Serving, sleep: NotedSleep) -> Served:
+async def served(serve: Serving, control: NotedControl) -> Served:
     served = await serve(rl=True)
-    served.service.sleep = sleep
+    served.service.control = control
     return served
 
 
@@ -52,7 +32,7 @@ async def test_a_sleep_has_the_level_and_mode_that_are_asked_for(
 ) -> None:
     assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": False}
     assert (await served.http.post(f"/sleep{query}")).json() == {"status": "sleeping", "level": level}
-    assert sleep.asked == [(level, PauseMode(mode))]
+    assert sleep.calls == [(level, PauseMode(mode))]
     assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": True}
 
 
@@ -61,7 +41,7 @@ async def test_all_wakes_or_what_the_tags_name(served: Served, sleep: NotedSleep
     some = await served.http.post("/wake_up?tags=weights&tags=scheduling")
     assert some.json() == {"status": "sleeping", "tags": ["weights", "scheduling"]}
     assert (await served.http.post("/wake_up")).json() == {"status": "awake", "tags": None}
-    assert sleep.asked[1:] == [(SleepTag.WEIGHTS, SleepTag.SCHEDULING), ()]
+    assert sleep.calls[1:] == [(SleepTag.WEIGHTS, SleepTag.SCHEDULING), ()]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +58,7 @@ async def test_values_that_are_not_known_are_refused_by_name(
     served: Served, sleep: NotedSleep, path: str, param: str
 ) -> None:
     assert named(await served.http.post(path)) == (400, param)
-    assert sleep.asked == []
+    assert sleep.calls == []
 
 
 async def test_engines_that_cannot_sleep_refuse_the_level(

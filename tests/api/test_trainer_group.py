@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from motet.engine import TrainerGroup
+from motet.control.nccl_receiver import NcclReceiver
+from motet.engines.native.spawn import spawn_receiver
 from motet.errors import EngineError
 from motet.models.checkpoint import TensorFacts
-from tests.api.noted_weights import NotedWeights
+from motet.models.trainer_group import TrainerGroup
+from tests.api.noted_control import NotedControl
 from tests.api.serving import Served, coded, named
 from tests.nccl.running import open_files
 
@@ -31,12 +33,12 @@ TENSORS = {"a": torch.arange(3, dtype=torch.float32), "b": torch.ones(2, 2, dtyp
 INFO: dict[str, object] = {"names": ["a", "b"], "dtype_names": ["float32", "bfloat16"], "shapes": [[3], [2, 2]]}
 
 
-class NotedReceiver:
-    """Keeps what it is asked for, and writes tensors as if a trainer had sent them."""
+class NotedReceiver(NcclReceiver):
+    """Notes the group that it joins, and writes tensors as if a trainer had sent them."""
 
     def __init__(self) -> None:
-        self.device: str | None = "cuda:0"
-        self.joined = False
+        super().__init__(lambda: self.gpu, start=spawn_receiver)
+        self.gpu: str | None = "cuda:0"
         self.group: TrainerGroup | None = None
         self.fails = False
 
@@ -52,9 +54,6 @@ class NotedReceiver:
         descriptor = os.open(path, os.O_WRONLY)
         os.pwrite(descriptor, sent, at)
         os.close(descriptor)
-
-    async def close(self) -> None:
-        self.joined = False
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ async def test_a_server_without_a_gpu_refuses_nccl_at_once(
     trained: Served, receiver: NotedReceiver, info: dict[str, object]
 ) -> None:
     for there in (receiver, None):
-        trained.service.receiver, receiver.device = there, None
+        trained.service.receiver, receiver.gpu = there, None
         refused = await init(trained, **info)
         assert named(refused) == (400, "init_info")
         assert "motet.weights.push" in refused.text and "--device cuda" in refused.text
@@ -133,7 +132,7 @@ async def test_a_group_that_cannot_be_is_refused_by_its_field(
 
 
 async def test_announced_tensors_are_received_and_come_with_those_in_bodies(
-    trained: Served, receiver: NotedReceiver, weights: NotedWeights
+    trained: Served, receiver: NotedReceiver, control: NotedControl
 ) -> None:
     await init(trained, **MEETING)
     assert coded(await announce(trained)) == (400, "no_weight_update")
@@ -145,7 +144,7 @@ async def test_announced_tensors_are_received_and_come_with_those_in_bodies(
     assert named(await announce(trained)) == (400, "update_info.names")
     finished = await trained.http.post("/finish_weight_update", json={"weight_version": "5"})
     assert finished.json()["weight_version"] == "5"
-    assert (weights.asked, weights.tensors) == ([("memory", "5")], ["a", "b", "c"])
+    assert (control.calls, control.weights.tensors) == ([("memory", "5")], ["a", "b", "c"])
     assert open_files() == 0
 
 
@@ -165,7 +164,7 @@ async def test_announced_tensors_are_received_and_come_with_those_in_bodies(
     ],
 )
 async def test_an_invalid_announcement_names_its_field_and_the_update_stays_open(
-    trained: Served, receiver: NotedReceiver, weights: NotedWeights, info: dict[str, object], field: str
+    trained: Served, receiver: NotedReceiver, control: NotedControl, info: dict[str, object], field: str
 ) -> None:
     await init(trained, **MEETING)
     await trained.http.post("/start_weight_update")
@@ -173,11 +172,11 @@ async def test_an_invalid_announcement_names_its_field_and_the_update_stays_open
     assert open_files() == 0
     assert (await announce(trained)).status_code == 200
     assert (await trained.http.post("/finish_weight_update")).status_code == 200
-    assert weights.tensors == ["a", "b"]
+    assert control.weights.tensors == ["a", "b"]
 
 
 async def test_what_a_trainer_fails_in_is_told_and_the_update_is_forgotten(
-    trained: Served, receiver: NotedReceiver, weights: NotedWeights
+    trained: Served, receiver: NotedReceiver, control: NotedControl
 ) -> None:
     receiver.fails = True
     refused = await init(trained, **MEETING)
@@ -189,6 +188,6 @@ async def test_what_a_trainer_fails_in_is_told_and_the_update_is_forgotten(
     refused = await announce(trained)
     assert named(refused) == (400, "update_info") and "the trainer has gone; the update is forgotten" in refused.text
     assert coded(await trained.http.post("/finish_weight_update")) == (400, "no_weight_update")
-    assert (weights.asked, open_files()) == ([], 0)
+    assert (control.calls, open_files()) == ([], 0)
     assert (await trained.http.post("/shutdown_weight_transfer_engine")).status_code == 200
     assert not receiver.joined

@@ -10,13 +10,27 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from motet.api.trainers.incoming_weights import IncomingWeights
-from motet.engine import PreparedWeights
+from motet.api.trainers.checkpoint_upload import CheckpointUpload
+from motet.engine_orders import (
+    ApplyWeights,
+    Checksums,
+    DropWeights,
+    EngineOrder,
+    ForgetPrefixes,
+    Hold,
+    NameWeights,
+    PreparedWeights,
+    PrepareWeights,
+    ReadStats,
+    Sleep,
+    SumWeights,
+    Wake,
+)
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer
-from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, WeightVersion
-from motet.models.checkpoint import Checkpoint, MemoryFile, available_bytes
-from tests.api.noted_weights import BAD, GONE, NotedWeights
+from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
+from motet.models.checkpoint import Checkpoint, CheckpointKind, MemoryFile, available_bytes
+from tests.api.noted_control import BAD, GONE, NotedControl
 from tests.api.serving import Served, Serving, coded
 from tests.memory_files import open_files
 from tests.patience import PATIENCE_S
@@ -39,17 +53,17 @@ async def put(served: Served, file: bytes = FILE, query: str = "") -> httpx.Resp
     return await served.http.post(f"/update_weights{query}", content=file, headers=BINARY)
 
 
-async def test_an_update_passes_the_folder_and_the_version_on(trained: Served, weights: NotedWeights) -> None:
+async def test_an_update_passes_the_folder_and_the_version_on(trained: Served, control: NotedControl) -> None:
     answer = await trained.http.post("/update_weights", json={"weight_dir": "/new", "weight_version": "step 7"})
     slowest = {"worker": "decode-0", "seconds": 0.25}
     assert answer.json() == {"message": "Weights updated", "weight_version": "step 7", "slowest": slowest}
-    assert weights.asked == [("/new", "step 7")]
+    assert control.calls == [("/new", "step 7")]
     assert (await trained.http.get("/weight_info")).json() == {"weight_version": "step 7"}
 
 
-async def test_json_needs_no_content_type(trained: Served, weights: NotedWeights) -> None:
+async def test_json_needs_no_content_type(trained: Served, control: NotedControl) -> None:
     assert (await trained.http.post("/update_weights", content=b'{"weight_dir": "/new"}')).status_code == 200
-    assert weights.asked == [("/new", None)]
+    assert control.calls == [("/new", None)]
 
 
 @pytest.mark.parametrize(
@@ -72,23 +86,23 @@ async def test_json_needs_no_content_type(trained: Served, weights: NotedWeights
     ],
 )
 async def test_an_update_that_cannot_be_is_refused_by_its_field(
-    trained: Served, weights: NotedWeights, body: object, status: int, param: str | None
+    trained: Served, control: NotedControl, body: object, status: int, param: str | None
 ) -> None:
     refused = await trained.http.post("/update_weights", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
-    assert weights.asked == []
+    assert control.calls == []
 
 
-async def test_tensors_come_in_the_body_or_through_memory(trained: Served, weights: NotedWeights) -> None:
+async def test_tensors_come_in_the_body_or_through_memory(trained: Served, control: NotedControl) -> None:
     assert (await put(trained, query="?weight_version=9")).json()["weight_version"] == "9"
-    assert (weights.asked, weights.tensors) == ([("memory", "9")], ["a", "b"])
+    assert (control.calls, control.weights.tensors) == ([("memory", "9")], ["a", "b"])
     file = MemoryFile.create(len(FILE))
     file.write(FILE, 0)
     file.seal()
     body = {"weight_file": str(file.path)}
     assert (await trained.http.post("/update_weights", json=body)).status_code == 200
     file.close()
-    assert weights.asked[1:] == [("memory", None)]
+    assert control.calls[1:] == [("memory", None)]
     assert open_files() == 0
 
 
@@ -102,10 +116,10 @@ async def test_tensors_come_in_the_body_or_through_memory(trained: Served, weigh
     ],
 )
 async def test_a_body_that_is_no_whole_file_is_refused_and_forgotten(
-    trained: Served, weights: NotedWeights, file: bytes, code: str
+    trained: Served, control: NotedControl, file: bytes, code: str
 ) -> None:
     assert coded(await put(trained, file)) == (400, code)
-    assert (weights.asked, open_files()) == ([], 0)
+    assert (control.calls, open_files()) == ([], 0)
 
 
 async def test_a_body_without_a_length_or_without_memory_for_it_is_refused(trained: Served) -> None:
@@ -127,7 +141,7 @@ async def answer_to(served: Served, headers: str) -> str:
     return line.decode()
 
 
-async def test_a_trainer_that_dies_while_it_sends_leaves_nothing(trained: Served, weights: NotedWeights) -> None:
+async def test_a_trainer_that_dies_while_it_sends_leaves_nothing(trained: Served, control: NotedControl) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", trained.port)
     head = "POST /update_weights HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
     writer.write(f"{head}content-length: 1000000\r\n\r\n".encode() + FILE)
@@ -135,10 +149,10 @@ async def test_a_trainer_that_dies_while_it_sends_leaves_nothing(trained: Served
     await until(lambda: open_files() == 1)
     writer.close()
     await until(lambda: open_files() == 0)
-    assert weights.asked == []
+    assert control.calls == []
 
 
-async def test_an_update_in_pieces_is_applied_when_it_is_finished(trained: Served, weights: NotedWeights) -> None:
+async def test_an_update_in_pieces_is_applied_when_it_is_finished(trained: Served, control: NotedControl) -> None:
     """As vLLM's clients send it: names first, and the tensors meanwhile on another connection."""
     http = trained.http
     assert (await http.post("/init_weight_transfer_engine", json={"init_info": {}})).status_code == 200
@@ -149,16 +163,16 @@ async def test_an_update_in_pieces_is_applied_when_it_is_finished(trained: Serve
     assert not naming.done()
     await put(trained, save({"b": torch.zeros(2)}))
     assert (await naming).json() == {"message": "Weights updated"}
-    assert weights.asked == []
+    assert control.calls == []
     finished = await http.post("/finish_weight_update", json={"weight_version": "3"})
     assert (finished.json()["message"], finished.json()["weight_version"]) == ("Weight update finished", "3")
-    assert (weights.asked, weights.tensors) == ([("memory", "3")], ["a", "b"])
+    assert (control.calls, control.weights.tensors) == ([("memory", "3")], ["a", "b"])
     assert (await http.post("/shutdown_weight_transfer_engine")).status_code == 200
     assert open_files() == 0
 
 
 async def test_pieces_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
-    trained: Served, weights: NotedWeights
+    trained: Served, control: NotedControl
 ) -> None:
     http = trained.http
     assert coded(await http.post("/finish_weight_update")) == (400, "no_weight_update")
@@ -168,20 +182,20 @@ async def test_pieces_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     refused = await http.post("/update_weights", json={"weight_dir": "/new"})
     assert "is open" in refused.json()["error"]["message"]
     waiting = asyncio.create_task(http.post("/update_weights", json={"update_info": {"names": ["c"]}}))
-    await until(lambda: trained.service.incoming.waiting == 1)
+    await until(lambda: trained.service.upload.waiting == 1)
     await http.post("/start_weight_update")
     assert (await waiting).json()["error"]["message"].endswith("the update has ended before tensor c came.")
     assert open_files() == 0
     assert coded(await http.post("/finish_weight_update")) == (400, "invalid_weights")
-    trained.service.incoming = IncomingWeights(announced_s=0)
+    trained.service.upload = CheckpointUpload(announced_s=0)
     await http.post("/start_weight_update")
     late = await http.post("/update_weights", json={"update_info": {"names": ["c"]}})
     assert late.json()["error"]["message"] == "Invalid 'update_info': tensor c has not come within 0 s."
     await http.post("/shutdown_weight_transfer_engine")
-    assert (weights.asked, open_files()) == ([], 0)
+    assert (control.calls, open_files()) == ([], 0)
 
 
-async def test_checksums_are_told_and_compared_and_a_reset_is_an_update(trained: Served, weights: NotedWeights) -> None:
+async def test_checksums_are_told_and_compared_and_a_reset_is_an_update(trained: Served, control: NotedControl) -> None:
     async def check(**body: object) -> httpx.Response:
         return await trained.http.post("/weight_checker", json=body)
 
@@ -191,13 +205,13 @@ async def test_checksums_are_told_and_compared_and_a_reset_is_an_update(trained:
     assert other.json() == {"match": False, "mismatches": ["a", "b", "c"]}
     assert (await check(action="compare")).json()["error"]["param"] == "baseline"
     assert (await check(action="reset")).json() == {"status": "reset"}
-    assert weights.asked == [("zeros", None)]
+    assert control.calls == [("zeros", None)]
 
 
-async def test_a_version_can_be_given_another_name(trained: Served, weights: NotedWeights) -> None:
+async def test_a_version_can_be_given_another_name(trained: Served, control: NotedControl) -> None:
     answer = await trained.http.post("/update_weight_version", json={"new_version": "base"})
     assert answer.json() == {"success": True, "new_version": "base"}
-    assert weights.version == "base"
+    assert control.weights.version == "base"
 
 
 async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
@@ -209,35 +223,69 @@ async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(s
         for path in ("/start_weight_update", "/finish_weight_update", "/shutdown_weight_transfer_engine"):
             assert coded(await closed.http.post(path)) == (404, code)
         headers = {PROTOCOL_HEADER: str(PROTOCOL)}
-        body = msgspec.msgpack.encode(WeightVersion("1"))
-        assert coded(await closed.http.post("/engine/weights/apply", content=body, headers=headers)) == (404, code)
+        body = msgspec.msgpack.encode(ApplyWeights("1"))
+        assert coded(await closed.http.post("/engine/order", content=body, headers=headers)) == (404, code)
 
 
-async def test_a_gateway_gives_weights_in_two_steps(trained: Served, weights: NotedWeights) -> None:
+async def test_a_gateway_gives_weights_in_two_steps(trained: Served, control: NotedControl) -> None:
     async with server_client() as client:
-        await two_steps(EngineServer(trained.url, client), weights)
+        await two_steps(EngineServer(trained.url, client), control)
 
 
-async def two_steps(engine_server: EngineServer, weights: NotedWeights) -> None:
-    told = await engine_server.prepare_weights(Checkpoint.of(Path("/new")))
-    assert told == PreparedWeights(2, 0.5, whole=True, digest="/new")
+async def two_steps(worker: EngineServer, control: NotedControl) -> None:
+    prepared = await worker.send(PrepareWeights.of(Checkpoint.of(Path("/new"))))
+    assert prepared == PreparedWeights(2, 0.5, complete=True, digest="/new")
     files = [MemoryFile.create(len(save({name: torch.zeros(2)}))) for name in "ab"]
     for name, file in zip("ab", files, strict=True):
         file.write(save({name: torch.zeros(2)}), 0)
         file.seal()
     checkpoint = Checkpoint.of_memory(files)
-    assert (await engine_server.prepare_weights(checkpoint)).digest == "memory"
-    assert weights.tensors == ["a", "b"]
+    prepared = await worker.send(PrepareWeights.of(checkpoint))
+    assert isinstance(prepared, PreparedWeights) and prepared.digest == "memory"
+    assert control.weights.tensors == ["a", "b"]
     checkpoint.close()
-    await engine_server.apply_weights("5", digest="memory")
-    assert weights.version == "5"
-    await engine_server.name_weights("6")
-    assert weights.version == "6"
-    await engine_server.hold(True)
-    assert weights.paused
-    await engine_server.forget_prefixes(anew=True)
-    await engine_server.drop_weights("memory")
-    assert weights.prepared is None
-    assert weights.asked == ["memory", True, "memory"]
-    assert await engine_server.checksums() == {"a": "01", "b": "02"}
+    await worker.send(ApplyWeights("5", "memory"))
+    assert control.weights.version == "5"
+    await worker.send(NameWeights("6"))
+    assert control.weights.version == "6"
+    await worker.send(Hold(True))
+    assert control.paused
+    await worker.send(ForgetPrefixes(recompute=True))
+    await worker.send(DropWeights("memory"))
+    assert control.weights.prepared is None
+    assert control.calls == ["memory", "", True, "memory"], "a pause drops what is prepared"
+    assert await worker.send(SumWeights()) == Checksums({"a": "01", "b": "02"})
     assert open_files() == 0
+
+
+async def upload(served: Served, file: bytes, number: int, protocol: int = PROTOCOL) -> httpx.Response:
+    headers = {**BINARY, PROTOCOL_HEADER: str(protocol)}
+    return await served.http.post(f"/engine/checkpoint?file={number}", content=file, headers=headers)
+
+
+async def test_the_files_of_a_checkpoint_come_in_order_and_all_before_the_order(
+    trained: Served, control: NotedControl
+) -> None:
+    async def prepare(*paths: str) -> httpx.Response:
+        body = msgspec.msgpack.encode(PrepareWeights(CheckpointKind.MEMORY, paths))
+        return await trained.http.post("/engine/order", content=body, headers={PROTOCOL_HEADER: str(PROTOCOL)})
+
+    one, two = (save({name: torch.zeros(2)}) for name in "ab")
+    assert coded(await upload(trained, one, 0, PROTOCOL - 1)) == (400, "engine_protocol")
+    assert coded(await upload(trained, one, 1)) == (400, "invalid_value")
+    assert (await upload(trained, one, 0)).status_code == 204
+    assert coded(await prepare("/proc/1/fd/1", "/proc/1/fd/2")) == (400, "invalid_value")
+    assert (await upload(trained, two, 0)).status_code == 204, "a first file replaces an earlier checkpoint"
+    assert (await upload(trained, one, 1)).status_code == 204
+    assert (await prepare("/proc/1/fd/1", "/proc/1/fd/2")).status_code == 200
+    assert control.weights.tensors == ["b", "a"]
+    assert open_files() == 0
+
+
+@pytest.mark.parametrize("order", [Sleep(weights=True), Wake(), ReadStats(check=True)])
+async def test_a_gateway_cannot_give_orders_that_are_for_engines_of_this_machine(
+    trained: Served, control: NotedControl, order: EngineOrder
+) -> None:
+    headers = {PROTOCOL_HEADER: str(PROTOCOL)}
+    refused = await trained.http.post("/engine/order", content=msgspec.msgpack.encode(order), headers=headers)
+    assert (coded(refused), control.calls) == ((400, "invalid_body"), [])

@@ -11,9 +11,10 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from motet.api.worker.engine_routes import MAX_CONNECTING
+from motet.api.worker.order_routes import MAX_CONNECTING
 from motet.deploy.discover import ProbeSettings
 from motet.deploy.listen import HttpServer, listen, port_of, url_of
+from motet.engine_orders import Connect
 from motet.engines.http import server_client
 from motet.errors import EngineDiedError, EngineError, MotetError
 from motet.settings.gateway_config import GatewayConfig
@@ -177,8 +178,8 @@ async def test_a_connection_that_fails_is_no_fault_of_this_server(serve: Serving
         raise error
 
     served.service.connect = connect
-    body = msgspec.msgpack.encode(TransferAddress("x", "10.0.0.1", 5))
-    refused = await served.http.post("/engine/connect", content=body, headers=HEADERS)
+    body = msgspec.msgpack.encode(Connect(TransferAddress("x", "10.0.0.1", 5)))
+    refused = await served.http.post("/engine/order", content=body, headers=HEADERS)
     assert (refused.status_code, error.message in refused.text) == (400 if error.status == 500 else 503, True)
 
 
@@ -192,18 +193,18 @@ async def test_connections_that_are_being_made_are_bounded(serve: Serving) -> No
         await go_on.wait()
 
     served.service.connect = connect
-    body = msgspec.msgpack.encode(TransferAddress("x", "10.0.0.1", 5))
+    body = msgspec.msgpack.encode(Connect(TransferAddress("x", "10.0.0.1", 5)))
     async with from_host(served, "127.0.0.1") as http, asyncio.TaskGroup() as tasks:
 
         async def post() -> httpx.Response:
-            return await http.post("/engine/connect", content=body, headers=HEADERS)
+            return await http.post("/engine/order", content=body, headers=HEADERS)
 
         making = [tasks.create_task(post()) for _ in range(MAX_CONNECTING)]
         for _ in making:
             await asked.acquire()
         assert coded(await post()) == (503, "overloaded")
         go_on.set()
-    assert {one.result().status_code for one in making} == {204}
+    assert {one.result().status_code for one in making} == {200}
 
 
 @pytest.mark.parametrize(("method", "path"), [*OPERATORS_ROUTES, *TRAINERS_ROUTES])

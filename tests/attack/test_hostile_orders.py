@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 
+from motet.engine_orders import Connect
 from motet.engines.wire import StopChoice
 from motet.testing.fake_engine import NOWHERE
 from motet.text.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ async def test_no_order_of_a_gateway_ends_more_than_itself(serve: Serving, role:
         "/engine/prefill": msgspec.structs.replace(wanted, ticket=None),
         "/engine/release": ticket,
         "/engine/stop": StopChoice(request_id=wanted.request_id, index=0),
-        "/engine/connect": address(),
+        "/engine/order": Connect(address()),
     }
     for seed, (path, good) in enumerate(goods.items()):
         for body in hostile(good, seed=seed, count=COUNT):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from motet.engine_orders import Connect, Done, EngineOrder, OrderAnswer
 from motet.errors import EngineDiedError, MotetError
 from motet.settings.server_config import EngineConfig
 from motet.testing.fake_engine import FakeEngine, FakeGroup, FakeLeases, fake_info
@@ -42,11 +43,16 @@ class DyingEngine(FakeEngine):
         self.submitted.set()
         return super().generate(request)
 
-    async def connect(self, address: TransferAddress) -> None:
-        if not self._meets:
-            raise TransferError("nobody answers there", FailureKind.UNREACHABLE)
-        self.met.append(address)
-        self.has_met.set()
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        if isinstance(order, Connect):
+            if not self._meets:
+                raise TransferError("nobody answers there", FailureKind.UNREACHABLE)
+            self.met.append(order.address)
+            self.has_met.set()
+        return Done()
+
+    def kill(self) -> None:
+        self.die()
 
     def die(self, error: EngineDiedError = DEAD) -> None:
         super().die(error)

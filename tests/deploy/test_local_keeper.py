@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from motet.control.engine_control import EngineControl
 from motet.deploy.block_events import BlockEvents
 from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, backoff_s, start_all
-from motet.deploy.weights import CellWeights
 from motet.engine import Worker, WorkerState
 from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
@@ -37,7 +37,7 @@ class Scene:
             fleet=self.fleet,
             start_engine=self.starter,
             block_events=BlockEvents(KVEventsConfig(kv_events_port=0)),
-            weights=CellWeights(Router(self.fleet)),
+            control=EngineControl(Router(self.fleet)),
             restarts=restarts,
             longest_backoff_s=30.0,
             clock=lambda: self.now_s,
@@ -190,7 +190,7 @@ def keepers(starts: SlowEndings) -> list[LocalKeeper]:
             fleet=fleet,
             start_engine=starts,
             block_events=events,
-            weights=CellWeights(Router(fleet)),
+            control=EngineControl(Router(fleet)),
             restarts=0,
             longest_backoff_s=30.0,
         )

@@ -5,16 +5,16 @@ import pytest
 
 from motet.deploy.meet import meet_all
 from motet.engine import Worker
+from motet.engine_orders import Connect, Done, EngineOrder, OrderAnswer
 from motet.errors import EngineDiedError
 from motet.testing.fake_engine import FakeEngine, FakeLeases
-from motet.transfer.ticket import TransferAddress
 from tests.routing.kinds import info_of
 from tests.routing.scene import script
 
 pytestmark = pytest.mark.anyio
 
 
-class Connecting(FakeEngine):
+class ConnectingEngine(FakeEngine):
     """An engine that remembers which addresses it was given. One of them cannot be reached."""
 
     def __init__(self, name: str, met: set[tuple[str, str]], **other: object) -> None:
@@ -22,15 +22,17 @@ class Connecting(FakeEngine):
         self._name = name
         self._met = met
 
-    async def connect(self, address: TransferAddress) -> None:
-        maker = address.engine_id.partition(",")[0]
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        assert isinstance(order, Connect)
+        maker = order.address.engine_id.partition(",")[0]
         self._met.add((self._name, maker))
         if maker == "prefill-a-motet-9":
             raise EngineDiedError("it cannot be reached")
+        return Done()
 
 
 def workers(met: set[tuple[str, str]], *names: str) -> list[Worker]:
-    return [Worker(name, Connecting(name, met), "there") for name in names]
+    return [Worker(name, ConnectingEngine(name, met), "there") for name in names]
 
 
 OTHERS = (
@@ -60,7 +62,7 @@ async def test_a_prefill_worker_is_met_by_the_decode_workers_that_could_read_its
 
 async def test_workers_with_another_dtype_do_not_meet() -> None:
     met: set[tuple[str, str]] = set()
-    other = Worker("d", Connecting("decode-a-motet-0", met, dtype="bfloat16"), "there")
+    other = Worker("d", ConnectingEngine("decode-a-motet-0", met, dtype="bfloat16"), "there")
     await meet_all(other, workers(met, "prefill-a-motet-0"))
     assert met == set()
 

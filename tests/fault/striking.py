@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from motet.engine import GroupStream
+from motet.engine_orders import EngineOrder, OrderAnswer
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import MotetError
@@ -101,6 +102,8 @@ class StruckEngine(NativeEngine):
     strikes = Strikes()
     lost = False
     """True once nothing may come from the engine any more."""
+    killed_by: type[EngineOrder] | None = None
+    """The order at which the process is killed."""
     leaving: asyncio.Task[None] | None = None
     """The task that tells its groups to go elsewhere."""
 
@@ -116,7 +119,12 @@ class StruckEngine(NativeEngine):
         self.strikes.look(self, Course(request, Moment.GRANTED))
         return ticket
 
-    def send(self, number: signal.Signals, *, deadly: bool = True) -> None:
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        if type(order) is self.killed_by:
+            kill(self)
+        return await super().send(order)
+
+    def send_signal(self, number: signal.Signals, *, deadly: bool = True) -> None:
         assert self.info.pid is not None
         self.lost = self.lost or deadly
         os.kill(self.info.pid, number)
@@ -177,29 +185,29 @@ async def start_struck(config: EngineConfig, strikes: Strikes, spawn: Spawn) -> 
 def standing_still(*engines: StruckEngine) -> Iterator[None]:
     """What they are given meanwhile waits for them: no engine is quicker than the clients whom a test waits for."""
     for engine in engines:
-        engine.send(signal.SIGSTOP, deadly=False)
+        engine.send_signal(signal.SIGSTOP, deadly=False)
     try:
         yield
     finally:
         for engine in engines:
-            engine.send(signal.SIGCONT, deadly=False)
+            engine.send_signal(signal.SIGCONT, deadly=False)
 
 
 def kill(engine: StruckEngine) -> None:
-    engine.send(signal.SIGKILL)
+    engine.send_signal(signal.SIGKILL)
 
 
 def hang(engine: StruckEngine) -> None:
     """A stopped process is still there, but silent."""
-    engine.send(signal.SIGSTOP)
+    engine.send_signal(signal.SIGSTOP)
 
 
 def crash(engine: StruckEngine) -> None:
-    engine.send(signal.SIGSEGV)
+    engine.send_signal(signal.SIGSEGV)
 
 
 def abort(engine: StruckEngine) -> None:
-    engine.send(signal.SIGABRT)
+    engine.send_signal(signal.SIGABRT)
 
 
 def prefilling(course: Course) -> bool:

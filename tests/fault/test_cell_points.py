@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from motet.engine_orders import Connect
 from motet.errors import EngineError
 from motet.transfer.ticket import TransferAddress
 from tests.fault.answers import Body, ask
@@ -137,4 +138,4 @@ async def pull_posted(engine: StruckEngine) -> None:
 
     await eventually(ordered, "no pull was ordered")
     with pytest.raises(EngineError, match="no address"):
-        await engine.connect(TransferAddress("nobody", "no address", 1))
+        await engine.send(Connect(TransferAddress("nobody", "no address", 1)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from motet.engine import Worker
+from motet.engine_orders import Hold
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineDiedError
 from motet.routing.router import Router
@@ -44,7 +45,7 @@ async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, 
         await until(pair.p, lambda stats: stats.prefills == 2)
         send(pair.d, signal.SIGCONT)
         await anext(pulled)
-        await pair.d.hold(True)  # else it might end the first group before it is killed
+        await pair.d.send(Hold(True))  # else it might end the first group before it is killed
         now = await pair.d.stats(check=True)
         assert (now.groups_running, now.groups_waiting, now.transfers) == (1, 1, 1)
         await until(pair.p, lambda stats: stats.leases == 1)

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from motet.engines.native.receiver import PROGRAM, NcclReceiver
+from motet.control.nccl_receiver import NcclReceiver
+from motet.engines.native.spawn import RECEIVER, spawn_receiver
 from tests.deploy.gateways import RunningGateway
 from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, chat
@@ -39,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def receiver(library: str, forking: ForkingProcess) -> Receiver:
     """Makes receivers whose process is forked."""
-    return partial(NcclReceiver, lambda: "cpu", library=library, start=partial(forking.talking, PROGRAM))
+    return partial(NcclReceiver, lambda: "cpu", library=library, start=partial(forking.talking, RECEIVER))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def weights_of(folder: Path) -> str:
 
 
 def receiver_pid(cell: RunningCell) -> int | None:
-    assert isinstance(cell.service.receiver, NcclReceiver)
+    assert cell.service.receiver is not None
     return cell.service.receiver.pid
 
 
@@ -152,7 +153,7 @@ async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothi
         await until(cell, lambda: open_files() == 1)
         assert receiver_pid(cell) is not None
         await running.kill()
-    await until(cell, lambda: not cell.service.incoming.open)
+    await until(cell, lambda: not cell.service.upload.open)
     assert (receiver_pid(cell), open_files()) == (None, 0)
     refused = await cell.http.post("/finish_weight_update")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_weight_update")
@@ -193,7 +194,7 @@ async def test_a_trainer_that_is_not_there_is_told_of(cell: RunningCell, receive
     info = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
     refused = await init(cell, info)
     assert "has not done its part within 0.5 s" in refused
-    cell.service.receiver = NcclReceiver(lambda: "cuda", library=library)
+    cell.service.receiver = NcclReceiver(lambda: "cuda", start=spawn_receiver, library=library)
     assert "this server sees no CUDA device" in await init(cell, info)
     cell.service.receiver = receiver(library="/no such library")
     assert "NCCL cannot be used" in await init(cell, info)

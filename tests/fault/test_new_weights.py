@@ -12,13 +12,14 @@ import httpx
 import pytest
 
 from motet.deploy.server import Outcome
+from motet.engine_orders import ApplyWeights, EngineOrder, PrepareWeights
 from tests.fault.answers import Answer, Body, Reader, ask, lines_of, read
 from tests.fault.asked import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
 from tests.fault.children import BODIES as BODIES_OF_SERVERS
 from tests.fault.children import LOOK_EVERY_S, Servers, answer, client_of
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import StruckEngine, kill
+from tests.fault.striking import kill
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model
@@ -100,30 +101,23 @@ async def test_answers_after_an_update_equal_a_server_started_with_the_new_weigh
             assert await answers_of(cell) == expected["1"]
 
 
-@pytest.mark.parametrize(("moment", "version"), [("prepare_weights", "0"), ("apply_weights", "1")])
+@pytest.mark.parametrize(("order", "version"), [(PrepareWeights, "0"), (ApplyWeights, "1")])
 async def test_if_an_engine_is_killed_during_an_update_all_have_one_version_afterwards(
-    moment: str, version: str, folder: Path, other: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
+    order: type[EngineOrder],
+    version: str,
+    folder: Path,
+    other: Path,
+    forking: ForkingProcess,
+    expected: dict[str, list[Answer]],
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
-        struck = cell.engine("decode-1")
-        kill_at(struck, moment)
+        cell.engine("decode-1").killed_by = order
         answer = await cell.http.post("/update_weights", json={"weight_dir": str(other)})
         assert (answer.status_code == 200) == (version == "1"), answer.text
         assert await versions(cell) == {version}
         assert await answers_of(cell) == expected[version]
         assert await update(cell, other) == str(int(version) + 1)
         assert await answers_of(cell) == expected["1"]
-
-
-def kill_at(engine: StruckEngine, moment: str) -> None:
-    """Kills the engine when it is asked to do that."""
-    method = getattr(engine, moment)
-
-    async def killed(*arguments: object) -> object:
-        kill(engine)
-        return await method(*arguments)
-
-    setattr(engine, moment, killed)
 
 
 async def test_weights_that_cannot_be_used_are_refused_and_the_old_ones_serve_on(

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from motet.engine import Engine
+from motet.engine_orders import Connect
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import EngineError
@@ -44,14 +45,14 @@ class WorkerPair:
     async def meet(self) -> None:
         """Connects the two, as a cell does when it starts."""
         assert self.p.info.transfer is not None
-        await self.d.connect(self.p.info.transfer)
+        await self.d.send(Connect(self.p.info.transfer))
 
     async def pull_posted(self) -> None:
         """Waits until D's transfer thread has begun the pull. It obeys in order, and looks at every pull between two
         orders that came apart."""
         await until(self.d, lambda stats: stats.pulls_open == 1)
         with pytest.raises(EngineError, match="no address"):
-            await self.d.connect(TransferAddress("nobody", "no address", 1))
+            await self.d.send(Connect(TransferAddress("nobody", "no address", 1)))
 
     async def start(self, role: Role, **changes: object) -> NativeEngine:
         """Starts another engine, which is closed with the others."""

@@ -7,8 +7,8 @@ import sys
 import msgspec
 import pytest
 
-from motet.engine import TrainerGroup
-from motet.engines.native.receiver import PROGRAM, Join
+from motet.engines.native.spawn import RECEIVER
+from motet.models.trainer_group import JoinGroup, TrainerGroup
 from motet.settings.server_config import environment
 from tests.nccl.library import fake_nccl
 
@@ -24,8 +24,8 @@ def test_a_process_that_waits_for_a_trainer_ends_with_its_standard_input(
         group = TrainerGroup(
             rank=1, world_size=2, master_address=address, master_port=port, packed=True, buffer_bytes=1, num_buffers=1
         )
-        order = msgspec.json.encode(Join(group, "cpu", library, 300.0)) + b"\n"
-        command = [sys.executable, "-m", PROGRAM]
+        order = msgspec.json.encode(JoinGroup(group, "cpu", library, 300.0)) + b"\n"
+        command = [sys.executable, "-m", RECEIVER]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(order)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from motet.engine import TrainerGroup
 from motet.engines.native.cuda.nccl import Communicator, Nccl, NcclError, id_in, join
 from motet.engines.native.cuda.receive import Piece, pieces_of
 from motet.models.checkpoint import TensorFacts, safetensors_header
+from motet.models.trainer_group import TrainerGroup
 from tests.nccl.library import fake_nccl
 from tests.nccl.trainer import Plan, Root, ncclUniqueId, packed
 

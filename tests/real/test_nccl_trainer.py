@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.engines.native.receiver import NcclReceiver
+from motet.control.nccl_receiver import NcclReceiver
+from motet.engines.native.spawn import spawn_receiver
 from motet.settings.server_config import environment
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, chat
@@ -35,7 +36,7 @@ async def test_vllm_s_trainer_brings_the_weights_of_a_folder(
     library = fake_nccl(tmp_path)
     other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path / "other", seed=4))
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
-        cell.service.receiver = NcclReceiver(lambda: "cpu", library=library)
+        cell.service.receiver = NcclReceiver(lambda: "cpu", start=spawn_receiver, library=library)
         old = await ask(cell.http, CHAT, BODY)
         assert (await cell.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
         new = await ask(cell.http, CHAT, BODY)

@@ -37,7 +37,7 @@ from motet.api.trainers.weight_routes import transfer_router, weight_router
 from motet.api.vllm.generate import generate_router
 from motet.api.vllm.render import render_router
 from motet.api.worker.engine_routes import engine_router
-from motet.api.worker.engine_weights import engine_weight_router
+from motet.api.worker.order_routes import order_router
 
 ROUTERS = (
     chat_router,
@@ -56,7 +56,7 @@ ROUTERS = (
     rollout_router,
     weight_router,
     transfer_router,
-    engine_weight_router,
+    order_router,
     sleep_router,
     server_info_router,
     sglang_generate_router,

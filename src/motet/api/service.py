@@ -1,19 +1,19 @@
 """What the routes of one app share: the models, the workers, the settings, the limits, and the metrics.
 
-All workers are asked at once how they are (`snapshot_workers`); one that does not answer delays nobody.
+`snapshot_workers` queries all workers at the same time, so a worker that does not answer delays no other.
 
-its keeper says       asked     shown as
-ready, draining       yes       the same if it answers, else silent or dead; ready is draining where the server drains
-silent                no        the same: it gave no sign of life for longer than we would wait here
-starting, dead        no        the same, and without an engine, whatever engine it had before
+its keeper reports    queried   shown as
+ready, draining       yes       the same if it answers, else silent or dead; ready is draining if the server drains
+silent                no        the same: it gave no sign of life for longer than a query would wait
+starting, dead        no        the same, and without an engine, even if it had one before
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 
@@ -21,164 +21,77 @@ from motet.api.http.admission import EVERYTHING, Admission, KeyLimits, Rights, r
 from motet.api.http.failure import above_maximum
 from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
-from motet.api.trainers.incoming_weights import IncomingWeights
-from motet.engine import (
-    ANSWERING,
-    PreparedWeights,
-    SleepTag,
-    WeightReceiver,
-    WeightUpdate,
-    WorkerReport,
-    Workers,
-    WorkerState,
-)
+from motet.api.trainers.checkpoint_upload import CheckpointUpload
+from motet.control.engine_control import EngineControl
+from motet.control.nccl_receiver import NcclReceiver
+from motet.engine import ANSWERING, WorkerReport, WorkerState
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats
-from motet.models.checkpoint import Checkpoint
 from motet.settings.named_worker import NamedWorker
 from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineInfo, PauseMode
+from motet.types import EngineInfo
 
 
-class Membership(Protocol):
-    """How operators change which workers there are. Raises `NotFoundError` for an id that no worker has."""
+@dataclass(frozen=True)
+class Membership:
+    """The ways in which operators change the workers of a gateway. `leave` and `drain` raise NotFoundError for an id
+    that no worker has."""
 
-    async def join(self, named: NamedWorker, id: str | None) -> str:
-        """Adds a server as a worker, and returns its id once it is listed: as starting, until it has been reached.
-        `id`: None for one that is made up. Raises `RequestError` for a URL or an id that is taken."""
-
-    async def leave(self, id: str, drain_s: float) -> None:
-        """The worker gets no new groups from now on. Returns at once; the worker is gone when its groups have ended, or
-        after `drain_s`, and groups that have not ended by then go on elsewhere."""
-
-    async def drain(self, id: str) -> None:
-        """The worker gets no new groups from now on, and stays."""
-
-
-class Weights(Protocol):
-    """The weights of the engines that were started here (`deploy.weights`)."""
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def paused(self) -> bool: ...
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Returns once nothing is computed; new groups wait."""
-        ...
-
-    async def abort(self, traces: Collection[str] | None) -> int:
-        """Ends groups where they are: all, or those of these requests. Returns their number."""
-        ...
-
-    async def resume(self) -> None: ...
-
-    async def update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
-        """Gives all engines new weights, or none, and owns the checkpoint from now on. Raises RequestError for weights
-        that cannot be used, and EngineError if an engine is not there."""
-        ...
-
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties all prefix caches. Groups under way keep their KV, or compute it `anew`."""
-        ...
-
-    async def rename(self, version: str) -> None:
-        """Calls the weights by another version."""
-        ...
-
-    async def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of what the engines have in place of each tensor of a checkpoint. Raises EngineError
-        unless all have the same."""
-        ...
-
-    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
-        """Does the first step of an update, for a gateway: the engines read new weights while the old ones serve."""
-        ...
-
-    async def apply_weights(self, version: str, *, digest: str = "") -> None:
-        """Does the second step. Raises EngineError if nothing is prepared, or other weights than those of `digest`."""
-        ...
-
-    def drop_weights(self, digest: str = "") -> None:
-        """Forgets what is prepared, unless it is something else than the weights of `digest`."""
-        ...
-
-    async def hold(self, held: bool) -> None:
-        """Stops the engines between two steps, or lets them go on, for a gateway that pauses."""
-        ...
-
-
-class Sleep(Protocol):
-    """The memory of the engines that were started here (`deploy.sleep`)."""
-
-    @property
-    def asleep(self) -> bool:
-        """True while they compute nothing, whatever memory they have given back."""
-        ...
-
-    async def sleep(self, level: int, mode: PauseMode) -> None:
-        """Pauses; gives back the KV cache from level 1 on, and the weights at level 2. Raises RequestError if the
-        engines cannot."""
-        ...
-
-    async def wake(self, tags: Collection[SleepTag]) -> bool:
-        """Takes memory again: all, or only that of these tags. Returns True if all is there and groups go on. Raises
-        EngineError if weights cannot be read again."""
-        ...
-
-    async def let_groups_end(self) -> None:
-        """Wakes all before the server stops; never raises."""
-        ...
+    join: Callable[[NamedWorker, str | None], Awaitable[str]]
+    """Adds a server as a worker with an id, or with a generated one if that is None. Returns the id as soon as the
+    worker is listed: as starting, until it has been reached. Raises RequestError for a URL or an id that is taken."""
+    leave: Callable[[str, float], Awaitable[None]]
+    """Gives a worker no new groups from now on, and returns at once. The worker is removed when its groups have ended,
+    or after this number of seconds; groups that have not ended by then move to other workers."""
+    drain: Callable[[str], Awaitable[None]]
+    """Gives a worker no new groups from now on. The worker stays."""
 
 
 Opened = TypeVar("Opened")
 
-Connect = Callable[[TransferAddress], Awaitable[None]]
-"""Raises MotetError if the two cannot meet."""
+ConnectEngine = Callable[[TransferAddress], Awaitable[None]]
+"""Connects the engine to another worker. Raises MotetError if they cannot connect."""
 
 
 @dataclass
 class Service:
-    """One for each server. The engines belong to whoever started them; they are not closed here."""
+    """The state that the routes of a server share. It does not own the engines, and does not close them."""
 
     models: Models
     """The models that requests may name."""
     config: ServerConfig
-    workers: Workers
-    """The workers behind the models, looked up each time."""
+    workers: Callable[[], Sequence[WorkerReport]]
+    """Returns the workers of all models at this moment, in the order in which they joined."""
     figures: Callable[[], RoutingFigures] = RoutingFigures
     """Returns the counts of routing."""
     membership: Membership | None = None
-    """How workers join and leave; None: they are fixed."""
-    weights: Weights | None = None
-    """None if its engines are elsewhere."""
-    sleep: Sleep | None = None
-    """As `weights`."""
-    receiver: WeightReceiver | None = None
-    """What receives tensors over NCCL, if an engine runs on a GPU; None if nothing can."""
+    """The ways in which workers join and leave; None if the workers are fixed."""
+    control: EngineControl | None = None
+    """Weights, pauses and sleep of the engines; None if the server has none to control."""
+    receiver: NcclReceiver | None = None
+    """Receiver of tensors over NCCL; None if the server has none."""
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
-    """Returns the tokenizer's files for gateways that ask for them; may read from disk."""
-    connect: Connect | None = None
-    """Introduces the engine to another worker; None if it cannot."""
+    """Returns the tokenizer's files for gateways. Can read from disk."""
+    connect: ConnectEngine | None = None
+    """Connects the engine to another worker; None if it cannot."""
     takes_tickets: bool = False
-    """True if clients may bring tickets to a decode server: a cluster key shows which ones workers of ours made."""
+    """True if clients may bring tickets to a decode server: a cluster key shows which tickets Motet's workers made."""
     block_events: Callable[[], str | None] = lambda: None
-    """Returns the address where the engine's cached blocks are published, if anywhere."""
+    """Returns the address at which the engine's cached blocks are published; None if they are not."""
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
-    """Draws the seed of each prompt of a request that gave none. Equal prompts in one request have different ones."""
+    """Returns the seed of a prompt in a request without seed. Equal prompts in one request get different seeds."""
     clock: Callable[[], float] = time.monotonic
     tracer: Tracer = NO_TRACES
 
     def __post_init__(self) -> None:
         config = self.config
         self.admission = Admission(config.max_waiting_groups)
-        self.drain_asked = asyncio.Event()
-        self.incoming = IncomingWeights()
+        self.drain_requested = asyncio.Event()
+        self.upload = CheckpointUpload()
         self.groups = KnownGroups(self.clock)
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)
@@ -191,7 +104,7 @@ class Service:
 
     def served(self, name: str | None) -> ServedModel:
         """Returns the model that a request names, or the only one. Raises what `model_named` raises, and `RequestError`
-        for a model that takes texts: requests for one are passed on before they come here."""
+        for a model that takes texts: the routes that can serve it have passed the request on before this call."""
         model = model_named(self.models(), name)
         if isinstance(model, TextModel):
             raise RequestError(
@@ -203,7 +116,7 @@ class Service:
         return model
 
     def only_model(self) -> ServedModel:
-        """The model of this server when a gateway uses it as a worker. Raises NoSingleModelError."""
+        """Returns the model of this server as the worker of a gateway. Raises NoSingleModelError."""
         match [*self.models().values()]:
             case [ServedModel() as model]:
                 return model
@@ -215,8 +128,9 @@ class Service:
     def check_size(
         self, client: str, *, num_prompts: int, n: int, most: int, prompt_param: str, count_param: str = "n"
     ) -> None:
-        """Raises if a request may not have this many prompts with `n` choices each (at most `most`), or would not be
-        let in now. Called early, it saves reading prompts in vain. `prompt_param`, `count_param`: named in errors."""
+        """Raises if a request may not have `num_prompts` prompts with `n` choices each (maximum: `most`), or would not
+        be let in now. An early call saves reading prompts that are then refused. `prompt_param`, `count_param`: named
+        in errors."""
         if n > most:
             flag = "--max-n" if most == self.config.max_n else "--max-num-seqs"
             raise above_maximum(count_param, n, most=most, flag=flag)
@@ -240,29 +154,30 @@ class Service:
         self.key_limits.check(client, total)
 
     def rights(self, client: str) -> Rights:
-        """Returns what a client may ask for."""
+        """Returns what a client is permitted to do."""
         return self._rights.get(client, EVERYTHING)
 
     @property
     def only_worker(self) -> str:
-        """The id of the worker, if there is just one; else empty."""
-        reports = self.workers.reports()
+        """Id of the worker if there is only one; else empty."""
+        reports = self.workers()
         return reports[0].id if len(reports) == 1 else ""
 
     def opened(self, part: Opened | None) -> Opened:
-        """Returns what a route of trainers is about. Raises NotFoundError unless these routes are open here."""
+        """Returns the part that a route of trainers acts on. Raises NotFoundError unless these routes are open here."""
         if not self.config.rl:
             raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
         if part is None:
             raise NotFoundError(
-                "The engines of this server are elsewhere: ask their own servers.", code="no_engines_here"
+                "The engines of this server are on other servers: use the routes of those servers.",
+                code="no_engines_here",
             )
         return part
 
     def start_drain(self) -> None:
-        """Takes no new groups from now on; those that run finish."""
+        """Takes no new groups from now on. Running groups finish."""
         self.admission.draining = True
-        self.drain_asked.set()
+        self.drain_requested.set()
 
 
 WITHOUT_ENGINE = (WorkerState.STARTING, WorkerState.DEAD)
@@ -270,31 +185,32 @@ WITHOUT_ENGINE = (WorkerState.STARTING, WorkerState.DEAD)
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """A worker as its keeper knows it, with what it answered itself."""
+    """A worker as its keeper knows it, with its own answer to the query."""
 
     report: WorkerReport
     state: WorkerState
     stats: EngineStats | None = None
-    """Its figures, if it answered."""
+    """Figures of its engine; None if it did not answer."""
 
     @property
     def info(self) -> EngineInfo | None:
-        """The facts about its engine; None while it has none."""
+        """Facts about its engine; None while it has none."""
         worker = self.report.worker
         return None if worker is None or self.state in WITHOUT_ENGINE else worker.engine.info
 
     @property
     def alive(self) -> bool:
-        """True if it answered, or is merely slow."""
+        """True if it answered, or is only slow."""
         return self.report.state in ANSWERING and self.state is not WorkerState.DEAD
 
 
 async def snapshot_workers(
     reports: Iterable[WorkerReport], *, patience_s: float, draining: bool = False, local_only: bool = False
 ) -> list[WorkerSnapshot]:
-    """Returns the workers in the order of `reports`. `draining`: the server drains. `local_only`: asks local ones."""
+    """Returns the workers in the order of `reports`. `draining`: True if the server drains. `local_only`: queries only
+    the workers of this server."""
 
-    async def seen(report: WorkerReport) -> WorkerSnapshot:
+    async def snapshot(report: WorkerReport) -> WorkerSnapshot:
         worker, state = report.worker, report.state
         if draining and state is WorkerState.READY:
             state = WorkerState.DRAINING
@@ -304,8 +220,8 @@ async def snapshot_workers(
             async with asyncio.timeout(patience_s):
                 return WorkerSnapshot(report, state, await worker.engine.stats())
         except (TimeoutError, EngineError) as error:
-            # It is in a long step, or stopped, or its server says so; an engine of ours that is silent has been killed.
+            # It is in a long step, or stopped, or its server reports so. A silent engine of this server was killed.
             slow = isinstance(error, TimeoutError) or (isinstance(error, EngineSilentError) and not worker.local)
             return WorkerSnapshot(report, WorkerState.SILENT if slow else WorkerState.DEAD)
 
-    return await asyncio.gather(*map(seen, reports))
+    return await asyncio.gather(*map(snapshot, reports))

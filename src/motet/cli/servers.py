@@ -154,7 +154,7 @@ def gateway(settings: Settings, *, stop_with_stdin: bool) -> int:
     def on_ready(serving: Serving[Gateway]) -> None:
         favour_streams()
         service = serving.service
-        typer.echo(gateway_ready_line(serving.url, service.model_names, workers=service.workers.reports()))
+        typer.echo(gateway_ready_line(serving.url, service.model_names, workers=service.workers()))
 
     run = partial(run_gateway, plan, on_ready=on_ready)
     return run_until_stopped(run, settings, command="motet gateway", stop_with_stdin=stop_with_stdin)

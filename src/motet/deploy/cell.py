@@ -25,14 +25,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
+from motet.control.engine_control import EngineControl
 from motet.deploy.block_events import BlockEvents, indexing
 from motet.deploy.discover import FoundServer, ProbeSettings
 from motet.deploy.gateway import Gateway, WorkerList
-from motet.deploy.meet import Connecting, meet_fleet
+from motet.deploy.meet import meet_fleet
 from motet.deploy.server_plan import ServerPlan, cores, engine_configs
-from motet.deploy.sleep import CellSleep
-from motet.deploy.weights import CellWeights
-from motet.engine import Engine, Worker, WorkerState
+from motet.engine import ControlledEngine, Engine, Worker, WorkerState
+from motet.engine_orders import Connect
 from motet.engines.http import Client
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
@@ -54,12 +54,16 @@ STEADY_S = 10.0
 FIRST_BACKOFF_S = 0.25
 
 
-class LocalEngine(Engine, Connecting, Protocol):
-    """An engine in a process that was started here (`NativeEngine`; tests have their own)."""
+class LocalEngine(Engine, ControlledEngine, Protocol):
+    """An engine in a process that this server has started (`NativeEngine`; tests have their own)."""
 
     @property
     def died(self) -> asyncio.Event:
         """Set when the process has ended by itself, or was killed because it hung."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL, as if it had died by itself."""
         ...
 
     def listen_to_blocks(self, listener: BlockListener) -> None:
@@ -73,10 +77,9 @@ StartEngine = Callable[[EngineConfig], Awaitable[LocalEngine]]
 class Cell:
     """Engines that serve together. Made by `start_cell`."""
 
-    def __init__(self, router: Router, keepers: Sequence["LocalKeeper"], *, weights: CellWeights) -> None:
+    def __init__(self, router: Router, keepers: Sequence["LocalKeeper"], *, control: EngineControl) -> None:
         self.router = router
-        self.weights = weights
-        self.sleep = CellSleep(weights)
+        self.control = control
         self._keepers = keepers
         self._prefill: Gateway | None = None
         """Prefill servers elsewhere; None if it asks none."""
@@ -106,8 +109,8 @@ class Cell:
         """Connects its engines that fetch KV to a worker elsewhere. Raises MotetError if one cannot."""
         fetching = [keeper.id for keeper in self._keepers if keeper.role is Role.DECODE]
         for worker in self.workers:
-            if worker.id in fetching and isinstance(worker.engine, Connecting):
-                await worker.engine.connect(address)
+            if worker.id in fetching and isinstance(worker.engine, ControlledEngine):
+                await worker.engine.send(Connect(address))
 
     def endpoint(self) -> str | None:
         """Returns the address of its block events, if there is exactly one."""
@@ -142,7 +145,7 @@ class Cell:
         """Ends open groups with `EngineClosedError`, and all processes. `watch` must have ended. May come twice."""
         await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
-        self.weights.close()
+        await self.control.close()
         if self._prefill is not None:
             await self._prefill.close()
 
@@ -153,7 +156,7 @@ async def start_cell(
     """Starts all engines of the plan, or none. `address`: of the server itself; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
     router = make_router(plan.routing, plan.cell, role=plan.role, tracer=tracer)
-    weights = CellWeights(router)
+    control = EngineControl(router)
     keepers = [
         LocalKeeper(
             id,
@@ -161,14 +164,14 @@ async def start_cell(
             fleet=router.fleet,
             start_engine=start_engine,
             block_events=BlockEvents(plan.kv_events, number),
-            weights=weights,
+            control=control,
             restarts=plan.routing.engine_restarts,
             longest_backoff_s=plan.longest_backoff_s,
             address=address if len(configs) == 1 else None,
         )
         for number, (id, config) in enumerate(configs.items())
     ]
-    cell = Cell(router, keepers, weights=weights)
+    cell = Cell(router, keepers, control=control)
     try:
         await cell.start(plan, client)
     except BaseException:
@@ -226,7 +229,7 @@ class LocalKeeper:
         fleet: Fleet,
         start_engine: StartEngine,
         block_events: BlockEvents,
-        weights: CellWeights,
+        control: EngineControl,
         restarts: int,
         longest_backoff_s: float,
         address: str | None = None,
@@ -248,7 +251,7 @@ class LocalKeeper:
         self._longest_backoff_s = longest_backoff_s
         self._clock = clock
         self._wait = wait
-        self._weights = weights
+        self._control = control
         self._engine: LocalEngine | None = None
 
     async def start(self) -> None:
@@ -258,7 +261,7 @@ class LocalKeeper:
     async def join(self) -> None:
         """Adds the started engine to the fleet, with the weights of the others: it meets them, and gets groups from now
         on. Raises MotetError if it cannot get these weights."""
-        async with self._weights.lock:
+        async with self._control.lock:
             await self._join()
 
     async def _join(self) -> None:
@@ -267,10 +270,10 @@ class LocalKeeper:
         engine.listen_to_blocks(indexing(self._fleet.index, self.id))
         if (listener := self.block_events.listener(engine.info.block_size)) is not None:
             engine.listen_to_blocks(listener)
-        await self._weights.bring(engine)
+        await self._control.bring(engine)
         transfer = engine.info.transfer
         side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
-        worker = Worker(self.id, engine, self._address or side_channel)
+        worker = Worker(self.id, engine, self._address or side_channel, kill=engine.kill)
         await meet_fleet(worker, self._fleet)
         self._fleet.put(worker)
 

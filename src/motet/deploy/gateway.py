@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from motet.control.engine_control import EngineControl
 from motet.deploy.discover import CompatibilityCheck, FoundServer, ProbeSettings
 from motet.deploy.meet import meet_fleet
 from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, KeptEngine, RemoteKeeper
 from motet.deploy.shutdown import first_of
-from motet.deploy.weights import CellWeights
 from motet.engine import Worker
 from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.wire import EngineReport
@@ -130,7 +130,7 @@ class Gateway:
         workers that exchange KV meet before they get a group, False if they do it themselves; `texts`: routes requests
         for models that only text upstreams have. Raises ConfigError."""
         self.router = router
-        self.weights = CellWeights(router, everywhere=True)
+        self.control = EngineControl(router, on_other_servers=True)
         self._likeness = CompatibilityCheck()
         self._fleet = router.fleet
         self._learn = learn
@@ -197,7 +197,7 @@ class Gateway:
         """Ends all groups and questions of its workers; their servers run on."""
         await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
-        self.weights.close()
+        await self.control.close()
 
     def add(self, named: NamedWorker, id: str | None = None) -> str:
         """Returns the id of the new worker. Raises RequestError if its URL or id is taken."""
@@ -322,8 +322,8 @@ class Gateway:
                 self._fleet.put_text(id, report.models)
             else:
                 self._fleet.offer(id, report.models)
-                async with self.weights.lock:
-                    await self.weights.bring(kept)
+                async with self.control.lock:
+                    await self.control.bring(kept)
                     await self._join_engine(Worker(id, kept, server.url, local=False), report.info.kind)
         except BaseException:  # its keeper does not have it yet, but it may have groups already
             kept.lost(WorkerLeavingError(f"{id} has left"))

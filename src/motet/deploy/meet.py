@@ -3,30 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from motet.engine import ANSWERING, Engine, Worker
+from motet.engine import ANSWERING, ControlledEngine, Engine, Worker
+from motet.engine_orders import Connect
 from motet.errors import MotetError
 from motet.ids import new_request_id
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import fetches, pair_key
-from motet.transfer.ticket import TransferAddress
 from motet.types import EngineKind, GenerateRequest, Role, SamplingParams, choice_starts
 
 logger = logging.getLogger(__name__)
 
 FIRST_TRANSFER_S = 5.0
-
-
-@runtime_checkable
-class Connecting(Protocol):
-    """An engine of ours, here or elsewhere, that can be told to connect to another one."""
-
-    async def connect(self, address: TransferAddress) -> None:
-        """Raises MotetError if the other one cannot be reached."""
-        ...
 
 
 async def meet_fleet(newcomer: Worker, fleet: Fleet) -> None:
@@ -51,8 +41,8 @@ async def meet_all(newcomer: Worker, others: Iterable[Worker]) -> None:
 async def _meet(decode: Worker, prefill: Worker) -> None:
     address = prefill.engine.info.transfer
     try:
-        if address is not None and isinstance(decode.engine, Connecting):
-            await decode.engine.connect(address)
+        if address is not None and isinstance(decode.engine, ControlledEngine):
+            await decode.engine.send(Connect(address))
         elif decode.engine.info.kind is EngineKind.VLLM:
             async with asyncio.timeout(FIRST_TRANSFER_S):
                 await _first_transfer(decode.engine, prefill.engine)

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from motet.deploy.block_events import Follow, WorkerEventFollower
 from motet.engine import WorkerState
-from motet.engines.far import FarEngine
+from motet.engines.server_engine import ServerEngine
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, WorkerFaultError
 from motet.kv_events.follower import follow_blocks
@@ -204,7 +204,7 @@ class RemoteKeeper:
                 self._engine = await self._join(report)
             except EngineError as error:
                 raise EngineError(f"{self.id} cannot be used here: {error.message}") from error
-        elif isinstance(self._engine, FarEngine) and self._engine.renewed(report):
+        elif isinstance(self._engine, ServerEngine) and self._engine.take_facts(report):
             self._fleet.note_weights(self.id)
         self._fleet.offer(self.id, report.models)
         self._mark_present(report)  # first of all, since a worker that drains must get no groups

@@ -29,7 +29,8 @@ from fastapi import FastAPI
 
 from motet.api.app import create_app
 from motet.api.served import Models, one_model
-from motet.api.service import Service
+from motet.api.service import Membership, Service
+from motet.control.nccl_receiver import NcclReceiver, cuda_device
 from motet.deploy.cell import Cell, StartEngine, start_cell
 from motet.deploy.connection import connection_limits
 from motet.deploy.discover import ProbeSettings, read_files
@@ -40,7 +41,7 @@ from motet.deploy.server_plan import GatewayPlan, ServerPlan
 from motet.deploy.shutdown import StopSignals, first_of
 from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
-from motet.engines.native.receiver import NcclReceiver, cuda_device
+from motet.engines.native.spawn import spawn_receiver
 from motet.errors import StartupError
 from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import make_router
@@ -107,11 +108,10 @@ async def run_server(
         service = Service(
             one_model(config.served_model_name, router, tokenizer=tokenizer, formats=formats, placed=router.placed()),
             config,
-            workers=router.fleet,
+            workers=router.fleet.reports,
             figures=cell.figures,
-            weights=cell.weights,
-            sleep=cell.sleep,
-            receiver=NcclReceiver(partial(cuda_device, router.fleet)),
+            control=cell.control,
+            receiver=receiver_for(router.fleet),
             tokenizer_files=partial(read_files, plan.tokenizer_path),
             connect=cell.connect,
             takes_tickets=bool(plan.engine.cluster_key),
@@ -140,15 +140,19 @@ async def run_gateway(
         service = Service(
             models,
             replace(config, served_model_name=names[0]),
-            workers=gateway.router.fleet,
+            workers=gateway.router.fleet.reports,
             figures=gateway.router.figures,
-            membership=gateway,
-            weights=gateway.weights,
-            receiver=NcclReceiver(partial(cuda_device, gateway.router.fleet)),
+            membership=Membership(gateway.join, gateway.leave, gateway.drain),
+            control=gateway.control,
+            receiver=receiver_for(gateway.router.fleet),
             tokenizer_files=models.tokenizer_files,
             tracer=tracer,
         )
         return await serve(service, gateway, listener=listener, on_ready=on_ready, signals=signals)
+
+
+def receiver_for(fleet: Fleet) -> NcclReceiver:
+    return NcclReceiver(lambda: cuda_device(fleet.reports()), start=spawn_receiver)
 
 
 def tracer_of(config: ServerConfig) -> AbstractAsyncContextManager[Tracer]:
@@ -235,7 +239,7 @@ async def serve(
         watching = tasks.create_task(workforce.watch())
         ended = tasks.create_task(http.serve(sockets=[listener]))
         on_ready(serving)
-        await first_of(asyncio.wait([ended]), signals.drain.wait(), service.drain_asked.wait(), workforce.death())
+        await first_of(asyncio.wait([ended]), signals.drain.wait(), service.drain_requested.wait(), workforce.death())
         outcome = Outcome.STOPPED
         if not workforce.dead:
             service.start_drain()
@@ -253,17 +257,19 @@ async def serve(
         await workforce.close()
         if service.receiver is not None:
             await service.receiver.close()
-        service.incoming.drop()
+        service.upload.drop()
         http.stop(at_once=signals.at_once.is_set())
     return outcome
 
 
 async def _let_go_on(service: Service) -> None:
-    """Ends a pause or a sleep before the server stops: groups that are kept would not end."""
-    if service.sleep is None and service.weights is not None:
-        await service.weights.resume()
-    elif service.sleep is not None and service.admission.open:
-        await service.sleep.let_groups_end()
+    """Ends a pause or a sleep before the server stops: groups that were kept would not end."""
+    if (control := service.control) is None:
+        return
+    if control.sleep is None:
+        await control.resume()
+    elif service.admission.open:
+        await control.sleep.let_groups_end()
 
 
 def favour_streams() -> None:

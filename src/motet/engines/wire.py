@@ -1,33 +1,27 @@
-"""Our own engine protocol between a gateway and its workers; the pipe of an engine process uses parts of it.
+"""The engine protocol between a gateway and its workers, both Motet servers. The pipe of an engine process uses parts
+of it.
 
-    GET  /engine            ─► EngineReport                       how the worker is; asked every second
+    GET  /engine            ─► EngineReport                       how the worker is; requested every second
     POST /engine/generate   GenerateRequest ─► frames             a group, as long as the connection lasts
     POST /engine/prefill    GenerateRequest ─► Ticket
     POST /engine/release    Ticket
-    POST /engine/stop       StopChoice                            one choice of a group, or a whole prefill
-    POST /engine/connect    TransferAddress
+    POST /engine/stop       StopChoice                            one choice of a group, or a prefill
+    POST /engine/order      WorkerOrder ─► OrderAnswer            weights, pauses, connections (`engine_orders`)
+    POST /engine/checkpoint?file=I                                a safetensors file, for the next PrepareWeights
     GET  /engine/tokenizer  ─► name of each file -> its bytes
 
-    POST /engine/weights    WeightOrder ─► PreparedWeights      the engines of the worker read new weights
-                            a safetensors file                    the same, `?piece=I&of=N`, for each file in memory
-    POST /engine/weights/apply  WeightVersion ─► EngineInfo       they get them
-    POST /engine/weights/drop?digest=                             they forget those that they have read
-    POST /engine/weights/name   WeightVersion                     they are called by another version
-    GET  /engine/weights/sums   ─► name of each tensor -> the SHA-256 of what the engines have in its place
-    POST /engine/weights/hold?held=                               they stop between two steps, or go on
-    POST /engine/weights/forget?anew=                             their prefix caches are emptied
-
-All bodies but those with `TENSORS` are msgpack. A frame of a group's answer is
+All bodies but the one with `TENSORS` are msgpack. A frame of a group's answer is
 
     [ length of the payload, 4 bytes | kind, 1 byte | payload ]     big endian; payload: GroupDelta or CarriedError
 
-The number of the protocol goes with every request (`PROTOCOL_HEADER`) and is in the report; a server refuses another
-one. It is raised by every change that the other side could misread. Fields with a default may be added without a new
-number: the other side ignores fields that it does not know.
+The number of the protocol is in every request (`PROTOCOL_HEADER`) and in the report; a server refuses another number.
+It is raised by every change that the other side could misread. Fields with a default can be added without a new number:
+the other side ignores fields that it does not know.
 
-    2   a request may have a grammar: a worker that ignored it would write what it forbids
+    2   a request may have a grammar: a worker that ignored it would generate what the grammar forbids
     3   a request may have `allowed_token_ids`, `logprob_token_ids` and `logprobs_mode`: a worker that ignored them
-        would write other tokens, or tell other log-probabilities
+        would generate other tokens, or report other log-probabilities
+    4   all orders go to /engine/order; /engine/connect and the routes below /engine/weights are gone
 """
 
 import math
@@ -51,13 +45,12 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
-from motet.models.checkpoint import CheckpointKind
 from motet.types import EngineInfo, EngineKind, GroupDelta, ModelCard
 
-PROTOCOL = 3
+PROTOCOL = 4
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 WORKER_KEY_CODE = "worker_key_required"
-"""The error code of a server of ours that wants another worker key."""
+"""The error code of a Motet server that requires another worker key."""
 MSGPACK = "application/msgpack"
 FRAMES = "application/vnd.motet.engine-frames"
 TENSORS = "application/octet-stream"
@@ -66,19 +59,19 @@ INVALID_WEIGHTS = "invalid_weights"
 """The code of an error about weights that cannot be used. The API names the field that brought them."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""The files that a server needs of a model that others run."""
+"""The files that a server needs of a model that other servers run."""
 
 MAX_FRAME_BYTES = 2**27
 """The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20 each."""
 MAX_STEP_BYTES = 2**24
 """The largest frame without them: a step of 1024 choices has 0.3 MB with 20 log-probabilities each, 15 MB with 1000."""
 MAX_MESSAGE_CHARS = 2000
-"""An error's message from another process is cut to so many."""
+"""Maximum length of an error message from another process. The rest is cut off."""
 
 MAX_MODELS = 4096
 MAX_TEXT_CHARS = 1000
 MAX_NUMBERS = 1024
-"""Most numbers in a list of a report, such as its end-of-sequence tokens, and most entries of a dictionary."""
+"""Maximum length of a list in a report, such as its end-of-sequence tokens, and of a dictionary."""
 MAX_FIGURE = 2**63
 MAX_LENGTH = 2**31
 SIZES = {
@@ -90,21 +83,21 @@ SIZES = {
     "max_num_seqs": (1, 2**20),
     "ticket_readers": (1, 2**20),
 }
-"""The least and the largest value of each number with which routing calculates."""
+"""Minimum and maximum of each number with which routing calculates."""
 
 UNREADABLE: tuple[type[Exception], ...] = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The errors of msgspec for bytes of another type; for text that is no UTF-8 it raises UnicodeDecodeError."""
+"""The errors of msgspec for bytes of another type. For text that is not UTF-8 it raises UnicodeDecodeError."""
 
 _BY_NAME: dict[str, type[MotetError]] = {
     name: found
     for name, found in vars(errors).items()
     if isinstance(found, type) and issubclass(found, MotetError) and found is not UpstreamRefusalError
 }
-"""The error classes that the other side can make again from a `CarriedError`."""
+"""The error classes that the receiver can make from a `CarriedError`, by name."""
 
 
 class CarriedError(msgspec.Struct, frozen=True, array_like=True):
-    """An error of ours on its way to another process."""
+    """A MotetError on its way to another process."""
 
     kind: str
     message: str
@@ -118,7 +111,7 @@ class CarriedError(msgspec.Struct, frozen=True, array_like=True):
         return cls(type(error).__name__, error.message, param, error.code, error.retry_after_s)
 
     def error(self) -> MotetError:
-        """Makes the same error on the other side; a class that is not in the list becomes an EngineError."""
+        """Makes the same error at the receiver. An unknown class becomes an EngineError."""
         known, message = _BY_NAME.get(self.kind), self.message[:MAX_MESSAGE_CHARS]
         if known is None:
             return EngineError(f"{self.kind[:MAX_TEXT_CHARS]}: {message}")
@@ -130,26 +123,27 @@ class CarriedError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a worker at this moment."""
+    """The state of a worker at the time of the report."""
 
     protocol: int = PROTOCOL
     version: str
     """Version of Motet on the worker."""
     engine_id: str
-    """New at every start: if it changes, the worker's cache and leases are gone."""
+    """Changes at every start: then the worker's cache and leases are gone."""
     state: WorkerState
     info: EngineInfo
     stats: EngineStats | None = None
-    """None if the engine did not answer in time, or is dead."""
+    """Figures of the engine; None if it did not answer in time, or is dead."""
     block_events: str | None = None
-    """The address where it publishes the blocks of its prefix cache; None if it does not."""
+    """Address at which it publishes the blocks of its prefix cache; None if it does not."""
     block_replay: str | None = None
-    """The address where missed events can be requested. Our own servers leave it out: it is the next port."""
+    """Address at which missed events can be requested. Motet servers leave it out: it is the next port."""
     models: tuple[ModelCard, ...] = ()
-    """The models beside `info.model`, or all models if it takes texts; may change from report to report."""
+    """The models other than `info.model`, or all models if the worker takes texts. Can change from report to report."""
 
-    def told_stats(self, name: str) -> EngineStats:
-        """Returns the figures of the engine of server `name`. Raises EngineDiedError or EngineSilentError without."""
+    def stats_of(self, name: str) -> EngineStats:
+        """Returns the figures of the engine of server `name`. Raises EngineDiedError or EngineSilentError if there are
+        none."""
         if self.stats is not None:
             return self.stats
         if self.state is WorkerState.DEAD:
@@ -158,8 +152,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(report: EngineReport, name: str, *, texts: bool = False) -> EngineReport:
-    """Returns the report of server `name`. Raises WorkerFaultError for one that cannot be true, or that has more in it
-    than any server needs. `texts`: it was made for a text upstream, which has no sizes."""
+    """Returns the report of server `name`. Raises WorkerFaultError if it cannot be true, or has more entries than any
+    server needs. `texts`: the report is that of a text upstream, which has no sizes."""
     if fault := next(_faults(report, texts=texts), None):
         raise WorkerFaultError(f"{name} reports {fault}")
     return report
@@ -168,10 +162,10 @@ def checked(report: EngineReport, name: str, *, texts: bool = False) -> EngineRe
 def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
     info, models = report.info, report.models
     if (info.kind is EngineKind.OPENAI) is not texts:
-        yield f"the kind {info.kind}, which this server was not asked as"
-    for name, (least, most) in {} if texts else SIZES.items():
-        if not least <= (size := getattr(info, name)) <= most:
-            yield f"{name} {size}; {least} to {most} is allowed"
+        yield f"the kind {info.kind}, which is not the kind of this worker"
+    for name, (minimum, maximum) in {} if texts else SIZES.items():
+        if not minimum <= (size := getattr(info, name)) <= maximum:
+            yield f"{name} {size}; {minimum} to {maximum} is allowed"
     if len(models) > MAX_MODELS:
         yield f"{len(models)} models; at most {MAX_MODELS} are allowed"
     if not all(card.name and 1 <= card.max_model_len <= MAX_LENGTH for card in models):
@@ -186,10 +180,10 @@ def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
 
 
 def _texts(report: EngineReport) -> Iterator[str]:
-    """All texts of a report that are there."""
+    """Yields the texts of a report that are not empty."""
     info = report.info
-    told = (report.version, report.engine_id, report.block_events, report.block_replay, info.model, info.dtype)
-    yield from filter(None, (*told, info.device, info.fingerprint, info.model_digest))
+    texts = (report.version, report.engine_id, report.block_events, report.block_replay, info.model, info.dtype)
+    yield from filter(None, (*texts, info.device, info.fingerprint, info.model_digest))
     if info.transfer is not None:
         yield from (info.transfer.engine_id, info.transfer.host)
     for card in report.models:
@@ -201,7 +195,7 @@ def _odd_figure(stats: EngineStats) -> str | None:
 
 
 def _is_figure(value: object) -> bool:
-    """Returns True for a number that may be counted, or a bounded collection of such."""
+    """Returns True for a number that a counter can have, or a bounded collection of such numbers."""
     match value:
         case None:
             return True
@@ -218,25 +212,10 @@ def _is_figure(value: object) -> bool:
 
 
 class StopChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Ends one choice of a group early, or a prefill whose ticket nobody wants any more."""
+    """Ends one choice of a group early, or a prefill whose ticket is not needed any more."""
 
     request_id: RequestId
     index: int
-
-
-class WeightOrder(msgspec.Struct, frozen=True):
-    """New weights that the worker can read itself."""
-
-    kind: CheckpointKind
-    paths: tuple[str, ...]
-
-
-class WeightVersion(msgspec.Struct, frozen=True):
-    """What the weights are called from now on."""
-
-    version: str
-    digest: str = ""
-    """That of the prepared weights which are meant, by the worker's own word; empty: any."""
 
 
 Frame = GroupDelta | CarriedError
@@ -256,13 +235,13 @@ def frame(content: Frame) -> bytes:
 
 
 class FrameReader:
-    """Puts frames together again, however the bytes were cut on their way. Pure.
+    """Joins the pieces of frames, wherever the bytes were cut on their way. Pure.
 
-    Raises WorkerFaultError for bytes that are no frame; after that nothing more can be read.
+    Raises WorkerFaultError for bytes that are not a frame. After that nothing more can be read.
     """
 
     def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        """`max_bytes`: the most bytes of a payload."""
+        """`max_bytes`: maximum size of a payload."""
         self._bytes = bytearray()
         self._max_bytes = max_bytes
 
@@ -272,14 +251,14 @@ class FrameReader:
         frames: list[Frame] = []
         begin = 0
         with memoryview(self._bytes) as view:
-            while (begun := begin + _HEADER.size) <= len(view):
+            while (payload := begin + _HEADER.size) <= len(view):
                 length, kind = _HEADER.unpack_from(view, begin)
                 if kind not in _decoders or length > self._max_bytes:
-                    raise WorkerFaultError(f"no frame of engine protocol {PROTOCOL}: kind {kind}, {length} bytes")
-                if begun + length > len(view):
+                    raise WorkerFaultError(f"not a frame of engine protocol {PROTOCOL}: kind {kind}, {length} bytes")
+                if payload + length > len(view):
                     break
-                begin = begun + length
-                frames.append(_content(view[begun:begin], kind=kind))
+                begin = payload + length
+                frames.append(_content(view[payload:begin], kind=kind))
         del self._bytes[:begin]
         return frames
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from motet.block_names import block_names
+from motet.engine_orders import ForgetPrefixes, Hold, Sleep, Wake
 from motet.engines.native.client import NativeEngine
 from motet.kv_events.changes import BlockChange
 from motet.kv_events.follower import BlockSource, follow_blocks
@@ -103,16 +104,16 @@ async def test_followers_learn_that_a_prefix_cache_was_emptied(
         request = group("g", prompt_of(60))
         assert await serve(engine, request) == 0
         assert follower.cached_tokens(request) == await serve(engine, request) == 56
-        await engine.forget_prefixes(anew=False)
+        await engine.send(ForgetPrefixes(recompute=False))
         while follower.names:
             await follower.changed_again()
         assert await serve(engine, request) == 0
-        await engine.hold(True)
-        await engine.sleep(weights=False)
+        await engine.send(Hold(True))
+        await engine.send(Sleep(weights=False))
         while follower.names:
             await follower.changed_again()
-        await engine.wake()
-        await engine.hold(False)
+        await engine.send(Wake())
+        await engine.send(Hold(False))
         assert await serve(engine, request) == 0
     finally:
         await engine.close()

@@ -10,23 +10,24 @@ import msgspec
 import pytest
 import zmq
 
+from motet.engine_orders import Connect, EngineFigures, ReadStats
 from motet.engines.native.process import EngineLoop, HeartbeatThread
 from motet.engines.native.protocol import (
-    AskStats,
     Close,
     Command,
-    Connect,
-    Connected,
     Event,
+    NumberedAnswer,
+    NumberedOrder,
     Ready,
     Release,
-    Stats,
     StepReport,
     Submit,
 )
 from motet.engines.native.sleep import Sleeper
 from motet.engines.native.step.handover import KEEPS_KV
+from motet.engines.wire import CarriedError
 from motet.errors import EngineError
+from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import Ticket, TransferAddress
 from tests.engines.native.drive import group, prompt_of
 from tests.engines.native.grammars import PERSON
@@ -60,6 +61,12 @@ class Wired:
         assert self._events.poll(int(1000 * PATIENCE_S)), "no event"
         return self._decoder.decode(self._events.recv())
 
+    def stats(self) -> EngineStats:
+        """Returns the figures in the next event."""
+        event = self.next_event()
+        assert isinstance(event, NumberedAnswer) and isinstance(event.answer, EngineFigures)
+        return event.answer.stats
+
     def tokens_of(self, name: str) -> list[int]:
         """Returns the tokens of choice 0 of a group."""
         tokens: list[int] = []
@@ -87,11 +94,11 @@ class Wired:
             commands.connect("inproc://commands")
             events.connect("inproc://events")
             parts = self.pair.parts["D"]
-            sleeper = Sleeper(self.pair.d, storage=parts.storage, renewal=parts.renewal)
-            heart = HeartbeatThread(self._context, "inproc://events", every_s=60.0)  # not entered: it does not beat
+            sleeper = Sleeper(self.pair.d, storage=parts.storage, weights=parts.weights)
+            heartbeat = HeartbeatThread(self._context, "inproc://events", every_s=60.0)  # not entered: it sends none
             try:
                 EngineLoop(
-                    self.pair.d, heart, renewal=parts.renewal, sleeper=sleeper, commands=commands, events=events
+                    self.pair.d, heartbeat, weights=parts.weights, sleeper=sleeper, commands=commands, events=events
                 ).run()
             except Exception as error:
                 self.crash = error
@@ -126,10 +133,9 @@ def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
         assert isinstance(refused, StepReport)
         error = refused.failures[bad.request_id].error()
         assert type(error) is EngineError and "a bug" in error.message
-        engine.send(Release(ticket), AskStats(1, check=True))
-        stats = engine.next_event()
-        assert isinstance(stats, Stats)
-        assert (stats.stats.groups_waiting, stats.stats.groups_running, stats.stats.blocks_used) == (0, 0, 0)
+        engine.send(Release(ticket), NumberedOrder(1, ReadStats(check=True)))
+        stats = engine.stats()
+        assert (stats.groups_waiting, stats.groups_running, stats.blocks_used) == (0, 0, 0)
         good = group("good", prompt_of(30))
         engine.send(Submit(good))
         assert engine.tokens_of("good") == alone(tiny("llama"), good)["good"][0]
@@ -141,8 +147,8 @@ def test_an_engine_without_transfers_answers_that_it_cannot_connect(tiny: Tiny) 
     pair = Pair(tiny("llama"))
     pair.d.transfers = None
     with wired(pair) as engine:
-        engine.send(Connect(7, TransferAddress("someone", "127.0.0.1", 1)))
-        assert engine.next_event() == Connected(7, KEEPS_KV)
+        engine.send(NumberedOrder(7, Connect(TransferAddress("someone", "127.0.0.1", 1))))
+        assert engine.next_event() == NumberedAnswer(7, None, CarriedError.of(EngineError(KEEPS_KV)))
 
 
 def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +169,8 @@ def test_the_loop_ends_while_a_grammar_compiles_in_a_daemon_thread(tiny: Tiny) -
     pair = Pair(tiny("llama"), grammars=grammars)
     try:
         with wired(pair) as engine:
-            engine.send(Submit(group("g", prompt_of(20), grammar=PERSON)), AskStats(1))
-            stats = engine.next_event()
-            assert isinstance(stats, Stats) and stats.stats.groups_waiting == 1
+            engine.send(Submit(group("g", prompt_of(20), grammar=PERSON)), NumberedOrder(1, ReadStats()))
+            assert engine.stats().groups_waiting == 1
         assert engine.crash is None
         compiling = [thread for thread in threading.enumerate() if thread.name.startswith("grammar-")]
         assert compiling and all(thread.daemon for thread in compiling)

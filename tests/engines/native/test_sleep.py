@@ -16,6 +16,7 @@ from motet.engines.native.memory import release_pages
 from motet.engines.native.sleep import Sleeper
 from motet.errors import EngineError, RequestError
 from motet.kv_events.changes import Cleared
+from motet.models.checkpoint import CheckpointKind
 from motet.transfer.orders import FailureKind
 from motet.types import FIRST_VERSION
 from tests.engines.native.conftest import MakePair
@@ -28,7 +29,7 @@ PROMPT, N, STEPS = prompt_of(83, 1), 5, 12
 
 
 def sleeper_of(core: EngineCore, parts: Parts) -> Sleeper:
-    return Sleeper(core, storage=parts.storage, renewal=parts.renewal)
+    return Sleeper(core, storage=parts.storage, weights=parts.weights)
 
 
 def begun(core: EngineCore) -> dict[str, Outcome]:
@@ -55,8 +56,8 @@ def same(outcomes: dict[str, Outcome], expected: dict[str, Outcome]) -> bool:
 
 def wake_whole(core: EngineCore, parts: Parts, sleeper: Sleeper) -> None:
     """Wakes an engine that has given back all."""
-    first = parts.renewal.prepare_first()
-    core.update(parts.renewal.applied(first, core.info, version=FIRST_VERSION), first.weights.apply)
+    first = parts.weights.prepare(CheckpointKind.START)
+    core.update(parts.weights.applied(first, core.info, version=FIRST_VERSION), first.staged.apply)
     sleeper.wake()
 
 
@@ -132,10 +133,10 @@ def test_some_tensors_alone_do_not_wake_weights(tiny: Callable[[str], Path], tmp
     core.held, sleeper = True, sleeper_of(core, parts)
     sleeper.sleep(weights=True)
     with pytest.raises(RequestError, match=r"the old weights are asleep: POST /wake_up\?tags=weights") as refused:
-        parts.renewal.prepare([part])
+        parts.weights.prepare(CheckpointKind.FILES, [part])
     assert refused.value.code == "invalid_weights"
     wake_whole(core, parts, sleeper)
-    assert parts.renewal.prepare([part]).facts.tensors == 1
+    assert parts.weights.prepare(CheckpointKind.FILES, [part]).prepared.tensors == 1
 
 
 def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) -> None:
@@ -146,10 +147,10 @@ def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) ->
     sleeper_of(core, parts).sleep(weights=True)
     save_tiny_model("llama", folder, seed=4)
     with pytest.raises(EngineError, match="does not hold the weights of the start any more"):
-        parts.renewal.prepare_first()
+        parts.weights.prepare(CheckpointKind.START)
     (folder / FILE).unlink()
     with pytest.raises(EngineError, match="the weights of the start cannot be read again"):
-        parts.renewal.prepare_first()
+        parts.weights.prepare(CheckpointKind.START)
 
 
 @pytest.mark.slow

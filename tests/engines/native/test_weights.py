@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
 from motet.errors import RequestError
+from motet.models.checkpoint import CheckpointKind
 from motet.transfer.orders import FailureKind
 from motet.types import ChoiceStart
 from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
@@ -63,8 +64,8 @@ def core_of(parts: Parts) -> EngineCore:
 
 
 def renew(core: EngineCore, parts: Parts, folder: Path, version: str = VERSION) -> None:
-    prepared = parts.renewal.prepare([folder])
-    core.update(parts.renewal.applied(prepared, core.info, version=version), prepared.weights.apply)
+    prepared = parts.weights.prepare(CheckpointKind.FILES, [folder])
+    core.update(parts.weights.applied(prepared, core.info, version=version), prepared.staged.apply)
     core.check()
 
 
@@ -101,13 +102,13 @@ def test_groups_go_on_under_new_weights_as_in_an_engine_that_was_started_with_th
     written = {index: tuple(tokens) for index, tokens in outcomes["begun"].tokens.items()}
     assert len(written) == N and any(len(tokens) > 2 for tokens in written.values())
 
-    sums = parts.renewal.checksums()
+    sums = parts.weights.checksums()
     renew(core, parts, other(family))
     drive(core, outcomes)
     after = run(core, [group("after", PROMPT, n=N, seed=50, max_tokens=40)])
 
     started = built(other(family), numbers)
-    assert sums != parts.renewal.checksums() == started.renewal.checksums()
+    assert sums != parts.weights.checksums() == started.weights.checksums()
     fresh = core_of(started)
     starts = [ChoiceStart(i, 50 + i, tokens) for i, tokens in written.items()]
     expected = run(
@@ -135,7 +136,7 @@ def test_checksums_equal_the_trainers_tensors_and_show_which_ones_are_zeros(
     numbers: dict[str, Any], tiny: Callable[[str], Path]
 ) -> None:
     parts = built(tiny("llama"), numbers)
-    sums = parts.renewal.checksums()
+    sums = parts.weights.checksums()
     tensors = load_file(tiny("llama") / FILE)
     assert sums.keys() == tensors.keys()
     dtype = parts.info.dtype
@@ -143,10 +144,10 @@ def test_checksums_equal_the_trainers_tensors_and_show_which_ones_are_zeros(
         theirs = {name: sha256(tensor.to(getattr(torch, dtype))) for name, tensor in tensors.items()}
         assert all("norm" in name for name, one in theirs.items() if one != sums[name])
     core = core_of(parts)
-    prepared = parts.renewal.prepare_zeros()
-    core.update(parts.renewal.applied(prepared, core.info, version="zeros"), prepared.weights.apply)
-    assert len(set(parts.renewal.checksums().values())) < len(tensors) // 2
-    assert not any(sums[name] == one for name, one in parts.renewal.checksums().items())
+    prepared = parts.weights.prepare(CheckpointKind.ZEROS)
+    core.update(parts.weights.applied(prepared, core.info, version="zeros"), prepared.staged.apply)
+    assert len(set(parts.weights.checksums().values())) < len(tensors) // 2
+    assert not any(sums[name] == one for name, one in parts.weights.checksums().items())
 
 
 def sha256(tensor: torch.Tensor) -> str:
@@ -234,7 +235,7 @@ def test_weights_that_cannot_be_used_are_refused_by_name_and_the_old_ones_serve_
     elif fault == "no folder":
         folder, words = tmp_path / "nowhere", "nowhere has no weights"
     with pytest.raises(RequestError) as refused:
-        parts.renewal.prepare([folder])
+        parts.weights.prepare(CheckpointKind.FILES, [folder])
     assert words in refused.value.message and refused.value.code == "invalid_weights"
     assert answer(core) == before
 
@@ -247,9 +248,11 @@ def test_tied_weights_have_one_content_under_both_names(tmp_path: Path) -> None:
     parts = built(folder, {"dtype": "bfloat16"})
     core, old = core_of(parts), load_file(folder / FILE)
     first, second = "model.embed_tokens.weight", "lm_head.weight"
-    assert parts.renewal.prepare([saved(tmp_path / "both", {**old, second: old[first].clone()})]).facts.whole
+    assert parts.weights.prepare(
+        CheckpointKind.FILES, [saved(tmp_path / "both", {**old, second: old[first].clone()})]
+    ).prepared.complete
     with pytest.raises(RequestError, match=f"tensor {second}: it is tied to {first}, and has other numbers"):
-        parts.renewal.prepare([saved(tmp_path / "differ", {**old, second: old[first] + 1})])
+        parts.weights.prepare(CheckpointKind.FILES, [saved(tmp_path / "differ", {**old, second: old[first] + 1})])
     before = answer(core)
     renew(core, parts, saved(tmp_path / "second", {second: old[first] * 2}))
     whole = with_config(tmp_path / "whole", folder, {**old, first: old[first] * 2})

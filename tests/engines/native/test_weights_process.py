@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from motet.engine_orders import ApplyWeights, DropWeights, Hold, PreparedWeights, PrepareWeights
 from motet.engines.native.client import NativeEngine
 from motet.errors import EngineError, RequestError
 from motet.models.checkpoint import Checkpoint
@@ -54,16 +55,16 @@ async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, othe
     old: dict[int, list[int]] = {}
     new: dict[int, list[int]] = {}
     add([await anext(stream) for _ in range(HELD_AFTER)], old)
-    await engine.hold(True)
+    await engine.send(Hold(True))
     held = await engine.stats()
     assert held.choices_running == 4
-    prepared = await engine.prepare_weights(Checkpoint.of(other))
+    prepared = await engine.send(PrepareWeights.of(Checkpoint.of(other)))
     while sum(map(len, old.values())) < held.generated_tokens:  # what it wrote before it was held
         add([await anext(stream)], old)
     assert (await engine.stats()).generated_tokens == held.generated_tokens
-    await engine.apply_weights("1")
-    assert (engine.info.weight_version, prepared.tensors) == ("1", 30)
-    await engine.hold(False)
+    await engine.send(ApplyWeights("1"))
+    assert (engine.info.weight_version, isinstance(prepared, PreparedWeights) and prepared.tensors) == ("1", 30)
+    await engine.send(Hold(False))
     add([await anext(stream) for _ in range(READ_AFTER)], new)
     await stream.aclose()
     most = max(len(old[index] + new[index]) for index in new)
@@ -74,15 +75,15 @@ async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, othe
 async def test_weights_that_cannot_be_used_change_nothing(engine: NativeEngine, tmp_path: Path) -> None:
     before = engine.info
     with pytest.raises(RequestError, match="has no weights"):
-        await engine.prepare_weights(Checkpoint.of(tmp_path))
+        await engine.send(PrepareWeights.of(Checkpoint.of(tmp_path)))
     with pytest.raises(EngineError, match="no new weights are prepared"):
-        await engine.apply_weights("1")
+        await engine.send(ApplyWeights("1"))
     assert engine.info == before
 
 
 async def test_dropped_weights_are_not_applied(engine: NativeEngine, other: Path) -> None:
-    await engine.prepare_weights(Checkpoint.of(other))
-    engine.drop_weights()
+    await engine.send(PrepareWeights.of(Checkpoint.of(other)))
+    await engine.send(DropWeights())
     with pytest.raises(EngineError, match="no new weights are prepared"):
-        await engine.apply_weights("1")
+        await engine.send(ApplyWeights("1"))
     assert engine.info.weight_version == "0"

@@ -1,17 +1,16 @@
 """Workers that break off, hang or send nonsense, played over raw sockets: each leads to the error that says so."""
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from motet.engine import PreparedWeights
+from motet.engine_orders import ApplyWeights, Done, DropWeights, EngineFacts, EngineOrder, OrderAnswer
 from motet.engines.http import Client, server_client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.wire import PROTOCOL, EngineReport, frame
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError, WorkerFaultError
-from motet.models.checkpoint import Checkpoint
+from motet.testing.fake_engine import fake_info
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta
 from tests.engines.remote.worker import LAST_CHUNK, REPORT, asked, group, response, scripted
 
@@ -51,7 +50,7 @@ async def first_then_error(sent: bytes) -> MotetError:
         (LAST_CHUNK, EngineDiedError, r"broke off before choices \[0, 1\] ended"),
         (b"5\r\n" + frame(LAST)[:5] + b"\r\n" + LAST_CHUNK, EngineDiedError, "broke off"),
         (b"7\r\n\0\0\0\2\0\xc1\xc1\r\n", WorkerFaultError, f"a frame of engine protocol {PROTOCOL} cannot be read"),
-        (b"5\r\n\0\0\0\0\x09\r\n", WorkerFaultError, f"no frame of engine protocol {PROTOCOL}: kind 9"),
+        (b"5\r\n\0\0\0\0\x09\r\n", WorkerFaultError, f"not a frame of engine protocol {PROTOCOL}: kind 9"),
         (b"5\r\n\xff\xff\xff\xff\0\r\n", WorkerFaultError, "4294967295 bytes"),
     ],
     ids=["neat end too early", "half a frame", "garbage", "unknown kind", "huge frame"],
@@ -174,7 +173,7 @@ async def test_the_error_for_another_protocol_has_both_numbers() -> None:
 
 @pytest.mark.parametrize("body", [b"\x80", b"<html>", b"\xc1", msgspec.msgpack.encode({"protocol": PROTOCOL})])
 async def test_an_answer_that_is_not_a_report_means_another_kind_of_server(body: bytes) -> None:
-    with pytest.raises(OtherServerError, match="answered what this server cannot read"):
+    with pytest.raises(OtherServerError, match="sent an answer that this server cannot read"):
         await report_of(body)
 
 
@@ -183,30 +182,36 @@ async def test_fields_that_a_newer_worker_adds_are_ignored() -> None:
 
 
 class Preparing(EngineServer):
-    """A worker whose answer about the weights in the folder "broken" gets lost."""
+    """A worker that never answers an order to drop weights."""
 
     def __init__(self, client: Client) -> None:
         super().__init__("http://127.0.0.1:1", client)
         self.dropped: asyncio.Queue[str] = asyncio.Queue()
 
-    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
-        if checkpoint.name == "broken":
-            raise EngineError("no answer")
-        return PreparedWeights(1, 0.5, whole=True, digest=checkpoint.name)
-
-    async def drop_weights(self, digest: str) -> None:
-        self.dropped.put_nowait(digest)
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        assert isinstance(order, DropWeights)
+        self.dropped.put_nowait(order.digest)
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
-async def test_what_a_worker_may_have_prepared_is_dropped_though_its_answer_got_lost() -> None:
+async def test_an_order_to_drop_weights_is_sent_and_not_waited_for() -> None:
     async with server_client() as client:
         server = Preparing(client)
         engine = RemoteEngine(server, REPORT)
-        await engine.prepare_weights(Checkpoint.of(Path("whole")))
-        engine.drop_weights()
-        assert await server.dropped.get() == "whole"
-        with pytest.raises(EngineError, match="no answer"):
-            await engine.prepare_weights(Checkpoint.of(Path("broken")))
-        engine.drop_weights()
-        assert await server.dropped.get() == "", "so any are dropped"
+        for digest in ("whole", ""):
+            assert await engine.send(DropWeights(digest)) == Done()
+            assert await server.dropped.get() == digest
         await engine.close()
+
+
+@pytest.mark.parametrize("answer", [Done(), EngineFacts(msgspec.structs.replace(fake_info(), num_blocks=0))])
+async def test_an_answer_that_cannot_belong_to_the_order_means_a_broken_worker(answer: OrderAnswer) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(response(OK, msgspec.msgpack.encode(answer)) + LAST_CHUNK)
+
+    async with scripted(converse) as engine:
+        with pytest.raises(WorkerFaultError, match=r"answered Done to ApplyWeights|reports num_blocks 0"):
+            await engine.send(ApplyWeights("1"))
+        assert engine.info == REPORT.info

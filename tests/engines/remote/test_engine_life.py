@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from motet.engine import WorkerState
+from motet.engine_orders import Connect
 from motet.engines.remote import RemoteEngine
 from motet.errors import (
     DrainingError,
@@ -209,12 +210,12 @@ async def test_a_worker_can_be_told_to_connect_to_another_one(serve: Serving) ->
     served = await serve()
     async with engine_at(served.url) as engine:
         with pytest.raises(EngineError, match=r"answered 404: .*connects to no other"):
-            await engine.connect(NOWHERE)
+            await engine.send(Connect(NOWHERE))
         met: list[TransferAddress] = []
 
         async def meet(address: TransferAddress) -> None:
             met.append(address)
 
         served.service.connect = meet
-        await engine.connect(NOWHERE)
+        await engine.send(Connect(NOWHERE))
         assert met == [NOWHERE]

@@ -10,7 +10,7 @@ from motet.engines.wire import TENSORS
 SMALL_BODY_BYTES = 64 * 1024
 """Uvicorn reads as much of a body before anybody asks for it."""
 NO_ROOM = "The bodies of requests under way fill the memory that this server has for them. Try again later."
-TENSOR_ROUTES = ("/update_weights", "/engine/weights")
+TENSOR_ROUTES = ("/update_weights", "/engine/checkpoint")
 """Their bodies may be tensors, and are then as large as a model."""
 
 

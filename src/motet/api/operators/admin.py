@@ -6,7 +6,7 @@ joining makes the server connect to the address that it is given.
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
@@ -17,7 +17,7 @@ from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router
 from motet.api.http.schema import Schema
 from motet.api.service import WITHOUT_ENGINE, Membership, Service, WorkerSnapshot, snapshot_workers
-from motet.engine import Killable, WorkerState
+from motet.engine import WorkerState
 from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError, RequestError
 from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.engines import EngineSample
@@ -109,7 +109,7 @@ async def _check_ready(service: Service) -> None:
 
 async def _scrape(service: Service) -> Scrape:
     """Asks the workers of this server: those elsewhere publish their own figures."""
-    reports, draining, sampled_s = service.workers.reports(), service.admission.draining, service.clock()
+    reports, draining, sampled_s = service.workers(), service.admission.draining, service.clock()
     workers = await snapshot_workers(reports, patience_s=PATIENCE_S, draining=draining, local_only=True)
     return Scrape(
         engines=[sample for seen in workers if (sample := _sample(seen)) is not None],
@@ -133,7 +133,7 @@ async def _needed(service: Service) -> list[WorkerSnapshot]:
 
     A dead engine is known at once; one that takes longer to answer is alive, and busy with a long step. Servers
     elsewhere are not asked: their keepers know how they are."""
-    reports = service.workers.reports()
+    reports = service.workers()
     decoding = [report for report in reports if report.role in (Role.DECODE, Role.BOTH)]
     return await snapshot_workers(decoding or reports, patience_s=HEALTH_PATIENCE_S, local_only=True)
 
@@ -174,27 +174,28 @@ def membership_router(service: Service) -> APIRouter:
     async def kill(id: str) -> Response:
         """Ends the worker's process at once, to show what happens then: its groups go on elsewhere."""
         _check_admin_key(service)
-        _killable(service, id).kill()
+        _kill_of(service, id)()
         return json_response({"id": id, "state": WorkerState.DEAD}, status=202)
 
     return router
 
 
-def _killable(service: Service, id: str) -> Killable:
-    """Returns the engine of a worker whose process this server has started and that runs now."""
-    report = next((report for report in service.workers.reports() if report.id == id), None)
+def _kill_of(service: Service, id: str) -> Callable[[], None]:
+    """Returns the method that kills the engine's process of a worker. Raises RequestError unless this server has
+    started the process, and it runs now."""
+    report = next((report for report in service.workers() if report.id == id), None)
     if report is None:
         raise NotFoundError(f"There is no worker {id!r}.", code="worker_not_found")
     if report.state in WITHOUT_ENGINE:
         raise RequestError(
             f"Worker {id} has no engine at this moment: it is {report.state}.", code="worker_not_running"
         )
-    if report.worker is None or not isinstance(report.worker.engine, Killable):
+    if report.worker is None or report.worker.kill is None:
         message = (
             f"The engine of worker {id} is not a process of this server, which can end only those that it has begun."
         )
         raise RequestError(message, code="worker_elsewhere")
-    return report.worker.engine
+    return report.worker.kill
 
 
 def _membership(service: Service) -> Membership:
@@ -228,7 +229,7 @@ def _named(body: NewWorker) -> NamedWorker:
 
 
 async def look_at_all(service: Service) -> list[WorkerSnapshot]:
-    return await snapshot_workers(service.workers.reports(), patience_s=PATIENCE_S, draining=service.admission.draining)
+    return await snapshot_workers(service.workers(), patience_s=PATIENCE_S, draining=service.admission.draining)
 
 
 def worker_status(seen: WorkerSnapshot) -> dict[str, object]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from motet.api.http.routes import json_response, new_router
 from motet.api.service import Service
 from motet.api.sglang.sglang_schema import SglangAbort, SglangContinue, SglangPause, SglangWeights
-from motet.api.trainers.weight_routes import bring_weights
+from motet.api.trainers.weight_routes import update_engines
 from motet.models.checkpoint import Checkpoint
 from motet.types import PauseMode
 
@@ -25,25 +25,25 @@ def _add_weights(router: APIRouter, service: Service) -> None:
     @router.post("/abort_request")
     async def abort_request(body: SglangAbort) -> Response:
         traces = None if body.abort_all else [body.rid]
-        return json_response({"status": "aborted", "aborted": await service.opened(service.weights).abort(traces)})
+        return json_response({"status": "aborted", "aborted": await service.opened(service.control).abort(traces)})
 
     @router.post("/pause_generation")
     async def pause_generation(body: SglangPause | None = None) -> Response:
-        await service.opened(service.weights).pause(PAUSES[(body or SglangPause()).mode])
+        await service.opened(service.control).pause(PAUSES[(body or SglangPause()).mode])
         return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     @router.post("/continue_generation")
     async def continue_generation(body: SglangContinue | None = None) -> Response:
-        await service.opened(service.weights).resume()
+        await service.opened(service.control).resume()
         return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     @router.post("/update_weights_from_disk")
     async def update_weights_from_disk(body: SglangWeights) -> Response:
-        weights = service.opened(service.weights)
+        control = service.opened(service.control)
         if body.abort_all_requests:
-            await weights.abort(None)
+            await control.abort(None)
         checkpoint = Checkpoint.of(Path(body.model_path))
-        update = await bring_weights(service, checkpoint, version=body.weight_version, field="model_path")
+        update = await update_engines(service, checkpoint, version=body.weight_version, field="model_path")
         told = f"Succeeded to update model weights. Weight version updated to {update.version}."
         return json_response({"success": True, "message": told, "num_paused_requests": 0})
 
@@ -51,19 +51,19 @@ def _add_weights(router: APIRouter, service: Service) -> None:
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
         """Groups under way keep their KV, so it never fails."""
-        await service.opened(service.weights).forget_prefixes(anew=False)
+        await service.opened(service.control).forget_prefixes(recompute=False)
         return Response("Cache flushed.\n", media_type="text/plain")
 
 
 def _add_figures(router: APIRouter, service: Service) -> None:
     @router.get("/get_weight_version")
     async def get_weight_version() -> Response:
-        return json_response({"weight_version": service.opened(service.weights).version})
+        return json_response({"weight_version": service.opened(service.control).weights.version})
 
     @router.get("/get_model_info")
     @router.get("/model_info")
     async def model_info() -> Response:
-        version, served = service.opened(service.weights).version, service.only_model()
+        version, served = service.opened(service.control).weights.version, service.only_model()
         told = {"model_path": served.root or served.name, "tokenizer_path": served.root or served.name}
         return json_response(
             {**told, "is_generation": True, "preferred_sampling_params": None, "weight_version": version}
@@ -72,7 +72,7 @@ def _add_figures(router: APIRouter, service: Service) -> None:
     @router.get("/v1/loads")
     async def loads() -> Response:
         """What is under way, in groups; a trainer asks it until all that it aborted has ended."""
-        service.opened(service.weights)
+        service.opened(service.control)
         waiting, open_groups = service.admission.waiting, service.admission.open
         load = {"num_running_reqs": open_groups - waiting, "num_waiting_reqs": waiting, "num_total_reqs": open_groups}
         return json_response({"loads": [load]})

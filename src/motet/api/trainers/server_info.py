@@ -1,5 +1,5 @@
-"""What a trainer asks about the server before it begins, in vLLM's words (`--rl`): its configuration, as far as
-trainers read it, and how many receivers of weights it is."""
+"""The routes with which a trainer learns about the server before it starts, in vLLM's words (`--rl`): the configuration
+that trainers read, and the number of receivers of weights."""
 
 from typing import Annotated, Literal
 
@@ -16,20 +16,20 @@ class VllmModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     served_model_name: str
     dtype: str
-    """As torch names it: `torch.bfloat16`."""
+    """The name in torch, such as `torch.bfloat16`."""
     max_model_len: int
     logprobs_mode: LogprobsMode
-    """That of requests that name none."""
+    """Mode of requests that name none."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_gpu_blocks: int
-    """KV blocks of an engine, on whatever device."""
+    """Number of KV blocks of an engine, on any device."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights are brought to the server once, whatever its engines are."""
+    """The server gets weights once, whatever its engines are."""
 
     world_size: int = 1
     tensor_parallel_size: int = 1
@@ -39,7 +39,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightTransferConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
-    """`nccl` where the engines are on GPUs, which take tensors over HTTP too."""
+    """`nccl` if the engines are on GPUs. They take tensors over HTTP too."""
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def server_info_router(service: Service) -> APIRouter:
     @router.get("/server_info")
     async def server_info(config_format: Annotated[Literal["text", "json"], Query()] = "text") -> Response:
         """`vllm_config` is an object, or its text by default, as in vLLM."""
-        service.opened(service.weights)
+        service.opened(service.control)
         config = VllmConfig.of(service.only_model().info, logprobs_mode=service.config.logprobs_mode)
         return json_response(
             {
@@ -85,7 +85,7 @@ def server_info_router(service: Service) -> APIRouter:
     @router.get("/get_world_size")
     async def get_world_size(include_dp: bool = True) -> Response:
         """One receiver of weights, with data parallelism or without."""
-        service.opened(service.weights)
+        service.opened(service.control)
         return json_response({"world_size": ParallelConfig().world_size})
 
     return router

@@ -1,7 +1,7 @@
 """The routes with which a trainer on the same machine gets the engines' memory for a while (`--rl`), in vLLM's words.
 
-POST /sleep                 a pause in which engines give back the KV cache, at level 2 the weights too
-POST /wake_up               memory is taken again, all or that of `tags`; when all is there, groups go on
+POST /sleep                 a pause in which the engines give back the KV cache, at level 2 the weights too
+POST /wake_up               the engines take memory again, all or that of `tags`; when all is taken, groups continue
 """
 
 from typing import Annotated
@@ -9,34 +9,35 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from motet.api.http.routes import json_response, new_router
-from motet.api.service import Service, Sleep
-from motet.engine import SleepTag
+from motet.api.service import Service
+from motet.control.cell_sleep import CellSleep, SleepTag
 from motet.types import PauseMode
 
-DEEPEST = 2
+MAX_LEVEL = 2
 
 
 def sleep_router(service: Service) -> APIRouter:
     router = new_router()
 
+    def opened() -> CellSleep:
+        return service.opened(service.opened(service.control).sleep)
+
     @router.post("/sleep")
-    async def sleep(level: Annotated[int, Query(ge=0, le=DEEPEST)] = 1, mode: PauseMode = PauseMode.ABORT) -> Response:
-        """Returns once the memory is given back."""
-        await _engines(service).sleep(level, mode)
+    async def sleep(
+        level: Annotated[int, Query(ge=0, le=MAX_LEVEL)] = 1, mode: PauseMode = PauseMode.ABORT
+    ) -> Response:
+        """Returns as soon as the memory is given back."""
+        await opened().sleep(level, mode)
         return json_response({"status": "sleeping", "level": level})
 
     @router.post("/wake_up")
     async def wake_up(tags: Annotated[list[SleepTag] | None, Query()] = None) -> Response:
-        awake = await _engines(service).wake(tags or ())
+        awake = await opened().wake(tags or ())
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
     @router.get("/is_sleeping")
     async def is_sleeping() -> Response:
         """True during a pause too, as in vLLM: nothing is computed."""
-        return json_response({"is_sleeping": _engines(service).asleep})
+        return json_response({"is_sleeping": opened().asleep})
 
     return router
-
-
-def _engines(service: Service) -> Sleep:
-    return service.opened(service.sleep)

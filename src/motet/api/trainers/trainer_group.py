@@ -1,13 +1,13 @@
-"""Tensors that a trainer broadcasts over NCCL, in vLLM's words.
+"""The routes of a trainer that broadcasts tensors over NCCL, in vLLM's words.
 
     /init_weight_transfer_engine {"init_info": ...}   the server joins the trainer's group, as one rank
-    /start_weight_update                              an update is open (`api.trainers.incoming_weights`)
+    /start_weight_update                              opens an upload (`api.trainers.checkpoint_upload`)
     /update_weights {"update_info": ...}              names the next tensors; returns when they have come
-    /finish_weight_update                             the engines get all that has come
+    /finish_weight_update                             gives the engines all tensors that have come
     /shutdown_weight_transfer_engine                  the server leaves the group
 
-Between start and finish the tensors are as those that come in bodies. What an announcement says is checked before
-anything is received. If the trainer then fails, the update is forgotten, and the group with it.
+Between start and finish the tensors are treated as those in bodies. An announcement is checked before anything is
+received. If the trainer then fails, the upload is forgotten, and the server leaves the group.
 """
 
 import base64
@@ -21,29 +21,30 @@ from pydantic import Field
 from motet.api.http.failure import invalid_value
 from motet.api.http.schema import Schema
 from motet.api.service import Service
-from motet.engine import TrainerGroup, WeightReceiver
-from motet.errors import EngineError, RequestError
+from motet.control.nccl_receiver import NcclReceiver
+from motet.errors import EngineError
 from motet.models.checkpoint import MemoryFile, TensorFacts, safetensors_header
+from motet.models.trainer_group import TrainerGroup
 
 UNIQUE_ID_BYTES = 128
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-"""Their names in torch, and in safetensors files."""
+"""The name in safetensors files of each dtype, by its name in torch."""
 MAX_RANKS = 2**16
 MAX_BUFFERS = 16
 PACKED_BYTES, PACKED_BUFFERS = 2**30, 2
-"""What vLLM's trainers pack, if they do not say."""
+"""Defaults of vLLM's trainers."""
 
 
 class InitInfo(Schema):
-    """How to meet the trainer; empty for one that sends its tensors over HTTP."""
+    """The way to meet the trainer; empty for one that sends its tensors over HTTP."""
 
     backend: str | None = None
     master_address: Annotated[str | None, Field(min_length=1, max_length=255)] = None
     master_port: Annotated[int | None, Field(ge=1, le=65535)] = None
     nccl_unique_id_b64: Annotated[str | None, Field(min_length=1)] = None
-    """In place of the address: 128 bytes of ncclGetUniqueId, in base64."""
+    """Instead of the address: 128 bytes of ncclGetUniqueId, in base64."""
     rank_offset: Annotated[int | None, Field(ge=1, le=MAX_RANKS)] = None
-    """The rank of this server."""
+    """Rank of this server."""
     world_size: Annotated[int | None, Field(ge=2, le=MAX_RANKS)] = None
     packed: bool = False
     packed_buffer_size_bytes: Annotated[int, Field(ge=1, le=2**40)] = PACKED_BYTES
@@ -56,7 +57,7 @@ class InitInfo(Schema):
 
 
 class UpdateInfo(Schema):
-    """The tensors that come next."""
+    """Announces the tensors that come next."""
 
     names: Annotated[list[str], Field(min_length=1)]
     dtype_names: list[str] | None = None
@@ -65,7 +66,8 @@ class UpdateInfo(Schema):
 
 
 async def join_group(service: Service, info: InitInfo) -> None:
-    """Leaves the group before, and joins that of a trainer that sends over NCCL. Raises RequestError if it cannot."""
+    """Leaves the previous group, and joins the group of a trainer that sends over NCCL. Raises RequestError if it
+    cannot."""
     await leave_group(service)
     if not info.over_nccl and info.backend in (None, "http"):
         return
@@ -88,10 +90,12 @@ async def leave_group(service: Service) -> None:
 
 
 def group_of(info: InitInfo) -> TrainerGroup:
-    """Raises RequestError, which names the field."""
+    """Returns the group that a trainer describes. Raises RequestError, which names the field."""
     by_id = info.nccl_unique_id_b64 is not None
     if by_id and (info.master_address is not None or info.master_port is not None):
-        raise invalid_value("init_info.nccl_unique_id_b64", "it stands in place of master_address and master_port")
+        raise invalid_value(
+            "init_info.nccl_unique_id_b64", "it replaces master_address and master_port; give one of both"
+        )
     needed = ("rank_offset", "world_size", *(() if by_id else ("master_address", "master_port")))
     for name in needed:
         if getattr(info, name) is None:
@@ -117,7 +121,7 @@ def _unique_id(given: str | None) -> bytes:
     try:
         unique_id = base64.b64decode(given, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise invalid_value("init_info.nccl_unique_id_b64", f"it is no standard base64: {error}") from error
+        raise invalid_value("init_info.nccl_unique_id_b64", f"it is not standard base64: {error}") from error
     if len(unique_id) != UNIQUE_ID_BYTES:
         why = f"it has {len(unique_id)} bytes, and an id of NCCL {UNIQUE_ID_BYTES}"
         raise invalid_value("init_info.nccl_unique_id_b64", why)
@@ -127,20 +131,15 @@ def _unique_id(given: str | None) -> bytes:
 async def take_announced(service: Service, info: UpdateInfo) -> None:
     """Returns when these tensors have come: over NCCL if the server is in a trainer's group, else in bodies. Raises
     RequestError if they cannot be used or do not come."""
-    receiver, incoming = service.receiver, service.incoming
+    receiver, upload = service.receiver, service.upload
     if receiver is None or not receiver.joined:
-        await incoming.wait_for(info.names)
+        await upload.wait_for(info.names)
         return
-    incoming.check_new(info.names)
-    file = await _received(service, receiver, tensors=announced(info))
-    try:
-        incoming.add(file)
-    except RequestError:  # the update has ended meanwhile
-        file.close()
-        raise
+    upload.check_new(info.names)
+    upload.add(await _received(service, receiver, tensors=announced(info)))
 
 
-async def _received(service: Service, receiver: WeightReceiver, *, tensors: Sequence[TensorFacts]) -> MemoryFile:
+async def _received(service: Service, receiver: NcclReceiver, *, tensors: Sequence[TensorFacts]) -> MemoryFile:
     """Returns the file with these tensors, sealed."""
     header = safetensors_header(tensors)
     num_bytes = len(header) + sum(tensor.num_bytes for tensor in tensors)
@@ -154,7 +153,7 @@ async def _received(service: Service, receiver: WeightReceiver, *, tensors: Sequ
         file.seal()
     except EngineError as error:
         file.close()
-        service.incoming.drop()  # a trainer that finishes it nevertheless would bring a part of its weights
+        service.upload.drop()  # otherwise a trainer that finishes it would bring a part of its weights
         raise invalid_value("update_info", f"{error.message}; the update is forgotten") from error
     except BaseException:
         file.close()

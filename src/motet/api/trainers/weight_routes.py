@@ -2,11 +2,11 @@
 
     POST /update_weights        a folder, a file in another process's memory, or the tensors themselves: all engines
                                 get them, or none does
-    the same in pieces          /start_weight_update, /update_weights for each piece, /finish_weight_update
-    POST /update_weight_version the weights get another name
+    the same in several bodies  /start_weight_update, /update_weights for each body, /finish_weight_update
+    POST /update_weight_version gives the weights another version
     POST /weight_checker        checksums, to compare with the trainer's own
 
-An update needs no pause: groups under way then go on at once.
+An update needs no pause: without one, running groups continue at once.
 """
 
 from pathlib import Path
@@ -20,9 +20,9 @@ from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router, with_body
 from motet.api.http.schema import Schema
 from motet.api.service import Service
-from motet.api.trainers.incoming_weights import read_tensors
+from motet.api.trainers.checkpoint_upload import read_tensors
 from motet.api.trainers.trainer_group import InitInfo, UpdateInfo, join_group, leave_group, take_announced
-from motet.engine import WeightUpdate
+from motet.control.weight_updates import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
 from motet.models.checkpoint import ZEROS, Checkpoint, MemoryFile
@@ -38,11 +38,11 @@ class UpdateWeightsBody(Schema):
     weight_dir: Annotated[str | None, Field(min_length=1)] = None
     """A folder that this server can read, with safetensors files: all tensors of the model, or some."""
     weight_file: Annotated[str | None, Field(min_length=1)] = None
-    """A sealed file in the memory of a process on this machine, /proc/PID/fd/FD, in place of a folder."""
+    """A sealed file in the memory of a process on this machine, /proc/PID/fd/FD, instead of a folder."""
     update_info: UpdateInfo | None = None
     """The tensors that come next, between a start and a finish."""
     weight_version: Version | None = None
-    """What the weights are called from now on; by default the number of updates."""
+    """Version of the weights from now on; by default the number of updates."""
 
 
 class FinishUpdateBody(Schema):
@@ -68,7 +68,7 @@ class WeightCheckerBody(Schema):
 
     action: Literal["checksum", "reset", "compare"]
     baseline: dict[str, str] | None = None
-    """What `checksum` answered before; for `compare`."""
+    """An earlier answer to `checksum`; for `compare`."""
 
 
 def weight_router(service: Service) -> APIRouter:
@@ -77,32 +77,33 @@ def weight_router(service: Service) -> APIRouter:
 
     @router.post("/update_weights")
     async def update_weights(request: Request, weight_version: Annotated[Version | None, Query()] = None) -> Response:
-        """`weight_version`: for a body of tensors. Groups under way go on with the new weights, and their KV is
-        computed anew."""
-        service.opened(service.weights)
+        """`weight_version`: for a body of tensors. Running groups continue with the new weights, and their KV is
+        recomputed."""
+        service.opened(service.control)
         if not is_tensors(request.headers):
             return await from_json(request)
-        update = service.incoming.now
+        upload = service.upload.now
         file = await read_tensors(request)
-        if update is not None:
-            service.incoming.add(file, update)
+        if upload is not None:
+            service.upload.add(file, upload)
             return json_response({"message": "Weights updated"})
-        return await _update(service, Checkpoint.of_memory([file]), version=weight_version, field="body")
+        return await _updated(service, Checkpoint.of_memory([file]), version=weight_version, field="body")
 
     @router.post("/update_weight_version")
     async def update_weight_version(body: WeightVersionBody) -> Response:
-        await service.opened(service.weights).rename(body.new_version)
+        await service.opened(service.control).weights.rename(body.new_version)
         return json_response({"success": True, "new_version": body.new_version})
 
     @router.get("/weight_info")
     async def weight_info() -> Response:
-        return json_response({"weight_version": service.opened(service.weights).version})
+        return json_response({"weight_version": service.opened(service.control).weights.version})
 
     @router.post("/weight_checker")
     async def weight_checker(body: WeightCheckerBody) -> Response:
-        """`checksum`: the SHA-256 of each tensor as the engines have it; `compare`: with a `baseline` of them; `reset`:
-        all tensors become zeros, as an update, so that one that does not come later is noticed."""
-        weights = service.opened(service.weights)
+        """`checksum`: returns the SHA-256 of each tensor as the engines have it; `compare`: compares them with a
+        `baseline`; `reset`: an update in which all tensors become zeros, so that a tensor that is missing later is
+        noticed."""
+        weights = service.opened(service.control).weights
         if body.action == "reset":
             await weights.update(ZEROS, None)
             return json_response({"status": "reset"})
@@ -119,43 +120,43 @@ def weight_router(service: Service) -> APIRouter:
 
 
 def transfer_router(service: Service) -> APIRouter:
-    """The routes around an update that comes in pieces."""
+    """Makes the routes around an update that comes in several bodies."""
     router = new_router()
 
     @router.post("/init_weight_transfer_engine")
     async def init_weight_transfer_engine(body: InitTransferBody) -> Response:
-        """Over HTTP there is nothing to set up. A trainer that sends over NCCL is met, or told at once that it cannot
-        be."""
-        service.opened(service.weights)
+        """Sets up nothing for a trainer that sends over HTTP. Joins the group of a trainer that sends over NCCL, or
+        refuses at once."""
+        service.opened(service.control)
         await join_group(service, body.init_info)
         return json_response({"message": "Weight transfer initialized"})
 
     @router.post("/shutdown_weight_transfer_engine")
     async def shutdown_weight_transfer_engine() -> Response:
-        service.opened(service.weights)
+        service.opened(service.control)
         await leave_group(service)
-        service.incoming.drop()
+        service.upload.drop()
         return json_response({"message": "Weight transfer shut down"})
 
     @router.post("/start_weight_update")
     async def start_weight_update() -> Response:
-        service.opened(service.weights)
-        service.incoming.start()
+        service.opened(service.control)
+        service.upload.start()
         return json_response({"message": "Weight update started"})
 
     @router.post("/finish_weight_update")
     async def finish_weight_update(body: FinishUpdateBody | None = None) -> Response:
-        service.opened(service.weights)
-        checkpoint = service.incoming.finish()
+        service.opened(service.control)
+        checkpoint = service.upload.finish()
         version = None if body is None else body.weight_version
-        update = await bring_weights(service, checkpoint, version=version, field="body")
-        return json_response({"message": "Weight update finished", **_told(update)})
+        update = await update_engines(service, checkpoint, version=version, field="body")
+        return json_response({"message": "Weight update finished", **_fields(update)})
 
     return router
 
 
 async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
-    """Raises RequestError unless the body brings weights in exactly one way."""
+    """Carries out a body of JSON. Raises RequestError unless it brings weights in exactly one way."""
     ways = {name for name in ("weight_dir", "weight_file", "update_info") if getattr(body, name) is not None}
     if len(ways) != 1:
         why = "give one of 'weight_dir', 'weight_file' and 'update_info', or tensors as application/octet-stream"
@@ -164,34 +165,35 @@ async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
         await take_announced(service, body.update_info)
         return json_response({"message": "Weights updated"})
     field, version = ways.pop(), body.weight_version
-    if service.incoming.open:
+    if service.upload.open:
         why = "a weight update is open: its tensors come in bodies, until /finish_weight_update"
         raise invalid_value(field, why)
     if body.weight_dir is not None:
-        return await _update(service, Checkpoint.of(Path(body.weight_dir)), version=version, field=field)
+        return await _updated(service, Checkpoint.of(Path(body.weight_dir)), version=version, field=field)
     assert body.weight_file is not None
     try:
         file = MemoryFile.opened(Path(body.weight_file))
     except ModelLoadError as error:
         raise invalid_value(field, error.message) from error
-    return await _update(service, Checkpoint.of_memory([file]), version=version, field=field)
+    return await _updated(service, Checkpoint.of_memory([file]), version=version, field=field)
 
 
-async def _update(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> Response:
-    update = await bring_weights(service, checkpoint, version=version, field=field)
-    return json_response({"message": "Weights updated", **_told(update)})
+async def _updated(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> Response:
+    update = await update_engines(service, checkpoint, version=version, field=field)
+    return json_response({"message": "Weights updated", **_fields(update)})
 
 
-async def bring_weights(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> WeightUpdate:
-    """Gives the engines new weights. `field`: what brought them. Raises RequestError, which names it."""
+async def update_engines(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> WeightUpdate:
+    """Gives the engines new weights. `field`: the field of the request that brought them. Raises RequestError, which
+    names it, if the engines cannot use them."""
     try:
-        return await service.opened(service.weights).update(checkpoint, version)
+        return await service.opened(service.control).weights.update(checkpoint, version)
     except RequestError as error:
         if error.code != INVALID_WEIGHTS:
             raise
         raise RequestError(f"Invalid '{field}': {error.message}.", param=field, code=error.code) from error
 
 
-def _told(update: WeightUpdate) -> dict[str, JsonValue]:
+def _fields(update: WeightUpdate) -> dict[str, JsonValue]:
     slowest: dict[str, JsonValue] = {"worker": update.slowest, "seconds": round(update.seconds, 3)}
     return {"weight_version": update.version, "slowest": slowest}

@@ -18,8 +18,9 @@ from motet.engines.native.fingerprint import fingerprint, model_digest, operator
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import ModelShape, load_model, read_config, read_shape, resolve_device, resolve_dtype
+from motet.engines.native.model_weights import TensorWeights
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
-from motet.engines.native.weights import FirstWeights, Renewal, TensorWeights
+from motet.engines.native.weight_loader import StartWeights, WeightLoader
 from motet.errors import ConfigError, KVMemoryError
 from motet.grammar.compiled_grammar import Grammars
 from motet.ids import ModelName, new_engine_id
@@ -46,7 +47,7 @@ class Parts:
     runner: ModelRunner
     storage: KVStorage
     options: CoreOptions
-    renewal: Renewal
+    weights: WeightLoader
     facts: KVFacts
     """Facts that must be equal on every worker whose KV is used here."""
 
@@ -139,9 +140,9 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         pid=pid,
     )
     options = _options_of(config, shape, device=device, bytes_per_block=layout.bytes_per_block)
-    first = FirstWeights(folder, weights.result(), load)
-    renewal = Renewal(backend.weights, first, name_of=partial(model_digest, hf_config), cache=cache)
-    return Parts(info, backend.runner, storage, options, renewal, facts)
+    start = StartWeights(folder, weights.result(), load)
+    loader = WeightLoader(backend.weights, start, name_of=partial(model_digest, hf_config), cache=cache)
+    return Parts(info, backend.runner, storage, options, loader, facts)
 
 
 def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device, bytes_per_block: int) -> CoreOptions:

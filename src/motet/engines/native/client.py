@@ -1,9 +1,10 @@
-"""The engine as the API process sees it: a child process behind two pipes.
+"""The engine as the API process sees it: a child process at the other end of two pipes.
 
 Who ends what: `close` ends the process, the pipes and their folder, and every open group with EngineClosedError. If the
 process ends by itself, every open group ends with EngineDiedError, and so does every later one. If it hangs, it is
-killed, and they end with EngineSilentError. If this process ends, however it does, the child sees its standard input
-end and goes too. The folder goes before all that, once the process is connected: both may be killed at once.
+killed, and they end with EngineSilentError. If this process ends in any way, the child's standard input ends, and the
+child ends too. The folder is removed as soon as the engine process is connected, since both processes can be killed at
+the same time.
 """
 
 import asyncio
@@ -13,66 +14,55 @@ import os
 import tempfile
 from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Generic, TypeVar
 
 import msgspec
 
-from motet.engine import PreparedWeights
+from motet.engine_orders import EngineFacts, EngineFigures, EngineOrder, OrderAnswer, ReadStats
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
 from motet.engines.native.spawn import LivenessCheck, Spawn, first_event, spawn
-from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError, MotetError, StartupError
+from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.metrics.stats import EngineStats
-from motet.models.checkpoint import Checkpoint
 from motet.settings.server_config import EngineConfig
-from motet.transfer.ticket import Ticket, TransferAddress
+from motet.transfer.ticket import Ticket
 from motet.types import FIRST_VERSION, EngineInfo, GenerateRequest, GroupDelta
-
-Name = TypeVar("Name", bound=Hashable)
-Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-"""After so many seconds a process that does not end, for instance in a very long step, is killed."""
+"""Time in seconds after which a process that does not end, for instance in a very long step, is killed."""
 
 
 class NativeEngine:
-    """An `Engine` in a process of its own. Made by `start`."""
+    """An `Engine` in its own process. Made by `start`."""
 
-    def __init__(self, pipes: Pipes, process: Process, *, info: EngineInfo, pulse: LivenessCheck) -> None:
+    def __init__(self, pipes: Pipes, process: Process, *, info: EngineInfo, liveness: LivenessCheck) -> None:
         self.died = asyncio.Event()
-        """Set when the process has ended without being asked to, by itself or because it hung."""
+        """Set when the process has ended without `close`: by itself, or because it hung and was killed."""
+        self.info = info
         self._pipes = pipes
         self._process = process
-        self.info = info
-        self._pulse = pulse
+        self._liveness = liveness
         self._streams: dict[RequestId, PipeStream] = {}
-        self._stats: Questions[int, EngineStats] = Questions()
-        self._tickets: Questions[RequestId, Ticket] = Questions()
-        self._connections: Questions[int, None] = Questions()
-        self._prepared: Questions[int, protocol.WeightsPrepared] = Questions()
-        self._renewed: Questions[int, EngineInfo | None] = Questions()
-        self._sums: Questions[int, dict[str, str]] = Questions()
-        self._obeyed: Questions[int, None] = Questions()
-        self._numbers = count()
+        self._pending = PendingAnswers()
         self._stored = False
         """True once the engine's prefix cache has reported blocks."""
         self._block_listeners: list[BlockListener] = []
         self._over: MotetError | None = None
+        """The error with which groups and orders end from now on; None while the process lives."""
         self._tasks = [
-            asyncio.create_task(watch) for watch in (self._read_events(), self._watch_process(), self._watch_pulse())
+            asyncio.create_task(watch) for watch in (self._read_events(), self._watch_process(), self._watch_liveness())
         ]
 
     @classmethod
     async def start(cls, config: EngineConfig, *, spawn: Spawn = spawn) -> "NativeEngine":
-        """Starts the process and waits until it can serve. Raises the StartupError it could not start with."""
+        """Starts the process and waits until it can serve. Raises the StartupError with which it ends otherwise."""
         try:
-            launch = protocol.Launch(config, tempfile.mkdtemp(prefix=f"motet-{os.getpid()}-"))  # of this user alone
+            launch = protocol.Launch(config, tempfile.mkdtemp(prefix=f"motet-{os.getpid()}-"))  # for this user alone
             async with contextlib.AsyncExitStack() as undo:
                 pipes = Pipes(launch)
                 undo.callback(pipes.close)
@@ -82,7 +72,8 @@ class NativeEngine:
                 undo.pop_all()
         except OSError as error:  # the system has no process, memory or file for it
             raise StartupError(f"the engine process cannot be started: {error}") from error
-        return cls(pipes, process, info=info, pulse=LivenessCheck(config.heartbeat_timeout_s, config.step_timeout_s))
+        liveness = LivenessCheck(config.heartbeat_timeout_s, config.step_timeout_s)
+        return cls(pipes, process, info=info, liveness=liveness)
 
     def generate(self, request: GenerateRequest) -> "PipeStream":
         resumed = any(start.output_tokens for start in request.choices)  # perhaps after tokens of other weights
@@ -97,94 +88,46 @@ class NativeEngine:
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         try:
-            return await self._ask(self._tickets, request.request_id, question=protocol.Prefill(request, readers))
+            ticket = await self._answer_to(protocol.Prefill(request, readers), request.request_id)
         except asyncio.CancelledError:
-            self._pipes.send(protocol.Abort(request.request_id))  # also ends a lease that was granted meanwhile
+            self._pipes.send(protocol.Abort(request.request_id))  # ends a lease too that was granted in the meantime
             raise
+        assert isinstance(ticket, Ticket)
+        return ticket
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
         if self._over is None:
             self._pipes.send(protocol.Release(ticket))
-
-    async def connect(self, address: TransferAddress) -> None:
-        """Connects to another worker before it is needed. Raises EngineError if that cannot be."""
-        number = next(self._numbers)
-        await self._ask(self._connections, number, question=protocol.Connect(number, address))
-
-    def listen_to_blocks(self, listener: BlockListener) -> None:
-        """Passes changes of the prefix cache's blocks to `listener` from now on, and at the engine's end that there are
-        none. Must be called before the engine gets a group: older blocks are not known here."""
-        if self._stored:
-            raise RuntimeError("the engine has stored blocks already")
-        self._block_listeners.append(listener)
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         stream = self._streams.get(request_id)
         if stream is None:
             return
         self._pipes.send(protocol.StopChoiceCommand(request_id, index))
-        stream.choice_ended(index)
+        stream.end_choice(index)
         if stream.ended:
             del self._streams[request_id]
 
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        """Sends an order, and returns its answer when the engine has carried it out. Raises the error with which the
+        engine refuses it. Deltas that come after new `EngineFacts` are generated with the weights that these name."""
+        number = self._pending.next_number()
+        answer = await self._answer_to(protocol.NumberedOrder(number, order), number)
+        assert not isinstance(answer, Ticket)
+        return answer
+
     async def stats(self, *, check: bool = False) -> EngineStats:
         """Returns the figures of this moment, between two steps. With `check`, a broken invariant ends the process."""
-        number = next(self._numbers)
-        return await self._ask(self._stats, number, question=protocol.AskStats(number, check))
+        answer = await self.send(ReadStats(check))
+        assert isinstance(answer, EngineFigures)
+        return answer.stats
 
-    async def prepare_weights(self, checkpoint: Checkpoint) -> PreparedWeights:
-        """Reads new weights while the old ones serve. Raises RequestError, which names the tensor or the file, if they
-        cannot be used."""
-        number = next(self._numbers)
-        order = protocol.PrepareWeights(number, checkpoint.kind, tuple(map(str, checkpoint.paths)))
-        answer = await self._ask(self._prepared, number, question=order)
-        if answer.facts is None:
-            raise answer.failure.error() if answer.failure is not None else EngineError("no weights were prepared")
-        return answer.facts
-
-    async def apply_weights(self, version: str) -> None:
-        """Puts the prepared weights in the place of the old ones. What its groups write from then on comes after this,
-        and `info` tells of the new weights. Raises EngineError if none are prepared."""
-        number = next(self._numbers)
-        if await self._ask(self._renewed, number, question=protocol.ApplyWeights(number, version)) is None:
-            raise EngineError("no new weights are prepared")
-
-    async def name_weights(self, version: str) -> None:
-        """Calls the weights that serve by another version."""
-        number = next(self._numbers)
-        await self._ask(self._renewed, number, question=protocol.NameWeights(number, version))
-
-    async def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of what the engine has in place of each tensor of a checkpoint. It must get no new
-        weights meanwhile."""
-        number = next(self._numbers)
-        return await self._ask(self._sums, number, question=protocol.SumWeights(number))
-
-    def drop_weights(self) -> None:
-        """Forgets prepared weights."""
-        if self._over is None:
-            self._pipes.send(protocol.DropWeights())
-
-    async def hold(self, held: bool) -> None:
-        """Stops all groups between two steps, or lets them go on. They keep all they have."""
-        number = next(self._numbers)
-        await self._ask(self._obeyed, number, question=protocol.Hold(number, held))
-
-    async def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties the prefix cache. Groups under way keep their KV, or compute it `anew`."""
-        number = next(self._numbers)
-        await self._ask(self._obeyed, number, question=protocol.ForgetPrefixes(number, anew))
-
-    async def sleep(self, *, weights: bool) -> None:
-        """Gives the memory of the KV cache back to the system, and with `weights` theirs: then all tensors must be
-        brought before it goes on. The engine must be held."""
-        number = next(self._numbers)
-        await self._ask(self._obeyed, number, question=protocol.Sleep(number, weights))
-
-    async def wake(self) -> None:
-        """Takes the memory of the KV cache again."""
-        number = next(self._numbers)
-        await self._ask(self._obeyed, number, question=protocol.Wake(number))
+    def listen_to_blocks(self, listener: BlockListener) -> None:
+        """Passes changes of the prefix cache's blocks to `listener` from now on; at the engine's end, that there are
+        none. Must be called before the engine gets a group: this object does not know earlier blocks."""
+        if self._stored:
+            raise RuntimeError("the engine has stored blocks already")
+        self._block_listeners.append(listener)
 
     def kill(self) -> None:
         """Ends the process with SIGKILL, as if it had died by itself."""
@@ -192,8 +135,8 @@ class NativeEngine:
             self._process.kill()
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Ends the process; it is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
-        if self._over is None:  # else it keeps the reason for which it ended, which moves groups elsewhere
+        """Ends the process. It is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
+        if self._over is None:  # else it keeps the error with which it ended, which moves groups to other workers
             self._end_all(EngineClosedError("the engine was closed"))
             self._pipes.send(protocol.Close())
         try:
@@ -207,6 +150,13 @@ class NativeEngine:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._pipes.close()
 
+    async def _answer_to(self, command: protocol.Command, key: "AnswerKey") -> "PendingAnswer":
+        if self._over is not None:
+            raise self._over
+        with self._pending.expect(key) as answer:
+            self._pipes.send(command)
+            return await answer
+
     def _abort(self, request_id: RequestId) -> None:
         if self._streams.pop(request_id, None) is not None:
             self._pipes.send(protocol.Abort(request_id))
@@ -215,59 +165,46 @@ class NativeEngine:
         try:
             while True:
                 self._take(await self._pipes.receive())
-        except Exception:  # as it is, nothing that the process says from now on would be heard
+        except Exception:  # otherwise later events of the process would be lost without notice
             logger.exception("the engine process %d sent an event that cannot be taken; it is ended", self._process.pid)
             self._process.kill()
 
     def _take(self, event: protocol.Event) -> None:
-        self._pulse.heard(event.busy_s if isinstance(event, protocol.Heartbeat) else 0.0)
+        self._liveness.note(event.busy_s if isinstance(event, protocol.Heartbeat) else 0.0)
         match event:
             case protocol.Heartbeat():
-                self._pipes.beaten()
+                self._pipes.note_heartbeat()
             case protocol.StepReport():
                 self._take_step(event)
-            case protocol.Stats(number, stats):
-                self._stats.answer(number, stats)
-            case protocol.WeightsPrepared(number):
-                self._prepared.answer(number, event)
-            case protocol.Renewed(number, info):
-                self._renew(info)
-                self._renewed.answer(number, info)
-            case protocol.Checksums(number, sums):
-                self._sums.answer(number, sums)
-            case protocol.Obeyed(number):
-                self._obeyed.answer(number, None)
-            case protocol.Connected(number, failure):
-                if failure is None:
-                    self._connections.answer(number, None)
-                else:
-                    self._connections.fail(number, EngineError(failure))
-
-    def _renew(self, info: EngineInfo | None) -> None:
-        if info is not None:
-            self.info = info
-            for stream in self._streams.values():
-                stream.version = info.weight_version
-
-    def _tell_of_blocks(self, changes: Sequence[BlockChange]) -> None:
-        self._stored = True
-        for listener in self._block_listeners:
-            listener(changes)
+            case protocol.NumberedAnswer(number, answer, error):
+                if isinstance(answer, EngineFacts):
+                    self.info = answer.info
+                    for stream in self._streams.values():
+                        stream.version = self.info.weight_version
+                if answer is not None:
+                    self._pending.answer(number, answer)
+                elif error is not None:
+                    self._pending.fail(number, error.error())
 
     def _take_step(self, step: protocol.StepReport) -> None:
         if step.blocks:
-            self._tell_of_blocks(step.blocks)
+            self._report_blocks(step.blocks)
         for delta in step.deltas:
             if stream := self._streams.get(delta.request_id):
                 stream.feed(delta)
                 if stream.ended:
                     del self._streams[delta.request_id]
         for request_id, ticket in step.tickets.items():
-            self._tickets.answer(request_id, ticket)
+            self._pending.answer(request_id, ticket)
         for request_id, failure in step.failures.items():
-            self._tickets.fail(request_id, failure.error())
+            self._pending.fail(request_id, failure.error())
             if failed := self._streams.pop(request_id, None):
                 failed.fail(failure.error())
+
+    def _report_blocks(self, changes: Sequence[BlockChange]) -> None:
+        self._stored = True
+        for listener in self._block_listeners:
+            listener(changes)
 
     async def _watch_process(self) -> None:
         code = await self._process.wait()
@@ -276,37 +213,24 @@ class NativeEngine:
         if not isinstance(self._over, EngineClosedError):
             self.died.set()
 
-    async def _watch_pulse(self) -> None:
+    async def _watch_liveness(self) -> None:
         while self._over is None:
-            if (seen := self._pulse.look()) is not None:
-                error = EngineSilentError(f"the engine process {self._process.pid} {seen}; it was killed")
+            if (problem := self._liveness.problem()) is not None:
+                error = EngineSilentError(f"the engine process {self._process.pid} {problem}; it was killed")
                 logger.error("%s", error)
                 self._end_all(error)
                 self._process.kill()  # ends a stopped process too
             else:
-                await asyncio.sleep(self._pulse.look_every_s)
-
-    async def _ask(self, questions: "Questions[Name, Answer]", name: Name, *, question: protocol.Command) -> Answer:
-        if self._over is not None:
-            raise self._over
-        with questions.ask(name) as answer:
-            self._pipes.send(question)
-            return await answer
+                await asyncio.sleep(self._liveness.check_every_s)
 
     def _end_all(self, error: MotetError) -> None:
         self._over = error
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
-        self._stats.fail_all(error)
-        self._tickets.fail_all(error)
-        self._connections.fail_all(error)
-        self._prepared.fail_all(error)
-        self._renewed.fail_all(error)
-        self._sums.fail_all(error)
-        self._obeyed.fail_all(error)
+        self._pending.fail_all(error)
         if self._stored:
-            self._tell_of_blocks([Cleared()])
+            self._report_blocks([Cleared()])
 
 
 async def end(process: Process) -> None:
@@ -317,24 +241,24 @@ async def end(process: Process) -> None:
 
 
 class PipeStream:
-    """The deltas of one group, between the pipe and their reader: a `GroupStream` that is fed from outside. A slow
-    reader leaves at most the whole answers here, `max_tokens` for each choice."""
+    """The deltas of one group, between the pipe and their reader: a `GroupStream` that the engine feeds. If the reader
+    is slow, the complete answers are kept here at most: `max_tokens` for each choice."""
 
     def __init__(self, request: GenerateRequest, abort: Callable[[RequestId], None], *, version: str = "") -> None:
         self.version = version
-        """The version of the weights, if the next delta is the first to tell it; else empty."""
+        """Version of the weights, if the next delta is the first with these weights; else empty."""
         self._request_id = request.request_id
         self._abort = abort
         self._open = {start.index for start in request.choices}
         self._deltas: deque[GroupDelta] = deque()
         self._error: MotetError | None = None
-        self._loop = asyncio.get_running_loop()  # a system call in Python 3.11, so not once a step
+        self._loop = asyncio.get_running_loop()  # a system call in Python 3.11, so not at every step
         self._reader: asyncio.Future[None] | None = None
-        """What the reader awaits. An `asyncio.Event` would do, at a third more for each step of a group."""
+        """The future that the reader awaits. An `asyncio.Event` would cost a third more for each step of a group."""
 
     @property
     def ended(self) -> bool:
-        """True if nothing more will be fed."""
+        """True if no more deltas will be fed."""
         return not self._open or self._error is not None
 
     def feed(self, delta: GroupDelta) -> None:
@@ -351,8 +275,8 @@ class PipeStream:
         self._error = error
         self._wake()
 
-    def choice_ended(self, index: int) -> None:
-        """Called when the reader has ended this choice itself."""
+    def end_choice(self, index: int) -> None:
+        """Called when the reader has ended this choice."""
         self._open.discard(index)
         self._wake()
 
@@ -380,32 +304,41 @@ class PipeStream:
             self._reader.set_result(None)
 
 
-class Questions(Generic[Name, Answer]):
-    """Questions to an engine process that wait for their answer, by name. Other answers are dropped."""
+AnswerKey = int | RequestId
+"""The number of an order, or the id of a request to prefill."""
+PendingAnswer = OrderAnswer | Ticket
+
+
+class PendingAnswers:
+    """The table of orders and prefills that wait for an answer of the engine process. Other answers are dropped."""
 
     def __init__(self) -> None:
-        self._open: dict[Name, asyncio.Future[Answer]] = {}
+        self._futures: dict[AnswerKey, asyncio.Future[PendingAnswer]] = {}
+        self._numbers = count()
+
+    def next_number(self) -> int:
+        return next(self._numbers)
 
     @contextlib.contextmanager
-    def ask(self, name: Name) -> Iterator[asyncio.Future[Answer]]:
+    def expect(self, key: AnswerKey) -> Iterator[asyncio.Future[PendingAnswer]]:
         """Yields the future answer, and forgets it at the end of the block."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[name] = answer
+        future: asyncio.Future[PendingAnswer] = asyncio.get_running_loop().create_future()
+        self._futures[key] = future
         try:
-            yield answer
+            yield future
         finally:
-            self._open.pop(name, None)
-            if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # marks it as seen, also if nobody waits for it any more
+            self._futures.pop(key, None)
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # marks it as retrieved, also if its reader has left
 
-    def answer(self, name: Name, answer: Answer) -> None:
-        if (question := self._open.get(name)) and not question.done():
-            question.set_result(answer)
+    def answer(self, key: AnswerKey, answer: PendingAnswer) -> None:
+        if (future := self._futures.get(key)) and not future.done():
+            future.set_result(answer)
 
-    def fail(self, name: Name, error: MotetError) -> None:
-        if (question := self._open.get(name)) and not question.done():
-            question.set_exception(error)
+    def fail(self, key: AnswerKey, error: MotetError) -> None:
+        if (future := self._futures.get(key)) and not future.done():
+            future.set_exception(error)
 
     def fail_all(self, error: MotetError) -> None:
-        for name in self._open:
-            self.fail(name, error)
+        for key in self._futures:
+            self.fail(key, error)

@@ -1,13 +1,13 @@
 """The engine process: `__main__` runs this once all modules are imported.
 
-    1. One line of JSON on standard input says what to build and where the pipes are.
-    2. The process sends Ready or Unable.
-    3. It takes commands between steps; with nothing to do it sleeps in `poll`. A second thread sends signs of life
-       (`HeartbeatThread`), others compile grammars (`compiling`).
-    4. It ends at Close, or when standard input ends: the parent holds the other end, however it dies.
+    1. One line of JSON on standard input says what to build, and where the pipes are.
+    2. The process sends Ready or StartFailed.
+    3. It takes commands between steps. With nothing to compute it sleeps in `poll`. Other threads send signs of life
+       (`HeartbeatThread`), compile grammars (`compiling`) and read weights (`weight_loader`).
+    4. It ends at Close, or when standard input ends: the parent holds the other end until it ends itself.
 
 SIGINT and SIGTERM are ignored: a terminal and a service manager send them to every process at once, and the parent,
-which has them too, wants to drain first.
+which gets them too, drains first.
 """
 
 import contextlib
@@ -30,60 +30,79 @@ import msgspec
 import zmq
 from transformers.utils.logging import disable_progress_bar
 
+from motet.engine_orders import (
+    ApplyWeights,
+    Connect,
+    Done,
+    DropWeights,
+    EngineFacts,
+    EngineFigures,
+    EngineOrder,
+    ForgetPrefixes,
+    Hold,
+    NameWeights,
+    OrderAnswer,
+    PrepareWeights,
+    ReadStats,
+    Sleep,
+    SumWeights,
+    Wake,
+)
 from motet.engines.native import protocol
 from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.compiling import Compiling, at_once
 from motet.engines.native.core import EngineCore
 from motet.engines.native.protocol import Command, Launch
 from motet.engines.native.sleep import Sleeper
-from motet.engines.native.spawn import beat_every_s
+from motet.engines.native.spawn import heartbeat_every_s
 from motet.engines.native.step.handover import KEEPS_KV
-from motet.engines.native.weights import Renewal, Renewing
+from motet.engines.native.weight_loader import WeightLoader, WeightThreads
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.log import TextFormatter
 from motet.metrics.stats import EngineStats
 from motet.transfer.orders import MeetWorker
-from motet.transfer.ticket import Ticket, TransferAddress
+from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
+COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+EVENTS = msgspec.msgpack.Encoder()
+
 
 class EngineLoop:
-    """Feeds a core from one pipe and empties it into another."""
+    """Takes commands for a core from one pipe, and sends what it reports through another."""
 
     def __init__(
         self,
         core: EngineCore,
-        heart: "HeartbeatThread",
+        heartbeat: "HeartbeatThread",
         *,
-        renewal: Renewal,
+        weights: WeightLoader,
         sleeper: Sleeper,
         commands: "zmq.Socket[bytes]",
         events: "zmq.Socket[bytes]",
     ) -> None:
         self._core = core
-        self._renewal = renewal
-        self._renewing = Renewing(renewal)
+        self._weights = weights
+        self._weight_threads = WeightThreads(weights)
         self._sleeper = sleeper
-        self._heart = heart
+        self._heartbeat = heartbeat
         self._commands = commands
         self._events = events
-        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-        self._encoder = msgspec.msgpack.Encoder()
         self._compiling = Compiling(core.grammars)
         self._refused: dict[RequestId, MotetError] = {}
         """Errors of groups that were refused since the last step."""
         self._closing = False
         self._idle = True
-        self._anything = zmq.Poller()
-        self._anything.register(commands, zmq.POLLIN)
-        self._anything.register(self._compiling.fileno(), zmq.POLLIN)
-        self._anything.register(self._renewing.fileno(), zmq.POLLIN)
+        self._wakers = zmq.Poller()
+        self._wakers.register(commands, zmq.POLLIN)
+        self._wakers.register(self._compiling.fileno(), zmq.POLLIN)
+        self._wakers.register(self._weight_threads.fileno(), zmq.POLLIN)
         if core.transfers is not None:
-            self._anything.register(core.transfers.fileno(), zmq.POLLIN)
+            self._wakers.register(core.transfers.fileno(), zmq.POLLIN)
 
     def run(self) -> None:
         """Returns at Close."""
@@ -92,21 +111,21 @@ class EngineLoop:
             while not self._closing:
                 self._take_commands()
                 self._take_compiled()
-                for prepared in self._renewing.take():
-                    self._send(prepared)
+                for number, answer in self._weight_threads.take():
+                    self._answer(number, answer)
                 if not self._closing:
                     self._step()
         finally:
             self._compiling.close()
-            self._renewing.close()
+            self._weight_threads.close()
 
     def _step(self) -> None:
-        self._heart.work()
+        self._heartbeat.work()
         result = self._core.step()
-        self._heart.rest()
+        self._heartbeat.rest()
         self._idle = not result.ran
         for met in result.met:
-            self._send(protocol.Connected(met.number, None if met.error is None else met.error.message))
+            self._answer(met.number, Done() if met.error is None else EngineError(met.error.message))
         errors = {**self._refused, **result.failures}
         self._refused = {}
         failures = {request_id: CarriedError.of(error) for request_id, error in errors.items()}
@@ -114,14 +133,15 @@ class EngineLoop:
             self._send(protocol.StepReport(result.deltas, failures, result.tickets, result.blocks))
 
     def _take_commands(self) -> None:
-        """Takes all commands; with nothing to compute, waits for one, for news, or for a lease to end."""
+        """Takes all commands. With nothing to compute it waits for a command, a thread's result or the end of a
+        lease."""
         if self._idle and not self._refused:
             wake_s = self._core.wake_s
-            self._anything.poll(None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000)))
+            self._wakers.poll(None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000)))
         while self._commands.poll(0):
-            self._heart.work()
-            self._obey(self._decoder.decode(self._commands.recv()))
-            self._heart.rest()
+            self._heartbeat.work()
+            self._take(COMMANDS.decode(self._commands.recv()))
+            self._heartbeat.rest()
 
     def _take_compiled(self) -> None:
         for request, matchers in self._compiling.take():
@@ -132,7 +152,7 @@ class EngineLoop:
             if request.ticket is not None:
                 self._release(request.ticket)
 
-    def _obey(self, command: Command) -> None:
+    def _take(self, command: Command) -> None:
         match command:
             case protocol.Submit(request):
                 submit = self._core.submit if at_once(self._core.grammars, request) else self._compiling.submit
@@ -141,59 +161,69 @@ class EngineLoop:
                 self._try(request.request_id, partial(self._core.prefill, request, readers=readers))
             case protocol.Release(ticket):
                 self._release(ticket)
-            case protocol.Connect(number, address):
-                self._connect(number, address)
             case protocol.Abort(request_id):
                 self._abort(request_id)
             case protocol.StopChoiceCommand(request_id, index):
                 if not self._compiling.stop_choice(request_id, index):
                     self._abort(request_id)
                 self._core.stop_choice(request_id, index)
-            case protocol.AskStats(number, check):
-                self._send(protocol.Stats(number, self._stats(check=check)))
-            case _:
-                self._obey_operator(command)
-
-    def _obey_operator(self, command: Command) -> None:
-        """Obeys commands that are for all groups."""
-        match command:
-            case protocol.Hold(number, held):
-                self._core.held, self._idle = held, False
-                self._send(protocol.Obeyed(number))
-            case protocol.ForgetPrefixes(number, anew):
-                self._core.forget_prefixes(anew=anew)
-                self._idle = False  # the next step tells which blocks are gone
-                self._send(protocol.Obeyed(number))
-            case protocol.Sleep(number, weights):
-                self._renewing.drop()
-                self._sleeper.sleep(weights=weights)
-                self._idle = False
-                self._send(protocol.Obeyed(number))
-            case protocol.Wake(number):
-                self._sleeper.wake()
-                self._send(protocol.Obeyed(number))
+            case protocol.NumberedOrder(number, order):
+                self._give_order(number, order)
             case protocol.Close():
                 self._closing = True
-            case _:
-                self._obey_trainer(command)
 
-    def _obey_trainer(self, command: Command) -> None:
-        """Obeys commands about weights."""
-        match command:
-            case protocol.PrepareWeights():
-                self._renewing.prepare(command)
-            case protocol.ApplyWeights(number, version):
-                self._send(protocol.Renewed(number, self._renewed(version)))
-            case protocol.NameWeights(number, version):
+    def _give_order(self, number: int, order: EngineOrder) -> None:
+        try:
+            if (answer := self._obey(number, order)) is not None:
+                self._answer(number, answer)
+        except MotetError as error:
+            self._answer(number, error)
+
+    def _obey(self, number: int, order: EngineOrder) -> OrderAnswer | None:  # noqa: C901  one case for each order
+        """Returns the answer to an order; None if it comes later. Raises the MotetError with which it is refused."""
+        match order:
+            case PrepareWeights() | SumWeights():
+                self._weight_threads.start(number, order)
+                return None
+            case ApplyWeights(version, digest):
+                return EngineFacts(self._apply(version, digest=digest))
+            case DropWeights(digest):
+                self._weight_threads.drop(digest)
+            case NameWeights(version):
                 self._core.info = msgspec.structs.replace(self._core.info, weight_version=version)
-                self._send(protocol.Renewed(number, self._core.info))
-            case protocol.SumWeights(number):
-                self._renewing.sum(number)
-            case protocol.DropWeights():
-                self._renewing.drop()
+                return EngineFacts(self._core.info)
+            case Hold(held):
+                self._core.held, self._idle = held, False
+            case ForgetPrefixes(recompute):
+                self._core.forget_prefixes(anew=recompute)
+                self._idle = False  # the next step reports which blocks are gone
+            case Connect(address):
+                if self._core.transfers is None:
+                    raise EngineError(KEEPS_KV)
+                self._core.transfers.order(MeetWorker(number, address))
+                return None
+            case Sleep(weights):
+                self._weight_threads.drop()
+                self._sleeper.sleep(weights=weights)
+                self._idle = False
+            case Wake():
+                self._sleeper.wake()
+            case ReadStats(check):
+                return EngineFigures(self._stats(check=check))
+        return Done()
+
+    def _apply(self, version: str, *, digest: str) -> EngineInfo:
+        """Applies the prepared weights, and returns the facts from now on."""
+        loaded = self._weight_threads.take_loaded(digest)
+        info = self._weights.applied(loaded, self._core.info, version=version)
+        self._core.update(info, loaded.staged.apply)
+        self._idle = False
+        facts = loaded.prepared
+        logger.info("new weights, version %s: %d tensors, read in %.2f s", version, facts.tensors, facts.seconds)
+        return info
 
     def _try(self, request_id: RequestId, submit: Callable[[], None]) -> None:
-        """Takes a group in, or refuses it. Nothing has begun yet, so an unexpected error ends only this group."""
+        """Takes a group in, or refuses it. Nothing has started yet, so an unexpected error ends only this group."""
         try:
             submit()
         except RequestError as error:
@@ -215,23 +245,6 @@ class EngineLoop:
         except Exception:
             logger.exception("the engine cannot release the lease of %s", ticket.remote_request_id)
 
-    def _connect(self, number: int, address: TransferAddress) -> None:
-        if self._core.transfers is None:
-            self._send(protocol.Connected(number, KEEPS_KV))
-        else:
-            self._core.transfers.order(MeetWorker(number, address))
-
-    def _renewed(self, version: str) -> EngineInfo | None:
-        """Applies new weights. Returns the facts from now on, or None if no weights are prepared."""
-        if (prepared := self._renewing.prepared()) is None:
-            return None
-        info = self._renewal.applied(prepared, self._core.info, version=version)
-        self._core.update(info, prepared.weights.apply)
-        self._idle = False
-        facts = prepared.facts
-        logger.info("new weights, version %s: %d tensors, read in %.2f s", version, facts.tensors, facts.seconds)
-        return info
-
     def _stats(self, *, check: bool) -> EngineStats:
         """Adds to the core's figures the groups whose grammars are being compiled: they wait too."""
         if check:
@@ -241,16 +254,22 @@ class EngineLoop:
         stats.choices_waiting += sum(len(request.choices) for request in compiling)
         return stats
 
+    def _answer(self, number: int, answer: OrderAnswer | MotetError) -> None:
+        if isinstance(answer, MotetError):
+            self._send(protocol.NumberedAnswer(number, None, CarriedError.of(answer)))
+        else:
+            self._send(protocol.NumberedAnswer(number, answer))
+
     def _send(self, event: protocol.Event) -> None:
-        self._heart.rest()  # a parent that does not read may hold this up; that is no step of ours
-        self._events.send(self._encoder.encode(event))
+        self._heartbeat.rest()  # a parent that does not read can hold this up; that is not part of the step
+        self._events.send(EVENTS.encode(event))
 
 
 class HeartbeatThread:
-    """Sends signs of life from a thread beside the one that computes, from entering to leaving.
+    """Sends signs of life inside `with`, from a thread of its own.
 
-    A process that is stopped sends none; neither does one whose computing thread hangs and keeps the interpreter's
-    lock. One that hangs without it still beats, and its beats say for how long it has been in the same step.
+    A process that is stopped sends none, nor does one whose computing thread hangs and holds the interpreter's lock. A
+    process that hangs without the lock still sends heartbeats, and they report for how long it has been in one step.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, *, every_s: float) -> None:
@@ -258,9 +277,9 @@ class HeartbeatThread:
         self._address = address
         self._every_s = every_s
         self._present: object | None = None
-        """A new object for each stretch of work, None between two. Only the computing thread sets it: no lock."""
+        """A new object for each piece of work, None between two pieces. Only the computing thread sets it: no lock."""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -271,16 +290,16 @@ class HeartbeatThread:
         self._thread.join()
 
     def work(self) -> None:
-        """Called when the computing thread begins a stretch of work that must come to an end."""
+        """Called when the computing thread starts a piece of work that must come to an end."""
         self._present = object()
 
     def rest(self) -> None:
-        """Called at the end of that stretch."""
+        """Called at the end of the piece of work."""
         self._present = None
 
     def _beat(self) -> None:
-        """Measures a step's time in beats, so time in which the whole process is stopped does not count."""
-        seen: object | None = None
+        """Measures a step in heartbeats, so time in which the complete process is stopped does not count."""
+        last: object | None = None
         busy_s = 0.0
         with self._context.socket(zmq.PUSH) as events:  # a socket belongs to one thread
             events.setsockopt(zmq.LINGER, 0)
@@ -288,9 +307,9 @@ class HeartbeatThread:
             events.connect(self._address)
             while not self._over.wait(self._every_s):
                 present = self._present
-                busy_s = busy_s + self._every_s if present is not None and present is seen else 0.0
-                seen = present
-                with contextlib.suppress(zmq.Again):  # enough beats are waiting to be read
+                busy_s = busy_s + self._every_s if present is not None and present is last else 0.0
+                last = present
+                with contextlib.suppress(zmq.Again):  # enough heartbeats wait to be read
                     events.send(msgspec.msgpack.encode(protocol.Heartbeat(busy_s)), zmq.NOBLOCK)
 
 
@@ -302,7 +321,7 @@ def main() -> int:
     lines.setFormatter(TextFormatter("%(asctime)s %(levelname)s engine %(message)s"))
     logging.basicConfig(handlers=[lines], level=logging.INFO)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    # Unbuffered: a thread that waits inside a buffered reader holds its lock, and the interpreter cannot end.
+    # Unbuffered: a thread that waits in a buffered reader holds its lock, and then the interpreter cannot end.
     stdin = FileIO(sys.stdin.fileno(), closefd=False)
     launch = msgspec.json.decode(stdin.readline(), type=Launch)
     threading.Thread(target=_end_with_parent, args=(stdin, Path(launch.folder)), daemon=True).start()
@@ -316,14 +335,17 @@ def main() -> int:
         except StartupError as error:
             events.send(msgspec.msgpack.encode(protocol.StartFailed(CarriedError.of(error))))
             return error.exit_code
-        # The model stays for ever, so the garbage collector need not look at it; imported modules are frozen already.
+        # The model stays until the process ends, so the garbage collector need not scan it.
         gc.collect()
         gc.freeze()
-        every_s = beat_every_s(launch.config.heartbeat_timeout_s)
+        every_s = heartbeat_every_s(launch.config.heartbeat_timeout_s)
         try:
-            with HeartbeatThread(context, launch.address("events"), every_s=every_s) as heart:
-                sleeper = Sleeper(core, storage=parts.storage, renewal=parts.renewal)
-                EngineLoop(core, heart, renewal=parts.renewal, sleeper=sleeper, commands=commands, events=events).run()
+            with HeartbeatThread(context, launch.address("events"), every_s=every_s) as heartbeat:
+                sleeper = Sleeper(core, storage=parts.storage, weights=parts.weights)
+                loop = EngineLoop(
+                    core, heartbeat, weights=parts.weights, sleeper=sleeper, commands=commands, events=events
+                )
+                loop.run()
         finally:
             if core.transfers is not None:
                 core.transfers.close()
@@ -331,8 +353,8 @@ def main() -> int:
 
 
 def _end_with_parent(stdin: FileIO, folder: Path) -> None:
-    """A parent that was killed could not remove the folder of the pipes."""
+    """Removes the folder of the pipes too: a parent that was killed could not."""
     while stdin.read(1024):
         pass
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # from a thread, with the main one perhaps in the middle of a step
+    os._exit(0)  # this thread is not the main one, which may be in the middle of a step

@@ -3,8 +3,8 @@
     API process ── Command ──► engine process        ipc://FOLDER/commands
     API process ◄── Event ───  engine process        ipc://FOLDER/events
 
-Many commands may come between two steps; a step sends one event, whatever the number of groups and choices. A second
-thread of the engine process sends a Beat twice a second, through a connection of its own to the same address.
+Many commands can come between two steps. A step sends one event, whatever the number of groups and choices. A second
+thread of the engine process sends a Heartbeat twice a second, through its own connection to the same address.
 """
 
 import contextlib
@@ -15,15 +15,13 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from motet.engine import PreparedWeights
+from motet.engine_orders import EngineOrder, OrderAnswer
 from motet.engines.wire import CarriedError
 from motet.errors import StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
-from motet.metrics.stats import EngineStats
-from motet.models.checkpoint import CheckpointKind
 from motet.settings.server_config import EngineConfig
-from motet.transfer.ticket import Ticket, TransferAddress
+from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, GenerateRequest, GroupDelta
 
 
@@ -32,7 +30,7 @@ class Launch(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     folder: str
-    """Where the pipes are until the engine is connected; if both processes end before, the last one removes it."""
+    """Folder of the pipes until the engine is connected. If both processes end before that, the last one removes it."""
 
     def address(self, pipe: Literal["commands", "events"]) -> str:
         return f"ipc://{self.folder}/{pipe}"
@@ -43,7 +41,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
-    """Compute the prompt for others; it ends in a ticket or a failure, unless it is aborted."""
+    """Compute the KV of the prompt for other workers. Ends in a ticket or a failure, unless it is aborted."""
 
     request: GenerateRequest
     readers: int
@@ -51,13 +49,6 @@ class Prefill(msgspec.Struct, frozen=True, tag=True):
 
 class Release(msgspec.Struct, frozen=True, tag=True):
     ticket: Ticket
-
-
-class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Connect to another worker; answered by Connected."""
-
-    number: int
-    address: TransferAddress
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -69,97 +60,18 @@ class StopChoiceCommand(msgspec.Struct, frozen=True, tag=True):
     index: int
 
 
-class AskStats(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    """The answer has the same number."""
-    check: bool = False
-    """Run the consistency checks too; a failed one ends the process."""
-
-
-class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
-    """Read new weights while the old ones serve; answered by WeightsPrepared. Those prepared before are dropped."""
+class NumberedOrder(msgspec.Struct, frozen=True, tag=True):
+    """An order to the engine; answered by a NumberedAnswer with the same number."""
 
     number: int
-    kind: CheckpointKind
-    paths: tuple[str, ...]
-
-
-class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
-    """Put the prepared weights in the place of the old ones; answered by Renewed."""
-
-    number: int
-    version: str
-
-
-class NameWeights(msgspec.Struct, frozen=True, tag=True):
-    """Call the weights that serve by another version; answered by Renewed."""
-
-    number: int
-    version: str
-
-
-class SumWeights(msgspec.Struct, frozen=True, tag=True):
-    """Compute the checksums of the weights that serve; answered by Checksums."""
-
-    number: int
-
-
-class DropWeights(msgspec.Struct, frozen=True, tag=True):
-    """Forget prepared weights."""
-
-
-class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Compute nothing from now on, or go on; answered by Obeyed. Groups keep all they have."""
-
-    number: int
-    held: bool
-
-
-class ForgetPrefixes(msgspec.Struct, frozen=True, tag=True):
-    """Empty the prefix cache; answered by Obeyed."""
-
-    number: int
-    anew: bool
-    """True if groups under way must compute their KV anew."""
-
-
-class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """Give the memory of the KV cache back to the system; answered by Obeyed. The engine is held already."""
-
-    number: int
-    weights: bool
-    """True if the weights' memory is given back too."""
-
-
-class Wake(msgspec.Struct, frozen=True, tag=True):
-    """Take the memory of the KV cache again; answered by Obeyed."""
-
-    number: int
+    order: EngineOrder
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Command = (
-    Submit
-    | Prefill
-    | Release
-    | Connect
-    | Abort
-    | StopChoiceCommand
-    | AskStats
-    | PrepareWeights
-    | ApplyWeights
-    | NameWeights
-    | SumWeights
-    | DropWeights
-    | Hold
-    | ForgetPrefixes
-    | Sleep
-    | Wake
-    | Close
-)
+Command = Submit | Prefill | Release | Abort | StopChoiceCommand | NumberedOrder | Close
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -167,13 +79,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot start; the process ends after this."""
+    """The engine cannot start. The process ends after this event."""
 
     error: CarriedError
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """The results of a step; the fields are those of `core.StepResult`."""
+    """The results of a step. `core.StepResult` describes the fields."""
 
     deltas: list[GroupDelta] = []
     failures: dict[RequestId, CarriedError] = {}
@@ -181,60 +93,31 @@ class StepReport(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     blocks: list[BlockChange] = []
 
 
-class Connected(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    failure: str | None
-    """Why the two could not connect; None if they are connected."""
-
-
-class Stats(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    stats: EngineStats
-
-
-class WeightsPrepared(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    facts: PreparedWeights | None
-    failure: CarriedError | None = None
-    """Why they cannot be used."""
-
-
-class Renewed(msgspec.Struct, frozen=True, tag=True):
-    """All that comes after this was written with these weights. Without weights that were prepared, nothing changed."""
+class NumberedAnswer(msgspec.Struct, frozen=True, tag=True):
+    """The answer to the order with this number, or the reason why the engine refuses the order."""
 
     number: int
-    info: EngineInfo | None
-
-
-class Checksums(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    sums: dict[str, str]
-    """By the names of the tensors in a checkpoint."""
-
-
-class Obeyed(msgspec.Struct, frozen=True, tag=True):
-    """An order with this number has been carried out."""
-
-    number: int
+    answer: OrderAnswer | None
+    error: CarriedError | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life. It has a connection of its own, so it may overtake other events."""
+    """A sign of life. It has its own connection, so it can overtake other events."""
 
     busy_s: float
-    """Seconds that the present step has taken so far; 0 between two steps."""
+    """Duration of the present step so far, in seconds; 0 between two steps."""
 
 
-Event = (
-    Ready | StartFailed | StepReport | Connected | Stats | WeightsPrepared | Renewed | Checksums | Obeyed | Heartbeat
-)
+Event = Ready | StartFailed | StepReport | NumberedAnswer | Heartbeat
 
 
 class Pipes:
-    """The API process's ends of the two pipes, made before the engine process is started, so that it finds them.
+    """The API process's ends of the two pipes. They are made before the engine process is started, so that it finds
+    them.
 
-    Their folder is there until the engine is connected. After that there is nothing to remove, so nothing is left if
-    both are killed at once: by a machine that is out of memory, or by Ray, which also kills a replica's children.
+    Their folder exists until the engine is connected. After that there is nothing to remove, so nothing is left if both
+    processes are killed at the same time: by a machine that is out of memory, or by Ray, which also kills a replica's
+    children.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -248,29 +131,30 @@ class Pipes:
                 undo.callback(context.term)
                 self._commands = context.socket(zmq.PUSH)
                 undo.callback(self._commands.close, linger=0)
-                # What an engine has not taken yet is kept here: groups are bounded by admission, not by this pipe.
+                # Commands that the engine has not taken yet are kept here: admission bounds the groups, not this pipe.
                 self._commands.set_hwm(0)
                 self._commands.bind(launch.address("commands"))
                 self._events = zmq.asyncio.Context(context).socket(zmq.PULL)
                 undo.callback(self._events.close, linger=0)
                 self._events.bind(launch.address("events"))
-            except zmq.ZMQError as exc:  # too many files are open, or the name of the folder is too long
-                raise StartupError(f"no pipes to an engine process can be made in {launch.folder}: {exc}") from exc
+            except zmq.ZMQError as exc:  # too many open files, or too long a name
+                raise StartupError(f"the pipes to an engine process cannot be made in {launch.folder}: {exc}") from exc
             self._closing = undo.pop_all()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
     def send(self, command: Command) -> None:
-        """Never blocks."""
-        with contextlib.suppress(zmq.Again):  # the other end is gone: its death is reported elsewhere
+        """Sends a command. Never blocks."""
+        with contextlib.suppress(zmq.Again):  # the other end is gone; NativeEngine reports its death
             self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
 
     async def receive(self) -> Event:
+        """Waits for the next event."""
         return self._decoder.decode(await self._events.recv())
 
-    def beaten(self) -> None:
-        """Called when a Beat has come after Ready: both came through connections that the engine has made. Once its
-        third connection, for commands, is there too, the folder is not needed any more."""
+    def note_heartbeat(self) -> None:
+        """Called when a Heartbeat has come after Ready: each came through one connection of the engine. Once its third
+        connection, for commands, exists too, the folder is not needed any more."""
         if self._folder_is_needed and self._commands.poll(0, zmq.POLLOUT):
             self._remove_folder()
 

@@ -1,4 +1,5 @@
-"""Starts an engine process and waits until it can serve, or has said why it cannot."""
+"""Starts an engine process, and waits until it can serve or has reported why it cannot. Starts the process too that
+receives a trainer's tensors (`cuda.receive`)."""
 
 import asyncio
 import sys
@@ -9,14 +10,17 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from motet.engines.native.protocol import Event, Heartbeat, Launch, Pipes, Ready, StartFailed
-from motet.errors import StartupError
+from motet.errors import EngineError, StartupError
 from motet.settings.server_config import environment
 from motet.types import EngineInfo
 
-LAST_WORDS_S = 1.0
-"""Seconds from the end of a process that has said nothing until it is given up."""
+LAST_EVENT_S = 1.0
+"""Time in seconds after the end of a process in which its last event can still arrive."""
+RECEIVER = "motet.engines.native.cuda.receive"
+"""The program that receives a trainer's tensors."""
+
 Spawn = Callable[[Launch], Awaitable[Process]]
-"""Starts a process that reads `launch` from its standard input, which stays open as long as the process may live."""
+"""Starts a process that reads `launch` from its standard input, which stays open as long as the process can live."""
 
 
 async def spawn(launch: Launch) -> Process:
@@ -30,34 +34,47 @@ async def spawn(launch: Launch) -> Process:
     )
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
-    # Not drained: a start that was cancelled while the process does not read yet would leave it to nobody.
+    # Not drained: a start that is cancelled while the process does not read yet would leave the process without owner.
     process.stdin.write(msgspec.json.encode(launch) + b"\n")
     return process
 
 
+async def spawn_receiver() -> Process:
+    """Starts the process that receives a trainer's tensors. Raises EngineError."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", RECEIVER),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=engine_environ(environment()),
+        )
+    except OSError as error:
+        raise EngineError(f"the process that receives cannot be started: {error}") from error
+
+
 def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of an engine process: what the user set, and what follows where it does not say else.
+    """Returns the environment of an engine process: the user's variables, and these where the user set nothing else.
 
     GOMP_SPINCOUNT      OpenMP threads that wait for each other spin for microseconds and then sleep. By default they
-                        spin for long. If another process wants a core, a spinning thread may hold the core that the
-                        thread it waits for needs, and a step takes 10 to 40 times as long. Sleeping at once costs a
-                        fifth if nothing else runs (docs/log.md has the figures).
-    MALLOC_ARENA_MAX    All threads take memory from one arena of glibc. By default those that compile grammars and
-                        transfer KV have one each, which keeps what their largest piece of work took.
+                        spin for a long time. If another process needs a core, a spinning thread can hold the core that
+                        the thread it waits for needs, and a step takes 10 to 40 times as long. Sleeping at once costs
+                        a fifth if nothing else runs (docs/log.md has the figures).
+    MALLOC_ARENA_MAX    All threads take memory from one arena of glibc. By default the threads that compile grammars
+                        and transfer KV have one each, which keeps the memory of their largest piece of work.
     """
-    ours = {"MALLOC_ARENA_MAX": "1"}
+    defaults = {"MALLOC_ARENA_MAX": "1"}
     if "OMP_WAIT_POLICY" not in environ:
-        ours["GOMP_SPINCOUNT"] = "1000"
-    return ours | dict(environ)
+        defaults["GOMP_SPINCOUNT"] = "1000"
+    return defaults | dict(environ)
 
 
 async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
-    """Waits for Ready. If the process ends first, its last words may still be on their way through ZeroMQ's thread."""
-    event, end = asyncio.ensure_future(_first_but_beats(pipes)), asyncio.ensure_future(process.wait())
+    """Waits for Ready. If the process ends first, its last event may still be on its way through ZeroMQ's thread."""
+    event, end = asyncio.ensure_future(_first_but_heartbeats(pipes)), asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait((event, end), return_when=asyncio.FIRST_COMPLETED)
         if not event.done():
-            await asyncio.wait((event,), timeout=LAST_WORDS_S)
+            await asyncio.wait((event,), timeout=LAST_EVENT_S)
         if not event.done():
             raise StartupError(f"the engine process ended with exit code {end.result()} before it was ready")
         match event.result():
@@ -66,58 +83,58 @@ async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
             case StartFailed(error):
                 raise error.error()
             case other:
-                raise StartupError(f"the engine process began with {type(other).__name__}")
+                raise StartupError(f"the first event of the engine process is {type(other).__name__}, not Ready")
     finally:
         for future in (event, end):
             future.cancel()
         await asyncio.gather(event, end, return_exceptions=True)
 
 
-async def _first_but_beats(pipes: Pipes) -> Event:
+async def _first_but_heartbeats(pipes: Pipes) -> Event:
     while isinstance(event := await pipes.receive(), Heartbeat):
         pass
     return event
 
 
-BEAT_S = 0.5
-"""Most seconds between two beats, and between two looks at the process."""
-BEATS_A_TIMEOUT = 4
-"""The longest allowed silence has time for at least this many beats."""
+MAX_HEARTBEAT_GAP_S = 0.5
+"""Maximum time in seconds between two heartbeats, and between two checks of the process."""
+HEARTBEATS_PER_TIMEOUT = 4
+"""Minimum number of heartbeats in the longest silence that is allowed."""
 
 
-def beat_every_s(silence_s: float) -> float:
-    return min(BEAT_S, silence_s / BEATS_A_TIMEOUT)
+def heartbeat_every_s(silence_s: float) -> float:
+    return min(MAX_HEARTBEAT_GAP_S, silence_s / HEARTBEATS_PER_TIMEOUT)
 
 
 class LivenessCheck:
-    """Decides if an engine process is still alive: `heard` is called at every event, `look` every `look_every_s`.
+    """Decides if an engine process is alive. `note` is called at every event, `problem` every `check_every_s`.
 
-    A silence counts only if this process was listening. If a look comes late, this process was itself stopped or too
-    busy to read, and begins to count again.
+    A silence counts only if this process was listening. If a check comes late, this process was itself stopped or too
+    busy to read, and starts to count again.
     """
 
     def __init__(self, silence_s: float, step_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`silence_s`: longest time without a sign of life; `step_s`: longest time of one step."""
-        self.look_every_s = beat_every_s(silence_s)
+        """`silence_s`: maximum time without a sign of life; `step_s`: maximum time of one step."""
+        self.check_every_s = heartbeat_every_s(silence_s)
         self._silence_s = silence_s
         self._step_s = step_s
         self._clock = clock
-        self._heard_s = self._looked_s = clock()
+        self._noted_s = self._checked_s = clock()
         self._busy_s = 0.0
 
-    def heard(self, busy_s: float = 0.0) -> None:
-        """Notes a sign of life; `busy_s`: time that its present step has taken so far."""
-        self._heard_s = self._clock()
+    def note(self, busy_s: float = 0.0) -> None:
+        """Notes a sign of life. `busy_s`: duration of the present step so far."""
+        self._noted_s = self._clock()
         self._busy_s = busy_s
 
-    def look(self) -> str | None:
+    def problem(self) -> str | None:
         """Returns what is wrong with the process, if anything is."""
         now_s = self._clock()
-        if now_s - self._looked_s > 2 * self.look_every_s:
-            self._heard_s = now_s
-        self._looked_s = now_s
+        if now_s - self._checked_s > 2 * self.check_every_s:
+            self._noted_s = now_s
+        self._checked_s = now_s
         if self._busy_s > self._step_s:
             return f"has been in one step for {self._busy_s:.1f} s"
-        if now_s - self._heard_s > self._silence_s:
-            return f"has given no sign of life for {now_s - self._heard_s:.1f} s"
+        if now_s - self._noted_s > self._silence_s:
+            return f"has given no sign of life for {now_s - self._noted_s:.1f} s"
         return None

@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from motet.engine import GroupStream
-from motet.engines.far import FarEngine
 from motet.engines.http import QUESTION_TIMEOUT_S
+from motet.engines.server_engine import ServerEngine
 from motet.engines.vllm.requests import VLLMRequest, params_from, plain_ask, plan_asks, ticket_from, without_ticket
 from motet.engines.vllm.vllm_server import VLLMServer
 from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
@@ -44,7 +44,7 @@ from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, PromptReport, 
 logger = logging.getLogger(__name__)
 
 
-class VLLMEngine(FarEngine["VLLMGroup"]):
+class VLLMEngine(ServerEngine["VLLMGroup"]):
     """An `Engine`: one start of a vLLM server."""
 
     def __init__(
@@ -109,7 +109,7 @@ class VLLMEngine(FarEngine["VLLMGroup"]):
             group.stop(index)
 
     async def stats(self) -> EngineStats:
-        return (await self._call(self._server.report(timeout_s=QUESTION_TIMEOUT_S))).told_stats(self._name)
+        return (await self._call(self._server.report(timeout_s=QUESTION_TIMEOUT_S))).stats_of(self._name)
 
     def give_back(self, ticket: Ticket, trace: str) -> None:
         """Releases a ticket in a task, since nobody waits for it."""

@@ -53,4 +53,4 @@ def cuda_parts(
         max_rows=max_rows,
         max_tables=4096,
     )
-    return replace(parts, runner=runner, renewal=parts.renewal.over(weights))
+    return replace(parts, runner=runner, weights=parts.weights.over(weights))

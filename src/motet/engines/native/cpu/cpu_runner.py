@@ -87,20 +87,20 @@ class PackedWeights:
         self.shapes = {name: place.shape for name, place in runner.model.places.items()}
         self.tied = runner.model.tied
 
-    def begin(self, *, whole: bool) -> "NewPackedWeights":
-        return NewPackedWeights(self._runner, whole=whole)
+    def stage(self, *, complete: bool) -> "StagedPackedWeights":
+        return StagedPackedWeights(self._runner, complete=complete)
 
     def numbers(self, name: str) -> list[torch.Tensor]:
         return self._runner.model.numbers(name)
 
-    def forget(self) -> None:
+    def release_pages(self) -> None:
         self._runner.model.memory.forget()
 
 
-class NewPackedWeights:
-    def __init__(self, runner: CpuRunner, *, whole: bool) -> None:
+class StagedPackedWeights:
+    def __init__(self, runner: CpuRunner, *, complete: bool) -> None:
         self._runner = runner
-        self._twin = runner.model.twin(empty=whole)
+        self._twin = runner.model.twin(empty=complete)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         self._twin.write(name, tensor)

@@ -34,7 +34,7 @@ from motet.engines.native.cpu.panels import (
 )
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.memory import trim_heap
-from motet.engines.native.weights import names_of, tied_names
+from motet.engines.native.model_weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
 """The kernels' number for each activation, by Hugging Face's names."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cpu.packed_weights import activation_of, layer_scores, norm_offset, norm_weight
 from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators
-from motet.engines.native.weights import Slot, TensorWeights, names_of, tied_names
+from motet.engines.native.model_weights import Slot, TensorWeights, names_of, tied_names
 
 
 def fuse(model: PreTrainedModel, operators: Operators) -> TensorWeights:

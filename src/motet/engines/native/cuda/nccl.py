@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports it
 
-from motet.engine import TrainerGroup
+from motet.models.trainer_group import TrainerGroup
 
 ID_BYTES = 128
 ID_KEY = "broadcast_from/0/0"

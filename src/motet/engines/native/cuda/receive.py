@@ -27,10 +27,9 @@ import msgspec
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports it
 
-from motet.engine import TrainerGroup
 from motet.engines.native.cuda.nccl import ID_KEY, Communicator, Nccl, NcclError, connect_store, first_line, join
-from motet.engines.native.receiver import Answer, Join, Order, Receive
 from motet.models.checkpoint import ITEM_BYTES, TensorFacts, write_all
+from motet.models.trainer_group import JoinGroup, ReceiverAnswer, ReceiverOrder, ReceiveTensors, TrainerGroup
 
 LOOK_S = 0.5
 """Seconds between two looks at the trainer."""
@@ -66,7 +65,7 @@ def pieces_of(tensors: Sequence[TensorFacts], group: TrainerGroup) -> Iterator[P
 class TrainerRank:
     """This process as a rank of the trainer's group."""
 
-    def __init__(self, order: Join, answers: BinaryIO) -> None:
+    def __init__(self, order: JoinGroup, answers: BinaryIO) -> None:
         """Returns when all ranks have met. Raises NcclError."""
         self._group = order.group
         self._device = torch.device(order.device)
@@ -83,7 +82,7 @@ class TrainerRank:
             self._communicator = join(order.group, store, nccl=nccl, device=self._device)
         self._watch.communicator = self._communicator
 
-    def receive(self, order: Receive) -> None:
+    def receive(self, order: ReceiveTensors) -> None:
         """Returns when all tensors are in the file. Raises NcclError, RuntimeError if the GPU is full, or OSError."""
         on_gpu = self._device.type == "cuda"
         pieces = [*pieces_of(order.tensors, self._group)]
@@ -153,36 +152,36 @@ class TrainerWatch:
                     self.communicator.check()
             except (RuntimeError, NcclError) as error:
                 if not over.is_set():
-                    answer(self._answers, Answer(f"the trainer has gone: {first_line(error)}"))
+                    answer(self._answers, ReceiverAnswer(f"the trainer has gone: {first_line(error)}"))
                     os._exit(1)  # the main thread waits in NCCL
 
 
-def answer(answers: BinaryIO, said: Answer) -> None:
+def answer(answers: BinaryIO, said: ReceiverAnswer) -> None:
     answers.write(msgspec.json.encode(said) + b"\n")
 
 
 def main() -> int:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # NCCL logs there
-    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[ReceiverOrder] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
     member: TrainerRank | None = None
     while True:
         order = orders.get()
         try:
-            if isinstance(order, Join):
+            if isinstance(order, JoinGroup):
                 member = TrainerRank(order, answers)
             elif member is not None:
                 member.receive(order)
         except (NcclError, RuntimeError, OSError) as error:  # torch's errors of a full GPU are RuntimeErrors
-            answer(answers, Answer(str(error)[:1000]))
+            answer(answers, ReceiverAnswer(str(error)[:1000]))
         else:
-            answer(answers, Answer())
+            answer(answers, ReceiverAnswer())
 
 
-def _read(orders: "queue.SimpleQueue[Order]") -> None:
+def _read(orders: "queue.SimpleQueue[ReceiverOrder]") -> None:
     for line in sys.stdin.buffer:
-        orders.put(msgspec.json.decode(line, type=Order))
+        orders.put(msgspec.json.decode(line, type=ReceiverOrder))
     os._exit(0)  # the server has ended, or needs this process no more; the main thread may wait in NCCL
 
 

@@ -13,8 +13,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from motet.engines.native.attention.group_attention import Scores, StepAttention
 from motet.engines.native.kv.storage import KVStorage
+from motet.engines.native.model_weights import ModelWeights
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
-from motet.engines.native.weights import LiveWeights
 
 ATTENTION_NAME = "motet"
 
@@ -63,7 +63,7 @@ class Backend:
     """Name of the library or the kernels that compute, with version or digest."""
     same: bool
     """True if a check on this machine has shown that equal requests get equal bits."""
-    weights: LiveWeights
+    weights: ModelWeights
 
 
 def attend(

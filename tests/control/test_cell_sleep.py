@@ -5,14 +5,23 @@ import asyncio
 import msgspec
 import pytest
 
-from motet.deploy.sleep import CellSleep
-from motet.deploy.weights import CellWeights
-from motet.engine import SleepTag, Worker
+from motet.control.cell_sleep import CellSleep, SleepTag
+from motet.control.engine_control import EngineControl
+from motet.engine import Worker
+from motet.engine_orders import (
+    EngineFacts,
+    EngineOrder,
+    ForgetPrefixes,
+    Hold,
+    PrepareWeights,
+    Sleep,
+    Wake,
+)
 from motet.errors import EngineError, MotetError, RequestError
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.types import PauseMode
-from tests.deploy.test_weights import DIED, NEW, OLD, SOME, RenewableEngine
+from tests.control.controlled import DIED, NEW, OLD, SOME, OrderedEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -20,41 +29,44 @@ WEIGHTS, KV_CACHE, SCHEDULING = SleepTag
 
 
 class SleepingCell:
-    def __init__(self, *engines: RenewableEngine) -> None:
+    def __init__(self, *engines: OrderedEngine) -> None:
         self.router = Router(Fleet())
         for number, engine in enumerate(engines):
             self.router.fleet.put(Worker(f"decode-{number}", engine, "-"))
-        self.weights = CellWeights(self.router)
-        self.sleep = CellSleep(self.weights)
+        self.control = EngineControl(self.router)
+        self.weights = self.control.weights
+
+    @property
+    def sleep(self) -> CellSleep:
+        assert self.control.sleep is not None
+        return self.control.sleep
 
     async def fall_asleep(self, level: int) -> None:
         await self.sleep.sleep(level, PauseMode.KEEP)
 
 
-def on_cpu(**fails: MotetError) -> RenewableEngine:
-    engine = RenewableEngine(fails=dict(fails))
-    engine.info = msgspec.structs.replace(engine.info, device="cpu")
-    return engine
+def on_cpu(fails: dict[type[EngineOrder], MotetError] | None = None) -> OrderedEngine:
+    return OrderedEngine(fails=fails, device="cpu")
 
 
-class ChangedFolder(RenewableEngine):
+class ChangedFolder(OrderedEngine):
     """Its `model_digest` is what the folders hold at that moment."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.info = msgspec.structs.replace(self.info, device="cpu")
+        super().__init__(device="cpu")
         self.holds = "some"
 
-    async def apply_weights(self, version: str) -> None:
-        await super().apply_weights(version)
+    def apply(self, version: str) -> EngineFacts:
+        super().apply(version)
         self.info = msgspec.structs.replace(self.info, model_digest=self.holds)
+        return EngineFacts(self.info)
 
 
 async def test_at_level_0_a_cell_is_paused_and_keeps_its_memory() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(0)
-    assert (cell.sleep.asleep, cell.weights.paused, one.held, one.has_kv) == (True, True, True, True)
+    assert (cell.sleep.asleep, cell.control.paused, one.held, one.has_kv) == (True, True, True, True)
     assert await cell.sleep.wake([SCHEDULING])
     assert (cell.sleep.asleep, one.held) == (False, False)
 
@@ -124,7 +136,7 @@ async def test_an_engine_that_is_started_anew_sleeps_as_the_others_do(
     if woken:
         await cell.sleep.wake([woken])
     again = on_cpu()
-    await cell.weights.bring(again)
+    await cell.control.bring(again)
     assert (again.held, again.has_kv, again.has_weights) == (True, has_kv, has_weights)
     cell.router.fleet.put(Worker("decode-0", again, "-"))
     assert await cell.sleep.wake(())
@@ -132,9 +144,9 @@ async def test_an_engine_that_is_started_anew_sleeps_as_the_others_do(
 
 
 async def test_engines_that_die_on_the_way_hold_up_nobody() -> None:
-    one, two = on_cpu(), on_cpu(sleep=DIED, wake=DIED, prepare=DIED, hold=DIED, forget=DIED)
+    one, two = on_cpu(), on_cpu(dict.fromkeys((Sleep, Wake, PrepareWeights, Hold, ForgetPrefixes), DIED))
     cell = SleepingCell(one, two)
-    await cell.weights.forget_prefixes(anew=True)
+    await cell.control.forget_prefixes(recompute=True)
     await cell.fall_asleep(2)
     assert not one.has_kv
     assert await cell.sleep.wake(())
@@ -142,7 +154,7 @@ async def test_engines_that_die_on_the_way_hold_up_nobody() -> None:
 
 
 async def test_if_weights_cannot_be_read_again_the_cell_sleeps_on_and_an_update_helps() -> None:
-    one = on_cpu(prepare=EngineError("the weights of the start are gone"))
+    one = on_cpu({PrepareWeights: EngineError("the weights of the start are gone")})
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
     with pytest.raises(EngineError, match="the weights of the start are gone"):
@@ -159,7 +171,7 @@ async def test_a_folder_of_weights_that_is_gone_is_no_fault_of_whoever_wakes_the
     cell = SleepingCell(one)
     await cell.weights.update(NEW, None)
     await cell.fall_asleep(2)
-    one.fails["prepare"] = RequestError("Invalid 'weight_dir': new has no weights")
+    one.fails[PrepareWeights] = RequestError("Invalid 'weight_dir': new has no weights")
     with pytest.raises(EngineError, match=r"cannot be read again: .*new has no weights"):
         await cell.sleep.wake(())
 
@@ -180,7 +192,7 @@ async def test_groups_go_on_under_new_weights_though_the_old_ones_could_not_wake
 
 
 async def test_a_server_that_stops_is_not_held_up_by_weights_that_cannot_wake() -> None:
-    one = on_cpu(prepare=EngineError("gone"))
+    one = on_cpu({PrepareWeights: EngineError("gone")})
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
     await cell.sleep.let_groups_end()
@@ -206,7 +218,7 @@ async def test_a_sleeping_cell_does_not_resume_and_says_what_to_do() -> None:
     cell = SleepingCell(one)
     await cell.fall_asleep(1)
     with pytest.raises(RequestError, match="POST /wake_up") as refused:
-        await cell.weights.resume()
+        await cell.control.resume()
     assert (refused.value.code, one.held) == ("asleep", True)
 
 
@@ -215,41 +227,41 @@ async def test_a_gateway_can_neither_resume_sleeping_engines_nor_get_their_check
     cell = SleepingCell(one)
     await cell.fall_asleep(1)
     with pytest.raises(RequestError, match="asleep"):
-        await cell.weights.hold(False)
-    await cell.weights.hold(True)
+        await cell.control.obey(Hold(False))
+    await cell.control.obey(Hold(True))
     assert await cell.weights.checksums() == {"a": "old"}
     await cell.fall_asleep(2)
     with pytest.raises(RequestError, match="asleep"):
         await cell.weights.checksums()
     await cell.sleep.wake(())
     assert await cell.weights.checksums() == {"a": "old"}
-    await cell.weights.hold(False)
+    await cell.control.obey(Hold(False))
     assert not one.held
 
 
 async def test_what_is_resumed_between_the_pause_and_the_sleep_is_held_again() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
-    async with cell.weights.lock:
+    async with cell.control.lock:
         sleeping = asyncio.create_task(cell.fall_asleep(1))
         await asyncio.sleep(0)
-        resuming = asyncio.create_task(cell.weights.resume())
+        resuming = asyncio.create_task(cell.control.resume())
         await asyncio.sleep(0)
     await asyncio.gather(sleeping, resuming)
-    assert (one.held, one.has_kv, cell.weights.paused, cell.router.waiting.is_shut) == (True, False, True, True)
+    assert (one.held, one.has_kv, cell.control.paused, cell.router.waiting.is_shut) == (True, False, True, True)
 
 
 async def test_an_order_is_carried_out_whole_if_its_caller_leaves() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
-    async with cell.weights.lock:
+    async with cell.control.lock:
         leaving = asyncio.create_task(cell.sleep.wake(()))
         await asyncio.sleep(0)
         leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    async with cell.weights.lock:  # comes after it
+    async with cell.control.lock:  # comes after it
         assert (one.held, cell.sleep.asleep) == (False, False)
 
 
@@ -267,6 +279,6 @@ async def test_engines_on_a_gpu_are_only_paused() -> None:
 async def test_all_prefix_caches_are_emptied_at_once() -> None:
     engines = on_cpu(), on_cpu()
     cell = SleepingCell(*engines)
-    await cell.weights.forget_prefixes(anew=False)
-    await cell.weights.forget_prefixes(anew=True)
+    await cell.control.forget_prefixes(recompute=False)
+    await cell.control.forget_prefixes(recompute=True)
     assert [one.emptied for one in engines] == [[False, True]] * 2

@@ -1,0 +1,82 @@
+"""`/engine/order`: the orders of a gateway to this worker (`engine_orders`), with the worker key.
+
+Orders that concern the weights need `--rl`. If a checkpoint is in the gateway's memory, its files come first, to
+`/engine/checkpoint?file=0`, `?file=1` ...; then the order to prepare it, with a path for each file.
+"""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from motet.api.http.routes import new_router
+from motet.api.service import Service
+from motet.api.trainers.checkpoint_upload import MAX_FILES, CheckpointUpload, read_tensors
+from motet.api.worker.worker_bodies import check_protocol, msgpack_response, read_body
+from motet.engine_orders import Connect, Done, PrepareWeights, WorkerOrder
+from motet.errors import EngineError, NotFoundError, OverloadedError, RequestError
+from motet.models.checkpoint import CheckpointKind
+from motet.transfer.ticket import TransferAddress, is_address
+
+MAX_CONNECTING = 256
+"""Maximum number of connections to other workers that are made at the same time. Each takes a socket for seconds."""
+
+ORDER: msgspec.msgpack.Decoder[WorkerOrder] = msgspec.msgpack.Decoder(WorkerOrder)
+
+FileNumber = Annotated[int, Query(ge=0, lt=MAX_FILES)]
+
+
+def order_router(service: Service) -> APIRouter:
+    router = new_router("/engine", told=False)
+    upload = CheckpointUpload()
+    connecting: set[object] = set()
+    """A mark for each connection that is being made."""
+
+    @router.post("/order")
+    async def order(request: Request) -> Response:
+        order = await read_body(request, ORDER, kind="WorkerOrder")
+        if isinstance(order, Connect):
+            await _connect(service, order.address, connecting=connecting)
+            return msgpack_response(Done())
+        control, checkpoint = service.opened(service.control), None
+        if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
+            if len(order.paths) != upload.num_files:
+                message = f"the order names {len(order.paths)} files, and {upload.num_files} have come"
+                raise RequestError(message, code="invalid_value")
+            checkpoint = upload.finish()
+        return msgpack_response(await control.obey(order, uploaded=checkpoint))
+
+    @router.post("/checkpoint")
+    async def upload_file(request: Request, file: FileNumber) -> Response:
+        """Receives one file of a checkpoint. The first file replaces those of an earlier checkpoint."""
+        check_protocol(request)
+        service.opened(service.control)
+        tensors = await read_tensors(request)
+        if file == 0:
+            upload.start()
+        if file != upload.num_files:
+            tensors.close()
+            raise RequestError(f"file {file} comes where file {upload.num_files} was expected", code="invalid_value")
+        upload.add(tensors)
+        return Response(status_code=204)
+
+    return router
+
+
+async def _connect(service: Service, address: TransferAddress, *, connecting: set[object]) -> None:
+    """Connects the engine to another worker. Raises RequestError if that is not possible."""
+    if not (is_address(address.host) and 0 < address.port < 2**16):
+        raise RequestError(f"{address.host}:{address.port} is not an address and port.", code="invalid_value")
+    if service.connect is None:
+        raise NotFoundError("The engine of this server connects to no other.")
+    if len(connecting) >= MAX_CONNECTING:
+        raise OverloadedError(f"{MAX_CONNECTING} connections are being made here, which is the limit.")
+    connecting.add(mark := object())
+    try:
+        await service.connect(address)
+    except EngineError as error:
+        if error.status != EngineError.status:
+            raise
+        raise RequestError(error.message, code="cannot_connect") from error
+    finally:
+        connecting.discard(mark)

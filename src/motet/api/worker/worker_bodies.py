@@ -1,0 +1,132 @@
+"""The bodies that a gateway sends to a worker: read, and checked like anything that comes from outside.
+
+A body can hold what the public routes let through and nothing else, so that no gateway can make an engine do what no
+request of a client could.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from motet.api.generation.plan import check_scores
+from motet.api.generation.request_fields import MAX_KEEP_S
+from motet.api.http.caller import is_id
+from motet.api.http.failure import invalid_value
+from motet.api.http.routes import body_of, drop_body
+from motet.api.served import ServedModel
+from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, UNREADABLE
+from motet.errors import RequestError
+from motet.transfer.ticket import Ticket, params_of, ticket_of
+from motet.types import SAMPLING_FIELDS, GenerateRequest, Role, SamplingParams
+
+T = TypeVar("T")
+
+MAX_INDEX = 2**31
+
+GROUP = msgspec.msgpack.Decoder(GenerateRequest)
+TICKET = msgspec.msgpack.Decoder(Ticket)
+
+
+def msgpack_response(body: object) -> Response:
+    return Response(msgspec.msgpack.encode(body), media_type=MSGPACK)
+
+
+def check_protocol(request: Request) -> None:
+    """Raises RequestError unless the request uses the engine protocol of this server."""
+    used = request.headers.get(PROTOCOL_HEADER)
+    if used != str(PROTOCOL):
+        raise RequestError(
+            f"This worker speaks engine protocol {PROTOCOL}, and the request "
+            f"{'uses engine protocol ' + used if used else f'has no {PROTOCOL_HEADER} header'}. These routes are for "
+            "gateways: run the same version of Motet on both sides.",
+            code="engine_protocol",
+        )
+
+
+async def read_body(request: Request, decoder: "msgspec.msgpack.Decoder[T]", *, kind: str = "") -> T:
+    """Returns the body. Raises RequestError for another protocol, and for a body of another kind. `kind`: its name in
+    the message, by default the name of the class."""
+    check_protocol(request)
+    body = await body_of(request)
+    drop_body(request)
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        name = kind or decoder.type.__name__
+        raise RequestError(f"The body is not a {name} in msgpack: {error}", code="invalid_body") from error
+
+
+async def read_group(request: Request) -> GenerateRequest:
+    """Returns the group in the body. Its place in a trace comes in headers instead, where it is checked."""
+    body = await read_body(request, GROUP)
+    return body if body.traceparent is None else msgspec.structs.replace(body, traceparent=None)
+
+
+def checked_ticket(ticket: Ticket) -> Ticket:
+    """Returns the ticket. Raises RequestError if no worker can have made it; then it is not released either."""
+    return ticket_of(params_of(ticket))
+
+
+def check_group(served: ServedModel, request: GenerateRequest) -> None:
+    """Raises RequestError, which names the field, for a group that this worker cannot run."""
+    for name in ("request_id", "trace", "session_id"):
+        value = getattr(request, name)
+        if not (is_id(value) or (value == "" and name != "request_id")):
+            raise invalid_value(name, "up to 200 printable characters without spaces are allowed")
+    if request.model not in ("", served.info.model):
+        raise invalid_value("model", f"{request.model!r} is not here; this worker has {served.info.model!r}")
+    if not -(2**63) <= request.priority < 2**63:
+        raise invalid_value("priority", f"{request.priority} has more than 64 bits")
+    if not 0 <= request.keep_s <= MAX_KEEP_S:
+        raise invalid_value("keep_s", f"{request.keep_s} is not from 0 to {MAX_KEEP_S:g}")
+    sampling = request.sampling
+    served.preparer.check_prompt(request.prompt, param="prompt")
+    if sampling.max_tokens < 1:
+        raise invalid_value("max_tokens", f"{sampling.max_tokens}; at least 1 is allowed")
+    served.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
+    _check_sampling(sampling)
+    check_scores(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
+    _check_tokens("stop_token_ids", sampling.stop_token_ids, served=served)
+    _check_tokens("logit_bias", sampling.logit_bias, served=served)
+    _check_tokens("logprob_token_ids", sampling.logprob_token_ids, served=served)
+    _check_tokens("allowed_token_ids", sampling.allowed_token_ids, served=served)
+    _check_choices(served, request)
+    if request.ticket is not None:
+        if served.info.role is not Role.DECODE:
+            raise invalid_value("ticket", f"this worker has the role {served.info.role}, and takes no tickets")
+        if not request.ticket.is_for(request.prompt):
+            raise invalid_value("ticket", "it is for another prompt")
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    for name, field in SAMPLING_FIELDS.items():
+        value = getattr(sampling, name)
+        for one in value.values() if isinstance(value, dict) else () if value is None else (value,):
+            if not field.allows(one):
+                raise invalid_value(name, f"{one}; {field.words} is allowed")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise invalid_value("min_tokens", f"{sampling.min_tokens}; 0 to max_tokens, {sampling.max_tokens}, is allowed")
+
+
+def _check_choices(served: ServedModel, request: GenerateRequest) -> None:
+    choices, maximum, max_tokens = request.choices, served.info.max_num_seqs, request.sampling.max_tokens
+    if not 1 <= len(choices) <= maximum:
+        raise invalid_value("choices", f"{len(choices)} of them; 1 to {maximum} are allowed")
+    if len({choice.index for choice in choices}) < len(choices):
+        raise invalid_value("choices", "two have the same index")
+    for choice in choices:
+        if not 0 <= choice.index < MAX_INDEX:
+            raise invalid_value("choices", f"index {choice.index}")
+        if not 0 <= choice.seed < 2**64:
+            raise invalid_value("choices", f"seed {choice.seed} is not an unsigned number of 64 bits")
+        if len(choice.output_tokens) >= max_tokens:
+            raise invalid_value("choices", f"choice {choice.index} has its {max_tokens} output tokens already")
+        _check_tokens("choices", choice.output_tokens, served=served)
+
+
+def _check_tokens(param: str, tokens: Iterable[int], *, served: ServedModel) -> None:
+    """Raises RequestError unless all tokens are in the model's vocabulary."""
+    if ordered := sorted(tokens):
+        served.preparer.check_prompt((ordered[0], ordered[-1]), param=param)

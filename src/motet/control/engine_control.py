@@ -1,0 +1,142 @@
+"""Control of all engines of a server, or of all workers of a gateway: pauses, weights and sleep.
+
+routes of trainers, /engine/order ──► EngineControl ──► `send` of each engine
+                                        ├── weights   `weight_updates`, `weight_history`
+                                        ├── sleep     `cell_sleep`; None for a gateway
+                                        └── engines   `controlled_engines`
+"""
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+
+from motet.control.cell_sleep import CellSleep
+from motet.control.controlled_engines import ControlledEngines
+from motet.control.weight_updates import WeightUpdates
+from motet.engine import ControlledEngine, Engine
+from motet.engine_orders import (
+    ApplyWeights,
+    Checksums,
+    Done,
+    DropWeights,
+    EngineFacts,
+    ForgetPrefixes,
+    Hold,
+    NameWeights,
+    OrderAnswer,
+    PrepareWeights,
+    SumWeights,
+)
+from motet.errors import StartupError
+from motet.models.checkpoint import Checkpoint
+from motet.routing.router import Router
+from motet.types import PauseMode
+
+ControlOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWeights | Hold | ForgetPrefixes
+"""The orders of a gateway that concern all engines of a worker."""
+
+
+class EngineControl:
+    """Owned by the cell or the gateway."""
+
+    def __init__(self, router: Router, *, on_other_servers: bool = False) -> None:
+        """`on_other_servers`: True for a gateway: engines on other servers take the orders too."""
+        self.engines = ControlledEngines(router, on_other_servers=on_other_servers)
+        self.weights = WeightUpdates(router, self.engines)
+        self.sleep = None if on_other_servers else CellSleep(self.engines, self.weights, pause=self.pause)
+        self._router = router
+
+    @property
+    def lock(self) -> asyncio.Lock:
+        """Held during every order. Who holds it can let an engine join the fleet."""
+        return self.engines.lock
+
+    @property
+    def paused(self) -> bool:
+        return self.engines.paused
+
+    async def bring(self, engine: Engine) -> None:
+        """Gives an engine that joins the weights of the others, and lets it pause and sleep as they do. Raises
+        StartupError if their folders hold other weights by now, and RequestError if they cannot be read. The caller has
+        the lock."""
+        if not isinstance(engine, ControlledEngine):
+            if self.weights.history.last is not None or (self.sleep is not None and self.sleep.tags):
+                raise StartupError("it cannot get the weights of the others")
+            return
+        await self.weights.history.bring(engine)
+        await self.engines.bring_pause(engine)
+        if self.sleep is not None:
+            await self.sleep.bring(engine)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns as soon as nothing is computed; new groups wait in the queue. Can be called twice."""
+        self._router.waiting.shut(True)
+        if mode is PauseMode.WAIT:
+            await self._rest()
+        elif mode is PauseMode.ABORT:
+            await self._router.cut()
+        async with self.lock:
+            await self.engines.halt()
+
+    async def _rest(self) -> None:
+        """Waits for the running groups. If the caller leaves before they end, there is no pause."""
+        try:
+            await self._router.rest()
+        except asyncio.CancelledError:
+            self._router.waiting.shut(self.paused)
+            raise
+
+    async def resume(self) -> None:
+        """Lets all groups continue. Can be called twice. Raises RequestError while the engines sleep."""
+        async with self.lock:
+            self._check_awake()
+            await self.engines.go_on()
+
+    async def forget_prefixes(self, *, recompute: bool) -> None:
+        """Empties the prefix caches of all engines. `recompute`: True if running groups must recompute their KV; else
+        they keep it. Raises EngineError if a worker on another server fails to."""
+        async with self.lock:
+            order = ForgetPrefixes(recompute)
+            await self.engines.give(lambda engine: engine.send(order), to=self.engines.present())
+
+    async def abort(self, traces: Collection[str] | None) -> int:
+        """Ends groups where they are: all, or those of the requests with these `x-request-id`. Returns their number."""
+        return await self._router.cut(traces)
+
+    async def obey(self, order: ControlOrder, *, uploaded: Checkpoint | None = None) -> OrderAnswer:
+        """Carries out the order of a gateway on all engines. `uploaded`: the checkpoint to prepare, if the gateway has
+        sent its files."""
+        match order:
+            case PrepareWeights(kind, paths):
+                return await self.weights.prepare(uploaded or Checkpoint(kind, tuple(map(Path, paths))))
+            case ApplyWeights(version, digest):
+                await self.weights.apply(version, digest=digest)
+                return EngineFacts(self._router.info)
+            case DropWeights(digest):
+                await self.weights.drop(digest)
+            case NameWeights(version):
+                await self.weights.rename(version)
+                return EngineFacts(self._router.info)
+            case SumWeights():
+                return Checksums(await self.weights.checksums())
+            case Hold(held):
+                await self._hold(held)
+            case ForgetPrefixes(recompute):
+                await self.forget_prefixes(recompute=recompute)
+        return Done()
+
+    async def _hold(self, held: bool) -> None:
+        """Does for a gateway what a pause does to the engines."""
+        await self.weights.drop()  # a gateway that pauses is in no update any more
+        async with self.lock:
+            if not held:
+                self._check_awake()
+            await self.engines.hold(held)
+
+    def _check_awake(self) -> None:
+        if self.sleep is not None:
+            self.sleep.check_awake()
+
+    async def close(self) -> None:
+        """Forgets all checkpoints. Called when the engines have been closed."""
+        await self.weights.close()

@@ -1,0 +1,126 @@
+"""The server's side of the process that receives a trainer's tensors over NCCL (`engines.native.cuda.receive`).
+
+The server itself loads neither torch nor NCCL. A fault of a trainer ends that process and nothing else:
+
+    join      ends an old process, starts a new one, and lets it join the trainer's group
+    receive   lets it write what the trainer broadcasts to a file in the server's memory
+    close     kills it. It is also killed if it fails, if it takes too long, or if the caller is cancelled
+
+If the server ends in any way, the process's standard input ends, and the process ends too.
+"""
+
+import asyncio
+import contextlib
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from motet.engine import WorkerReport
+from motet.errors import EngineError
+from motet.models.checkpoint import TensorFacts
+from motet.models.trainer_group import JoinGroup, ReceiverAnswer, ReceiverOrder, ReceiveTensors, TrainerGroup
+
+LIBRARY = "libnccl.so.2"
+"""The name under which torch for CUDA has loaded NCCL."""
+TIMEOUT_S = 300.0
+"""Time in seconds for all ranks to meet, and for the tensors of one announcement to come. vLLM's trainers wait for the
+same time."""
+
+
+def cuda_device(workers: Iterable[WorkerReport]) -> str | None:
+    """Returns the device on which tensors for these workers are received: the device of an engine here, or the first
+    GPU of this machine if only engines on other servers have one. None if no engine runs on a GPU."""
+    for report in workers:
+        if report.worker is not None and report.worker.engine.info.device.startswith("cuda"):
+            return report.worker.engine.info.device if report.worker.local else "cuda"
+    return None
+
+
+class NcclReceiver:
+    """The receiver of one server. It has a process from `join` to `close`."""
+
+    def __init__(
+        self,
+        choose_device: Callable[[], str | None],
+        *,
+        start: Callable[[], Awaitable[Process]],
+        library: str = LIBRARY,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`choose_device`: returns the device that receives; None if there is none. `start`: starts the process."""
+        self._choose_device = choose_device
+        self._start = start
+        self._library = library
+        self._timeout_s = timeout_s
+        self._process: Process | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self.joined = False
+        """True from a join to `close`, even if the group has broken in between."""
+
+    @property
+    def device(self) -> str | None:
+        """The device that receives; None if no engine of the server runs on a GPU."""
+        return self._choose_device()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the receiving process; None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def join(self, group: TrainerGroup) -> None:
+        """Leaves the previous group, and returns when all ranks of the new one have met. Raises EngineError."""
+        await self.close()
+        async with self._one_at_a_time:
+            await self.close()
+            if (device := self.device) is None:
+                raise EngineError("no engine of this server runs on a GPU")
+            self._process = await self._start()
+            await self._send(JoinGroup(group, device, self._library, self._timeout_s))
+            self.joined = True
+
+    async def receive(self, tensors: Sequence[TensorFacts], path: Path, *, at: int) -> None:
+        """Returns when the trainer has sent all these tensors and they are in the file from offset `at` on. Raises
+        EngineError; then the group is broken."""
+        async with self._one_at_a_time:
+            await self._send(ReceiveTensors(tuple(tensors), str(path), at))
+
+    async def close(self) -> None:
+        """Leaves the group. A join or receive that is running fails. Can be called at any time, and twice."""
+        self.joined = False
+        await self._end()
+
+    async def _send(self, order: ReceiverOrder) -> None:
+        process = self._process
+        if process is None:
+            raise EngineError("the group with the trainer has ended: POST /init_weight_transfer_engine makes a new one")
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                process.stdin.write(msgspec.json.encode(order) + b"\n")
+                with contextlib.suppress(ConnectionError):  # it has ended, and may have reported why
+                    await process.stdin.drain()
+                line = await process.stdout.readline()
+            if line:
+                error = msgspec.json.decode(line, type=ReceiverAnswer).error
+            else:
+                error = "the process that receives has ended"
+        except TimeoutError:
+            error = f"the trainer has not done its part within {self._timeout_s:g} s"
+        except BaseException:
+            await self._end()
+            raise
+        if error is not None:
+            await self._end()
+            raise EngineError(error)
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        await process.wait()

@@ -1,0 +1,279 @@
+"""Reads checkpoints for a running engine.
+
+    checkpoint ─► names, shapes and dtypes are checked
+                     ├─► every tensor is written next to the weights that serve ─┬─► between two steps: they are applied
+                     └─► the digest is computed in a thread of its own ──────────┘
+
+Nothing that serves is touched before the complete checkpoint has been read, so a failure leaves the weights as they
+are. Memory holds both until then.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
+from motet.engines.native.fingerprint import MODEL_DIGITS
+from motet.engines.native.model_weights import ModelWeights, StagedWeights
+from motet.engines.wire import INVALID_WEIGHTS
+from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
+from motet.models.checkpoint import CheckpointKind, checkpoint_files
+from motet.models.folder import check_safetensors
+from motet.models.weights import begin_weights_digest, weights_digest
+from motet.transfer.mailbox import Mailbox
+from motet.types import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("BF16", "F16", "F32")
+"""The dtypes that tensors of a checkpoint can have, as safetensors names them. The engine rounds them to its own."""
+
+ZEROS = hashlib.sha256(b"zeros").hexdigest()
+"""The digest of weights that are all zeros."""
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """Prepared weights, with the memory that holds them."""
+
+    staged: StagedWeights
+    prepared: PreparedWeights
+    of_start: bool = False
+    """True if they are the weights of the start."""
+
+
+@dataclass(frozen=True)
+class StartWeights:
+    """The weights with which the engine was started."""
+
+    folder: Path
+    digest: str
+    load: Callable[[], nn.Module]
+    """Loads the model again. Raises StartupError subclasses."""
+
+
+class WeightLoader:
+    """Reads weights for an engine, and knows which ones serve."""
+
+    def __init__(self, live: ModelWeights, start: StartWeights, *, name_of: Callable[[str], str], cache: Path) -> None:
+        """`start`: the weights that serve now. `name_of`: makes the digest of the model from the digest of its weights.
+        `cache`: the folder that keeps the digests of large files."""
+        self._live = live
+        self._start = start
+        self._digest = start.digest
+        self._name_of = name_of
+        self._cache = cache
+        self._released = False
+        """True while the system has the memory of the weights."""
+
+    def over(self, live: ModelWeights) -> "WeightLoader":
+        """Returns a loader for a model that has the same weights in other memory."""
+        return WeightLoader(live, self._start, name_of=self._name_of, cache=self._cache)
+
+    def prepare(self, kind: CheckpointKind, paths: Sequence[Path] = ()) -> LoadedWeights:
+        """Reads a checkpoint. Raises RequestError, which names the tensor or the file, if it cannot be used, and
+        EngineError if the weights of the start are not there any more."""
+        started_s = time.monotonic()
+        match kind:
+            case CheckpointKind.START:
+                staged, tensors, digest = *self._read_start(), self._start.digest
+            case CheckpointKind.ZEROS:
+                staged, tensors, digest = *self._make_zeros(), ZEROS
+            case CheckpointKind.FILES | CheckpointKind.MEMORY:
+                return self._read_files(paths, started_s, cache=self._cache if kind is CheckpointKind.FILES else None)
+        prepared = PreparedWeights(tensors, time.monotonic() - started_s, complete=True, digest=digest)
+        return LoadedWeights(staged, prepared, of_start=kind is CheckpointKind.START)
+
+    def _read_files(self, paths: Sequence[Path], started_s: float, *, cache: Path | None) -> LoadedWeights:
+        """Reads safetensors files, or folders with some: all tensors of the model, or only new ones."""
+        try:
+            headers = {file: check_safetensors(file)[0] for file in checkpoint_files(paths)}
+            names = check_tensors(headers, self._live)
+            missing = missing_names(names, self._live)
+            if missing and self._released:
+                raise unusable(
+                    min(missing), "it is not there, and the old weights are asleep: POST /wake_up?tags=weights"
+                )
+            digesting = begin_weights_digest(paths, cache)
+            staged = self._live.stage(complete=not missing)
+            with ExitStack() as stack:
+                for name, tensor in _tensors(stack, headers, tied=self._live.tied):
+                    staged.write(name, tensor)
+            digest = digesting.result()
+        except (ModelLoadError, SafetensorError, OSError) as error:
+            raise RequestError(str(error), code=INVALID_WEIGHTS) from error
+        if missing:  # then the digest depends on the weights that the missing tensors are kept from
+            digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
+        prepared = PreparedWeights(len(names), time.monotonic() - started_s, complete=not missing, digest=digest)
+        return LoadedWeights(staged, prepared)
+
+    def _make_zeros(self) -> tuple[StagedWeights, int]:
+        staged = self._live.stage(complete=True)
+        for name, shape in self._live.shapes.items():
+            staged.write(name, torch.zeros(shape))
+        return staged, len(self._live.shapes)
+
+    def _read_start(self) -> tuple[StagedWeights, int]:
+        """Reads the weights of the start again."""
+        start = self._start
+        try:
+            if weights_digest([start.folder], self._cache) != start.digest:
+                raise EngineError(f"{start.folder} does not hold the weights of the start any more")
+            staged = self._live.stage(complete=True)
+            tensors = dict(start.load().named_parameters(remove_duplicate=False))
+        except StartupError as error:
+            raise EngineError(f"the weights of the start cannot be read again: {error.message}") from error
+        for name, tensor in tensors.items():
+            staged.write(name, tensor)
+        return staged, len(tensors)
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of what the engine has in the place of each tensor of a checkpoint."""
+        sums = {}
+        for name in self._live.shapes:
+            digest = hashlib.sha256()
+            for numbers in self._live.numbers(name):
+                digest.update(numbers.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            sums[name] = digest.hexdigest()
+        return sums
+
+    def release_pages(self) -> None:
+        """Gives the memory of the weights back. A complete checkpoint must be applied before the next step."""
+        self._live.release_pages()
+        self._released = True
+
+    def applied(self, loaded: LoadedWeights, info: EngineInfo, *, version: str) -> EngineInfo:
+        """Returns the facts of an engine that serves with these weights from now on."""
+        self._digest, self._released = loaded.prepared.digest, False
+        model = self._name_of(self._digest)
+        return msgspec.structs.replace(
+            info,
+            model_digest=model,
+            weight_version=version,
+            block_weights="" if loaded.of_start else model,
+            fingerprint=info.fingerprint.replace(info.model_digest[:MODEL_DIGITS], model[:MODEL_DIGITS]),
+        )
+
+
+class WeightThreads:
+    """Carries out orders about weights in threads, while the engine takes steps. Owned by the engine loop, in whose
+    thread all methods are called."""
+
+    def __init__(self, loader: WeightLoader) -> None:
+        self._loader = loader
+        self._number: int | None = None
+        """Number of the last order to prepare weights. The results of earlier orders are dropped."""
+        self._loaded: LoadedWeights | None = None
+        self._done = Mailbox[tuple[int, LoadedWeights | Checksums | MotetError]]()
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while `take` has something to return."""
+        return self._done.fileno()
+
+    def start(self, number: int, order: PrepareWeights | SumWeights) -> None:
+        """Starts to carry out an order. `take` returns its answer later."""
+        if isinstance(order, PrepareWeights):
+            self.drop()
+            self._number = number
+        threading.Thread(target=self._work, args=(number, order), name="weights", daemon=True).start()
+
+    def take(self) -> list[tuple[int, OrderAnswer | MotetError]]:
+        """Returns the answers to orders that have been carried out, by their numbers."""
+        answers: list[tuple[int, OrderAnswer | MotetError]] = []
+        for number, done in self._done.take():
+            if isinstance(done, LoadedWeights):
+                if number == self._number:
+                    self._loaded = done
+                answers.append((number, done.prepared))
+            else:
+                answers.append((number, done))
+        return answers
+
+    def take_loaded(self, digest: str = "") -> LoadedWeights:
+        """Returns the prepared weights to apply, once. Raises EngineError if there are none, or if they have another
+        digest than a given one."""
+        loaded = self._loaded
+        if loaded is None or digest not in ("", loaded.prepared.digest):
+            raise EngineError("no new weights are prepared")
+        self._loaded = None
+        return loaded
+
+    def drop(self, digest: str = "") -> None:
+        """Forgets the prepared weights and those that are being read, unless a given digest names others."""
+        if not digest or self._loaded is None or self._loaded.prepared.digest == digest:
+            self._number = self._loaded = None
+
+    def close(self) -> None:
+        self.drop()
+        self._done.close()
+
+    def _work(self, number: int, order: PrepareWeights | SumWeights) -> None:
+        try:
+            if isinstance(order, SumWeights):
+                self._done.put((number, Checksums(self._loader.checksums())))
+            else:
+                self._done.put((number, self._loader.prepare(order.kind, [*map(Path, order.paths)])))
+        except MotetError as error:
+            self._done.put((number, error))
+        except Exception as error:  # for instance without memory: the old weights continue to serve
+            logger.exception("the order %s failed", type(order).__name__)
+            self._done.put((number, EngineError(f"the order {type(order).__name__} failed: {error!r}")))
+
+
+def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: ModelWeights) -> set[str]:
+    """Returns the names of the tensors. Raises RequestError for the first that the model does not have, or has in
+    another shape, or whose dtype is not one of `DTYPES`."""
+    names: set[str] = set()
+    for file, header in headers.items():
+        for name, entry in header.items():
+            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+            expected = live.shapes.get(name)
+            if expected is None:
+                raise unusable(name, f"the model has no such tensor ({file.name})")
+            if name in names:
+                raise unusable(name, "it is in two files")
+            if shape != expected:
+                raise unusable(name, f"its shape is {list(shape)}, and the model's is {list(expected)}")
+            if dtype not in DTYPES:
+                raise unusable(name, f"its dtype is {dtype}; {', '.join(DTYPES)} can be used")
+            names.add(name)
+    if not names:
+        raise RequestError("there are no tensors in it", code=INVALID_WEIGHTS)
+    return names
+
+
+def missing_names(names: set[str], live: ModelWeights) -> set[str]:
+    """Returns the names without a tensor. One name of a tied tensor is enough."""
+    given = names.union(*(several for several in live.tied if names.intersection(several)))
+    return live.shapes.keys() - given
+
+
+def _tensors(
+    stack: ExitStack, headers: Mapping[Path, Mapping[str, Any]], *, tied: list[list[str]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields all tensors of the files. Raises RequestError if two names of a tied tensor have different numbers."""
+    file_of = {name: file for file, header in headers.items() for name in header}
+    opened = {file: stack.enter_context(safe_open(file, framework="pt")) for file in headers}
+    twins = {name: several[0] for several in tied for name in several[1:] if several[0] in file_of}
+    for name, file in file_of.items():
+        tensor = opened[file].get_tensor(name)
+        if (first := twins.get(name)) is not None:
+            if not torch.equal(tensor, opened[file_of[first]].get_tensor(first)):
+                raise unusable(name, f"it is tied to {first}, and has other numbers")
+            continue
+        yield name, tensor
+
+
+def unusable(name: str, why: str) -> RequestError:
+    return RequestError(f"tensor {name}: {why}", code=INVALID_WEIGHTS)

@@ -1,0 +1,248 @@
+"""New weights for the engines of a cell: all get them or none, whatever goes wrong with one of them."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from motet.control.engine_control import EngineControl
+from motet.engine import Worker, WorkerState
+from motet.engine_orders import ApplyWeights, Hold, PreparedWeights, PrepareWeights
+from motet.errors import EngineError, MotetError, NoWorkerError, RequestError, StartupError
+from motet.models.checkpoint import Checkpoint, MemoryFile
+from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
+from motet.types import PauseMode
+from tests.control.controlled import DIED, NEW, OLD, SOME, OrderedEngine
+
+pytestmark = pytest.mark.anyio
+
+
+def cell(*engines: OrderedEngine) -> tuple[EngineControl, Fleet]:
+    router = Router(Fleet())
+    fleet = router.fleet
+    for number, engine in enumerate(engines):
+        fleet.put(Worker(f"decode-{number}", engine, "-"))
+    return EngineControl(router), fleet
+
+
+def versions(*engines: OrderedEngine) -> list[str]:
+    return [engine.info.weight_version for engine in engines]
+
+
+async def test_all_engines_get_the_new_weights_and_their_version() -> None:
+    one, two = OrderedEngine(), OrderedEngine()
+    control, fleet = cell(one, two)
+    assert (await control.weights.update(NEW, None)).version == "1"
+    assert (await control.weights.update(NEW, "step 2")).version == control.weights.version == "step 2"
+    assert (await control.weights.update(NEW, None)).version == "3"
+    assert versions(one, two) == ["3", "3"] and not one.held and not two.held
+    assert fleet.present("old") == "new"
+
+
+@pytest.mark.parametrize("error", [RequestError("tensor a is wrong"), DIED])
+async def test_if_one_engine_cannot_prepare_them_none_gets_them(error: MotetError) -> None:
+    one, two = OrderedEngine(), OrderedEngine(fails={PrepareWeights: error})
+    control, fleet = cell(one, two)
+    with pytest.raises(type(error), match=error.message):
+        await control.weights.update(NEW, None)
+    assert versions(one, two) == ["0", "0"] and one.prepared is None
+    assert (control.weights.version, fleet.present("old")) == ("0", "old")
+
+
+async def test_while_an_engine_is_not_there_nothing_is_updated() -> None:
+    one, two = OrderedEngine(), OrderedEngine()
+    control, fleet = cell(one, two)
+    fleet.mark("decode-1", WorkerState.DEAD)
+    with pytest.raises(NoWorkerError, match="the worker decode-1 is dead"):
+        await control.weights.update(NEW, None)
+    assert versions(one, two) == ["0", "0"]
+
+
+async def test_an_engine_that_dies_as_it_gets_them_has_them_when_it_is_back() -> None:
+    one, two = OrderedEngine(), OrderedEngine(fails={ApplyWeights: DIED, Hold: DIED})
+    control, _ = cell(one, two)
+    assert (await control.weights.update(NEW, None)).version == "1"
+    again = OrderedEngine()
+    await control.bring(again)
+    assert versions(one, again) == ["1", "1"] and again.info.model_digest == one.info.model_digest
+
+
+async def test_if_all_die_the_version_stays_and_the_error_is_told() -> None:
+    control, _ = cell(OrderedEngine(fails={ApplyWeights: DIED}))
+    with pytest.raises(EngineError, match=DIED.message):
+        await control.weights.update(NEW, None)
+    assert control.weights.version == "0"
+
+
+async def test_updates_are_counted_with_their_time() -> None:
+    router = Router(Fleet())
+    one = OrderedEngine()
+    router.fleet.put(Worker("engine-0", one, "-"))
+    control = EngineControl(router)
+    await control.weights.update(NEW, None)
+    await control.weights.update(NEW, None)
+    one.fails[PrepareWeights] = RequestError("tensor a is wrong")
+    with pytest.raises(RequestError):
+        await control.weights.update(NEW, None)
+    figures = router.figures()
+    assert figures.weight_updates == {"applied": 2, "failed": 1}
+    assert sum(figures.weight_update_seconds) == 2 and figures.weight_update_seconds_sum > 0
+
+
+async def test_an_engine_that_is_started_anew_reads_what_is_still_true() -> None:
+    """The last folder with all tensors, and those with some that came after it."""
+    one = OrderedEngine()
+    control, _ = cell(one)
+    for folder in (SOME, OLD, NEW, SOME, SOME):
+        await control.weights.update(folder, None)
+    again = OrderedEngine()
+    await control.bring(again)
+    assert again.info.model_digest == one.info.model_digest == "new+some+some"
+    assert again.info.weight_version == "5"
+
+
+async def test_an_engine_does_not_serve_if_a_folder_holds_other_weights_by_now() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    await control.weights.update(SOME, None)
+    other = OrderedEngine()
+    other.info = msgspec.structs.replace(other.info, model_digest="another start")
+    with pytest.raises(StartupError, match="some does not hold the weights of version 1 any more"):
+        await control.bring(other)
+
+
+async def test_a_pause_holds_all_engines_and_new_ones_and_outlasts_an_update() -> None:
+    one, two = OrderedEngine(), OrderedEngine(fails={Hold: DIED})
+    control, _ = cell(one, two)
+    await control.pause(PauseMode.KEEP)
+    await control.pause(PauseMode.KEEP)
+    new = OrderedEngine()
+    await control.bring(new)
+    await control.weights.update(NEW, None)
+    assert (control.paused, one.held, new.held) == (True, True, True)
+    await control.resume()
+    assert (control.paused, one.held) == (False, False)
+
+
+async def test_an_update_ends_as_a_whole_if_its_caller_leaves() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    async with control.lock:
+        leaving = asyncio.create_task(control.weights.update(NEW, None))
+        await asyncio.sleep(0)
+        leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await control.pause(PauseMode.KEEP)  # comes after it
+    assert versions(one) == ["1"]
+
+
+async def test_an_engine_that_reads_other_weights_than_the_others_ends_the_update() -> None:
+    class Elsewhere(OrderedEngine):
+        def prepare(self, order: PrepareWeights) -> PreparedWeights:
+            return msgspec.structs.replace(super().prepare(order), digest="another folder")
+
+    one, two = OrderedEngine(), Elsewhere()
+    control, _ = cell(one, two)
+    with pytest.raises(EngineError, match="decode-1 has read other weights in new than decode-0"):
+        await control.weights.update(NEW, None)
+    assert versions(one, two) == ["0", "0"] and one.prepared is two.prepared is None
+
+
+async def test_a_gateway_does_the_two_steps_one_by_one_and_may_change_its_mind() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    assert (await control.weights.prepare(NEW)).digest == "new"
+    assert (await control.weights.prepare(OLD)).digest == "old", "the first were not dropped"
+    await control.weights.drop("new")  # it comes late
+    assert one.prepared == OLD
+    with pytest.raises(EngineError, match="these new weights are not prepared"):
+        await control.weights.apply("1", digest="new")
+    await control.weights.drop("old")
+    assert not one.prepared
+    with pytest.raises(EngineError, match="these new weights are not prepared"):
+        await control.weights.apply("1")
+    await control.weights.prepare(NEW)
+    await control.weights.apply("7")
+    assert (control.weights.version, versions(one), one.held) == ("7", ["7"], False)
+
+
+async def test_what_a_gateway_has_prepared_is_forgotten_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motet.control.weight_updates.PREPARED_S", 0.0)
+    one = OrderedEngine()
+    control, _ = cell(one)
+    await control.weights.prepare(NEW)
+    assert (await control.weights.update(OLD, None)).version == "1"  # waits for the lock that they hold
+    assert one.info.model_digest == "old"
+
+
+async def test_weights_in_memory_are_kept_as_long_as_an_engine_may_need_them() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    first, second, refused = (Checkpoint.of_memory([MemoryFile.create(8)]) for _ in range(3))
+    await control.weights.update(first, None)
+    assert first.paths[0].exists()
+    one.fails = {PrepareWeights: RequestError("tensor a is wrong")}
+    with pytest.raises(RequestError):
+        await control.weights.update(refused, None)
+    assert not refused.paths[0].exists() and first.paths[0].exists()
+    one.fails = {}
+    await control.weights.update(second, None)
+    assert not first.paths[0].exists() and second.paths[0].exists()
+    await control.close()
+    assert not second.paths[0].exists()
+
+
+async def test_a_version_can_get_another_name_which_engines_that_come_have_too() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    await control.weights.rename("base")
+    again = OrderedEngine()
+    await control.bring(again)
+    assert (control.weights.version, versions(one, again)) == ("base", ["base", "base"])
+
+
+async def test_engines_whose_weights_differ_have_no_checksums() -> None:
+    one, two = OrderedEngine(), OrderedEngine()
+    control, _ = cell(one, two)
+    assert await control.weights.checksums() == {"a": "old"}
+    two.info = msgspec.structs.replace(two.info, model_digest="damaged")
+    with pytest.raises(EngineError, match="decode-1 has other weights than decode-0"):
+        await control.weights.checksums()
+
+
+async def test_an_engine_that_missed_one_of_several_updates_gets_the_rest() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    await control.weights.update(SOME, None)
+    missed = OrderedEngine()
+    await control.bring(missed)
+    await control.weights.update(SOME, None)
+    await control.bring(missed)
+    assert missed.info.model_digest == one.info.model_digest == "old+some+some"
+    strange = OrderedEngine()
+    strange.info = msgspec.structs.replace(strange.info, model_digest="of another update", weight_version="7")
+    await control.bring(strange)
+    assert strange.info.model_digest == one.info.model_digest and strange.read[0] == OLD
+
+
+async def test_an_engine_keeps_its_version_if_nobody_has_named_one_here() -> None:
+    control, _ = cell()
+    elsewhere = OrderedEngine()
+    elsewhere.info = msgspec.structs.replace(elsewhere.info, weight_version="7")
+    await control.bring(elsewhere)
+    assert versions(elsewhere) == ["7"]
+
+
+async def test_engines_drop_what_they_may_have_prepared_after_a_lost_answer() -> None:
+    """An engine whose answer got lost drops whichever weights it has prepared."""
+    one, two = OrderedEngine(), OrderedEngine(fails={PrepareWeights: EngineError("no answer")})
+    control, _ = cell(one, two)
+    with pytest.raises(EngineError, match="no answer"):
+        await control.weights.update(NEW, None)
+    assert (one.dropped, two.dropped) == (["new"], [""])
+    two.fails.clear()
+    await control.weights.prepare(OLD)
+    await control.weights.drop("old")
+    assert (one.dropped, two.dropped) == (["new", "old"], ["", "old"])
