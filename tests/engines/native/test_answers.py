@@ -11,7 +11,7 @@ def conversation(prompt: tuple[int, ...], seed: int, tokens: int) -> tuple[int, 
     return (*prompt, *answer(prompt, seed, tokens), 77, 78)
 
 
-def test_without_the_switch_an_answer_is_computed_again() -> None:
+def test_without_the_flag_an_answer_is_computed_again() -> None:
     engine = PaperEngine(blocks=40)
     engine.serve(request("a", PROMPT, max_tokens=9))
     follower = engine.submit(request("b", conversation(PROMPT, 0, 9)))
@@ -20,7 +20,7 @@ def test_without_the_switch_an_answer_is_computed_again() -> None:
     assert engine.pool.num_idle == 0
 
 
-def test_with_the_switch_the_next_turn_finds_the_answer() -> None:
+def test_with_the_flag_the_next_turn_finds_the_answer_in_the_prefix_cache() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.serve(request("a", PROMPT, max_tokens=9))
     turn = conversation(PROMPT, 0, 9)
@@ -32,7 +32,7 @@ def test_with_the_switch_the_next_turn_finds_the_answer() -> None:
     assert engine.wrote["b", 0] == answer(turn, 0, 8)
 
 
-def test_a_kept_answer_has_the_kv_of_the_same_tokens_in_a_prompt() -> None:
+def test_a_cached_answer_has_the_kv_of_the_same_tokens_in_a_prompt() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.serve(request("a", PROMPT, n=3, max_tokens=9))
     for seed in range(3):
@@ -57,7 +57,7 @@ def test_an_answer_that_does_not_fill_a_block_takes_none() -> None:
     assert engine.pool.num_idle == 2
 
 
-def test_the_same_answer_is_kept_once() -> None:
+def test_the_same_answer_is_cached_once() -> None:
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.serve(request("a", PROMPT, max_tokens=9))
     assert engine.memory.num_copied == 8  # two blocks
@@ -75,7 +75,7 @@ def test_an_answer_is_found_only_with_its_salt() -> None:
     assert [group.facts.num_cached for group in groups] == [16, 0, 0]
 
 
-def test_an_answer_is_not_kept_when_blocks_are_short() -> None:
+def test_an_answer_is_not_cached_when_blocks_are_short() -> None:
     engine = PaperEngine(blocks=6, cache_answers=True)
     engine.serve(request("a", PROMPT, max_tokens=9))  # 3 + 2 blocks, one is free, two are wanted
     assert engine.pool.num_idle == 2

@@ -31,7 +31,7 @@ def with_config(source: Path, folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("changes", [{"num_attention_heads": 7}, {"hidden_size": "wide"}, {"vocab_size": None}])
-def test_impossible_sizes_are_a_broken_config(tiny: Tiny, tmp_path: Path, changes: dict[str, object]) -> None:
+def test_impossible_sizes_are_an_invalid_config(tiny: Tiny, tmp_path: Path, changes: dict[str, object]) -> None:
     folder = with_config(tiny("llama"), tmp_path, **changes)
     with pytest.raises(ModelLoadError, match="cannot read the model config"):
         build_parts(engine_config(folder))
@@ -48,7 +48,7 @@ def test_the_error_for_a_cache_larger_than_the_machine_names_the_flag(tiny: Tiny
         build_parts(engine_config(tiny("llama"), kv_cache_gb=1e6))
 
 
-def test_an_unknown_scaling_of_positions_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_an_unknown_rope_type_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(UnsupportedModelError, match="dynamic"):
         build_parts(engine_config(with_config(tiny("llama"), tmp_path, rope_parameters=rope)))
@@ -73,7 +73,7 @@ def test_a_missing_weight_is_an_error(tmp_path: Path) -> None:
 MB = 2**20
 
 
-def test_memory_is_counted_in_whole_blocks() -> None:
+def test_memory_is_counted_in_complete_blocks() -> None:
     assert num_blocks_for(1.0, MB, max_model_len=100, block_size=16) == 1024
     assert num_blocks_for(0.5, MB, max_model_len=100, block_size=16) == 512
     assert num_blocks_for(1.0, 3 * MB, max_model_len=100, block_size=16) == 341
@@ -103,7 +103,7 @@ def test_the_kv_cache_gets_the_part_of_a_gpu_that_the_weights_leave() -> None:
     assert kv_cache_gb_for(1.0, total_bytes=total, free_bytes=total) == 80
 
 
-def test_the_error_for_a_full_gpu_says_how_much_is_taken() -> None:
+def test_the_error_for_a_full_gpu_says_how_much_is_in_use() -> None:
     with pytest.raises(KVMemoryError, match=r"0\.9 of 80\.0 GB leaves no memory .* 75\.0 GB are in use"):
         kv_cache_gb_for(0.9, total_bytes=80 * 2**30, free_bytes=5 * 2**30)
 

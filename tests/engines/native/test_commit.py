@@ -66,14 +66,14 @@ def test_each_choice_ends_at_its_own_token() -> None:
     assert engine.finish == {("a", 0): LENGTH, ("a", 1): Finish(FinishReason.STOP)}
 
 
-def test_the_models_length_ends_a_choice() -> None:
+def test_the_maximum_model_length_ends_a_choice() -> None:
     engine = PaperEngine(blocks=20, max_model_len=12)
     engine.serve(request("a", PROMPT, max_tokens=8))
     assert engine.wrote["a", 0] == answer(PROMPT, 0, 2)
     assert engine.finish["a", 0] == LENGTH
 
 
-def test_a_drawn_token_is_sent_with_its_log_probability() -> None:
+def test_a_sampled_token_is_sent_with_its_log_probability() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2, sampling=SamplingParams(max_tokens=3, logprobs=0)))
     engine.step()
@@ -118,7 +118,7 @@ def test_end_of_sequence_can_be_ignored_but_a_stop_token_cannot() -> None:
     assert finish(EOS, SamplingParams(max_tokens=10, ignore_eos=True)) is None
 
 
-def test_max_tokens_counts_written_tokens_and_the_models_length_also_the_prompt() -> None:
+def test_max_tokens_counts_output_tokens_and_the_model_length_counts_the_prompt_too() -> None:
     assert [finish(OTHER, written=written) for written in (9, 10)] == [None, Finish(FinishReason.LENGTH)]
     assert [finish(OTHER, total=total) for total in (99, 100)] == [None, Finish(FinishReason.LENGTH)]
 

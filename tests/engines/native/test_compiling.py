@@ -75,7 +75,7 @@ def test_a_group_comes_back_with_a_matcher_for_each_choice(compiling: Compiling,
     assert compiling.waiting == []
 
 
-def test_written_tokens_are_checked_beside_the_steps(compiling: Compiling, grammars: HeldGrammars) -> None:
+def test_output_tokens_are_checked_in_the_compiling_threads(compiling: Compiling, grammars: HeldGrammars) -> None:
     starts = [ChoiceStart(0, 0, tuple(map(token_of, "123"))), ChoiceStart(1, 1, tuple(map(token_of, "12x")))]
     compiling.submit(wanted("good", NUMBER, starts=starts[:1]))
     compiling.submit(wanted("bad", NUMBER, starts=starts))
@@ -101,7 +101,7 @@ def test_an_aborted_group_does_not_come_back_and_its_id_is_free(compiling: Compi
     assert compiling.take() == []
 
 
-def test_a_choice_stopped_meanwhile_is_not_submitted(compiling: Compiling, grammars: HeldGrammars) -> None:
+def test_a_choice_stopped_during_compiling_is_not_submitted(compiling: Compiling, grammars: HeldGrammars) -> None:
     compiling.submit(wanted("g", n=3))
     assert compiling.stop_choice(RequestId("g"), 1)
     assert compiling.stop_choice(RequestId("unknown"), 0)
@@ -118,7 +118,7 @@ def test_an_id_that_is_being_compiled_is_in_use(compiling: Compiling) -> None:
         compiling.submit(wanted("g", WORD))
 
 
-def test_a_grammar_that_cannot_be_compiled_ends_its_group_and_the_thread_goes_on(
+def test_a_grammar_that_cannot_be_compiled_ends_its_group_but_not_the_thread(
     compiling: Compiling, grammars: HeldGrammars
 ) -> None:
     for request, error in ((wanted("a", BROKEN), GrammarError), (wanted("b", CURSED), EngineError)):
@@ -129,7 +129,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_group_and_the_thread_goes_on
             assert isinstance(matchers, error)
 
 
-def test_a_slow_grammar_does_not_hold_up_the_next_one(compiling: Compiling, grammars: HeldGrammars) -> None:
+def test_a_slow_grammar_does_not_delay_the_next_one(compiling: Compiling, grammars: HeldGrammars) -> None:
     compiling.submit(wanted("slow"))
     compiling.submit(wanted("next", WORD))
     grammars.allowed.release()

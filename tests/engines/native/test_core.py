@@ -38,7 +38,7 @@ def test_a_group_that_can_never_run_is_refused_with_the_reason(tiny: Tiny) -> No
     assert core.stats().groups_waiting == 1
 
 
-def test_a_choice_that_has_already_written_max_tokens_is_refused(tiny: Tiny) -> None:
+def test_a_choice_that_has_its_max_tokens_already_is_refused(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     with pytest.raises(RequestError, match="nothing to resume"):
         core.submit(group("done", prompt_of(5), starts=[ChoiceStart(0, 1, (7, 8, 9))], max_tokens=3))
@@ -71,7 +71,7 @@ def test_impossible_settings_name_their_flag(tiny: Tiny) -> None:
         pytest.param(12, id="decoding"),
     ],
 )
-def test_an_aborted_group_is_gone_at_once_and_its_neighbour_unchanged(steps: int, device: str, tiny: Tiny) -> None:
+def test_an_aborted_group_ends_at_once_and_leaves_other_groups_unchanged(steps: int, device: str, tiny: Tiny) -> None:
     expected = run(make_core(tiny("llama"), device=device), [group("b", prompt_of(30, 2), n=3, seed=9)])["b"].tokens
     core = make_core(tiny("llama"), device=device, budget=64)
     outcomes = {"a": Outcome(), "b": Outcome()}
@@ -169,7 +169,7 @@ def test_preempted_choices_count_as_waiting(device: str, tiny: Tiny) -> None:
     assert (12, 0) in seen and any(waiting for _, waiting in seen)
 
 
-def test_choices_end_at_end_of_sequence_stop_token_max_tokens_and_the_models_length(device: str, tiny: Tiny) -> None:
+def test_choices_end_at_end_of_sequence_stop_token_max_tokens_and_model_length(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device, max_model_len=40)
     answer = run(core, [group("look", prompt_of(20), max_tokens=15, temperature=0.0)])["look"].tokens[0]
     stop = next(token for i, token in enumerate(answer) if i >= 3 and token not in answer[:i])
@@ -209,7 +209,7 @@ def test_prompt_logprobs_equal_the_references_and_do_not_depend_on_chunks(
             assert len(found.top) == 2
 
 
-def test_forks_share_the_whole_trunk_and_the_trunk_is_read_once_a_step(device: str, tiny: Tiny) -> None:
+def test_forks_share_the_complete_trunk_and_the_trunk_is_read_once_a_step(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device)
     run(core, [group("g", prompt_of(83), n=8, max_tokens=10)])
     counters = core.counters

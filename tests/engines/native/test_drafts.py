@@ -51,7 +51,7 @@ class Oracle(Drafter):
     most=st.integers(1, 9),
     shapes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=4),
 )
-def test_every_choice_writes_its_answer_however_often_drafts_are_right(
+def test_every_choice_generates_its_answer_whatever_drafts_are_accepted(
     seed: int, blocks: int, most: int, shapes: list[tuple[int, int, int]]
 ) -> None:
     """On paper, where each entry of memory depends on all that was read for it; with too few blocks, too."""
@@ -68,7 +68,7 @@ def test_every_choice_writes_its_answer_however_often_drafts_are_right(
     assert engine.counters.draft_tokens >= oracle.right
 
 
-def test_right_drafts_save_steps() -> None:
+def test_accepted_drafts_save_steps() -> None:
     engine = PaperEngine(blocks=40, drafter=Oracle(4, 10_000, dice=random.Random(1)))
     engine.submit(request("g", range(9), n=2, max_tokens=40))
     assert engine.run_to_end() < 25
@@ -108,7 +108,7 @@ def tell(outcome: Outcome) -> tuple[object, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "n"), each_once([*WAYS], [1, 3]))
-def test_tokens_scores_and_ends_are_those_of_a_run_without_drafts(model: Path, way: str, n: int) -> None:
+def test_tokens_logprobs_and_ends_equal_a_run_without_drafts(model: Path, way: str, n: int) -> None:
     asked = group("g", prompt_of(12) * 2, n=n, seed=4, **{"max_tokens": 90, **WAYS[way]})  # type: ignore[arg-type]
     without, core = make_core(model, draft_tokens=0), make_core(model, draft_tokens=8)
     expected, outcome = run(without, [asked])["g"], run(core, [asked])["g"]
@@ -123,7 +123,7 @@ def test_tokens_scores_and_ends_are_those_of_a_run_without_drafts(model: Path, w
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["filtered", "greedy, scored", "form, scored"])
-def test_choices_that_are_resumed_anywhere_go_on_as_without_drafts(model: Path, way: str) -> None:
+def test_choices_that_are_resumed_anywhere_continue_as_without_drafts(model: Path, way: str) -> None:
     """As when a worker dies between any two tokens, also those of which the second was a draft."""
     fields = {"max_tokens": 90, **WAYS[way]}
     asked = group("g", prompt_of(12) * 2, n=2, seed=4, **fields)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_choices_that_are_resumed_anywhere_go_on_as_without_drafts(model: Path, 
 
 
 @pytest.mark.slow
-def test_a_grammar_that_cannot_go_on_fails_as_without_drafts(model: Path) -> None:
+def test_a_grammar_that_cannot_continue_fails_as_without_drafts(model: Path) -> None:
     """What a draft leads to cannot be drawn: "c" is not allowed."""
     grammar = Grammar(GrammarKind.REGEX, "(ab|ba){9}c")
     for max_tokens in (60, 19):
@@ -227,7 +227,7 @@ def test_drafts_come_from_siblings_too() -> None:
     assert drafted(drafter, second, num_choices=5) == [12], "a row more costs more in a step of more choices"
 
 
-def test_a_draft_leaves_room_for_the_token_after_it() -> None:
+def test_drafts_are_limited_so_that_the_token_after_them_fits() -> None:
     drafter = Drafter(8, 16)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], max_tokens=20)
     choice.output_tokens[:] = [1, 2]
@@ -239,7 +239,7 @@ def test_a_draft_leaves_room_for_the_token_after_it() -> None:
     assert drafted(drafter, choice, num_choices=1) == [3]
 
 
-def test_wrong_drafts_are_given_up_and_tried_again_much_later() -> None:
+def test_rejected_drafts_stop_and_are_tried_again_much_later() -> None:
     drafter = Drafter(8, 1000)
     _, (choice,) = drafting([1, 2, 3, 4, 5, 6, 7])
     choice.output_tokens[:] = [2, 3]
@@ -281,7 +281,7 @@ def test_the_index_reads_each_token_once() -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_is_the_draft_of_the_same_prompt_asked_again(model: Path) -> None:
+def test_an_answer_is_the_draft_when_its_prompt_is_requested_again(model: Path) -> None:
     core = make_core(model, draft_tokens=8, draft_from_history=10_000)
     asked = [group(f"g{turn}", prompt_of(24), n=2, seed=5, max_tokens=60) for turn in range(2)]
     first = run(core, asked[:1])["g0"]
@@ -313,7 +313,7 @@ def test_history_keeps_the_last_answers_of_each_prompt_in_bounded_memory() -> No
     assert history.answers(long.group) == []
 
 
-def test_history_is_of_one_salt() -> None:
+def test_history_is_separate_for_each_salt() -> None:
     history = History(100)
     engine = PaperEngine(blocks=100)
     groups = [engine.submit(request(salt, (1, 2), cache_salt=salt)) for salt in ("a", "b")]

@@ -32,7 +32,7 @@ def assert_equal(reference: Reference, length: int, ours: list[int], theirs: lis
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tiny_models_write_varied_tokens(family: str, reference: References) -> None:
+def test_the_tiny_models_generate_varied_tokens(family: str, reference: References) -> None:
     assert_lively(reference(family).greedy(prompt_of(40, 1), 200), 40)
 
 

@@ -64,7 +64,7 @@ WAYS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize(("way", "grammar"), each_once([*WAYS], GRAMMARS))
-def test_forced_tokens_are_those_that_would_have_been_drawn(model: Path, way: str, grammar: Grammar) -> None:
+def test_forced_tokens_equal_the_tokens_that_would_have_been_sampled(model: Path, way: str, grammar: Grammar) -> None:
     core = make_core(model, draft_tokens=0)
     request = form("g", 30, n=4, seed=7, grammar=grammar, **WAYS[way])
     outcome = run(core, [request])["g"]
@@ -91,7 +91,7 @@ def test_runs_longer_than_a_step_or_than_memory_change_nothing(model: Path, chan
         assert_same(outcomes[str(request.request_id)], drawn(make_core(model, draft_tokens=0), request))
 
 
-def test_only_what_was_written_before_counts_as_replayed(model: Path) -> None:
+def test_only_earlier_output_tokens_count_as_replayed(model: Path) -> None:
     core = make_core(model, draft_tokens=0)
     whole = run(core, [form("g", 20, n=2)])["g"]
     assert core.stats().replayed_tokens == 0
@@ -125,7 +125,7 @@ def test_a_stop_token_inside_a_run_ends_its_choice(model: Path, min_tokens: int)
     assert_same(outcome, drawn(make_core(model, draft_tokens=0), request))
 
 
-def test_an_end_that_is_forced_takes_no_step(model: Path) -> None:
+def test_a_forced_end_takes_no_step(model: Path) -> None:
     core = make_core(model, draft_tokens=0)
     outcome = run(core, [group("g", prompt_of(20), grammar=Grammar(GrammarKind.REGEX, "[xy]"), ignore_eos=False)])["g"]
     assert len(outcome.tokens[0]) == 2
@@ -133,7 +133,7 @@ def test_an_end_that_is_forced_takes_no_step(model: Path) -> None:
     assert core.stats().steps == 1
 
 
-def test_a_model_with_two_ends_draws_them(tmp_path: Path) -> None:
+def test_with_two_end_of_sequence_tokens_the_end_is_sampled(tmp_path: Path) -> None:
     core = make_core(speaking_model(tmp_path, eos_token_id=[2, 0]), draft_tokens=0)
     request = form("g", 20, n=12, temperature=2.0)
     outcome = run(core, [request])["g"]

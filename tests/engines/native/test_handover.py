@@ -49,7 +49,7 @@ def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_
     assert sum(d.transfer_seconds) == 1
 
 
-def test_the_device_is_waited_for_before_others_read_or_write_its_memory(pair: Pair) -> None:
+def test_the_engine_waits_for_the_device_before_transfers_use_its_memory(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
     assert pair.runners["P"].settled == 1
@@ -74,7 +74,7 @@ def test_a_prompt_cached_on_decode_shrinks_the_pull(pair: Pair) -> None:
     pair.check_same(second)
 
 
-def test_a_prompt_wholly_cached_on_decode_is_not_pulled_and_its_lease_ends(pair: Pair) -> None:
+def test_a_prompt_fully_cached_on_decode_is_not_pulled_and_its_lease_ends(pair: Pair) -> None:
     request = group("g", prompt_of(65), n=2)
     pair.submit(group("before", prompt_of(65)))
     pair.finish()
@@ -114,7 +114,7 @@ def test_the_prompt_of_a_failed_pull_is_computed_instead(kind: FailureKind, pair
     pair.p.release(ticket)
 
 
-def test_a_late_write_of_a_pull_that_timed_out_harms_nobody(make_pair: MakePair) -> None:
+def test_a_late_write_of_a_pull_that_timed_out_changes_no_answer(make_pair: MakePair) -> None:
     pair = make_pair(decode_blocks=80)
     request = group("g", prompt_of(100), n=2, seed=3)
     others = [group(f"o{i}", prompt_of(60, 40 + i), n=2, seed=9 + i, max_tokens=60) for i in range(4)]
@@ -132,7 +132,7 @@ def test_a_late_write_of_a_pull_that_timed_out_harms_nobody(make_pair: MakePair)
     pair.p.release(ticket)
 
 
-def test_the_blocks_of_an_aborted_group_stay_with_its_pull_until_that_has_settled(make_pair: MakePair) -> None:
+def test_the_blocks_of_an_aborted_group_stay_with_its_pull_until_it_is_settled(make_pair: MakePair) -> None:
     pair = make_pair(decode_blocks=70)
     request = group("g", prompt_of(100), n=2)
     other = group("o", prompt_of(200, 8), n=2, seed=4)
@@ -150,7 +150,7 @@ def test_the_blocks_of_an_aborted_group_stay_with_its_pull_until_that_has_settle
     pair.check_same(other)
 
 
-def test_a_landing_that_was_under_way_when_its_group_ended_frees_the_blocks(pair: Pair) -> None:
+def test_a_pull_that_lands_after_its_group_has_ended_frees_the_blocks(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     pair.hand_over(request)
     pair.step_d()
@@ -159,7 +159,7 @@ def test_a_landing_that_was_under_way_when_its_group_ended_frees_the_blocks(pair
     pair.step_d()
 
 
-def test_a_group_that_ends_while_it_waits_for_room_gives_its_lease_back(make_pair: MakePair) -> None:
+def test_a_group_that_ends_while_it_waits_for_blocks_releases_its_ticket(make_pair: MakePair) -> None:
     pair = make_pair(decode_blocks=66)
     big = group("big", prompt_of(400, 5), n=2, max_tokens=60)
     request = group("g", prompt_of(100), n=2)
@@ -202,7 +202,7 @@ def test_a_lease_is_held_until_its_last_reader_is_done(pair: Pair) -> None:
     pair.finish()
 
 
-def test_a_lease_that_nobody_reads_expires_and_its_slot_and_blocks_are_used_again(make_pair: MakePair) -> None:
+def test_a_lease_without_readers_expires_and_its_slot_and_blocks_are_used_again(make_pair: MakePair) -> None:
     pair = make_pair(prefill_blocks=66)
     ticket = pair.prefill(group("g", prompt_of(400)))
     after = group("h", prompt_of(400, 1))
@@ -236,7 +236,7 @@ def test_a_worker_that_gets_its_own_ticket_uses_its_prefix_cache(pair: Pair) -> 
     assert pair.p.stats().cached_tokens == 96
 
 
-def test_a_group_that_wants_prompt_logprobs_computes_its_prompt(pair: Pair) -> None:
+def test_a_group_with_prompt_logprobs_computes_its_prompt(pair: Pair) -> None:
     request = group("g", prompt_of(50), n=2, prompt_logprobs=1)
     pair.hand_over(request)
     pair.finish()

@@ -99,7 +99,7 @@ class RandomRun:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 24))])
-def test_whatever_happens_to_pulls_choices_write_what_they_write_alone(seed: int, tiny: Tiny, answers: Answers) -> None:
+def test_whatever_happens_to_pulls_choices_generate_the_same_tokens_as_alone(seed: int, tiny: Tiny, answers: Answers) -> None:
     walk = RandomRun(tiny("llama"), seed)
     walk.run()
     for name, answer in answers.items():

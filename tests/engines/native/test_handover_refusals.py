@@ -14,7 +14,7 @@ from tests.engines.native.pair import Pair, with_ticket
 pytestmark = pytest.mark.slow
 
 
-def test_a_ticket_for_another_prompt_is_refused_and_given_back(pair: Pair) -> None:
+def test_a_ticket_for_another_prompt_is_refused_and_released(pair: Pair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     with pytest.raises(RequestError, match="not for this prompt") as refused:
         pair.submit(with_ticket(group("h", prompt_of(100, 1)), ticket))
@@ -23,7 +23,7 @@ def test_a_ticket_for_another_prompt_is_refused_and_given_back(pair: Pair) -> No
     assert not pair.d.busy
 
 
-def test_a_group_that_can_never_run_here_gives_its_ticket_back(pair: Pair) -> None:
+def test_the_ticket_of_a_group_that_can_never_run_here_is_released(pair: Pair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     too_many = pair.d.info.max_num_seqs + 1
     with pytest.raises(RequestError, match="at most"):
@@ -31,7 +31,7 @@ def test_a_group_that_can_never_run_here_gives_its_ticket_back(pair: Pair) -> No
     assert pair.d_transfers.released == [ticket]
 
 
-def test_an_engine_without_transfers_ignores_a_ticket_to_give_back(pair: Pair) -> None:
+def test_an_engine_without_transfers_ignores_the_release_of_a_ticket(pair: Pair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     make_core(pair.folder).release(ticket)
     pair.p.release(ticket)
@@ -50,7 +50,7 @@ def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pai
     pair.p.release(ticket)
 
 
-def test_a_ticket_without_the_clusters_seal_is_not_used_and_its_worker_is_not_asked(pair: Pair) -> None:
+def test_a_ticket_without_the_clusters_seal_is_not_used_and_its_worker_not_contacted(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
     pair.d_transfers.key = ClusterKey("ours")

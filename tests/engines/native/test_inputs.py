@@ -60,7 +60,7 @@ def test_a_decode_step_has_one_token_of_every_choice_and_one_read_of_their_trunk
     assert draws(inputs) == [(0, 0, 11), (1, 1, 15)]
 
 
-def test_every_choice_of_a_fresh_group_draws_from_the_last_row_of_the_prompt() -> None:
+def test_every_choice_of_a_fresh_group_samples_from_the_last_row_of_the_prompt() -> None:
     group = prompt_group(range(20, 26), [3, 5])
     inputs = build_inputs(StepPlan((), (TrunkChunk(group, 0, 6),)), 4)
     assert inputs.token_ids == [20, 21, 22, 23, 24, 25, 0, 0]
@@ -71,7 +71,7 @@ def test_every_choice_of_a_fresh_group_draws_from_the_last_row_of_the_prompt() -
     assert [prompt_fields(read) for read in inputs.attention.prompts] == [(0, 6, 0, 64, [3, 5])]
 
 
-def test_a_chunk_that_does_not_end_the_prompt_draws_nothing() -> None:
+def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
     group = prompt_group(range(20, 26), [3, 5])
     inputs = build_inputs(StepPlan((), (TrunkChunk(group, 1, 5),)), 4)
     assert inputs.token_ids == [21, 22, 23, 24]
@@ -90,7 +90,7 @@ def test_tails_come_before_prompts_and_rows_are_padded_once() -> None:
     assert inputs.logit_rows == [0, 4, 0, 0]
 
 
-def test_a_replay_draws_only_after_the_last_written_token() -> None:
+def test_a_replay_samples_only_after_the_last_output_token() -> None:
     group = decoding_group(range(3), [0], ([50, 51, 52, 53, 54, 55], [1, 4]))
     (sequence,) = group.sequences
     part = build_inputs(StepPlan((TailChunk(sequence, 0, 4),), ()), 4)
@@ -100,7 +100,7 @@ def test_a_replay_draws_only_after_the_last_written_token() -> None:
     assert draws(rest) == [(0, 1, 9)]
 
 
-def test_a_long_replay_is_cut_where_the_padded_keys_change() -> None:
+def test_a_long_replay_is_divided_where_the_padded_keys_change() -> None:
     written = list(range(100, 240))
     group = decoding_group(range(3), [0], (written, list(range(1, 36))))
     (sequence,) = group.sequences
@@ -113,7 +113,7 @@ def test_a_long_replay_is_cut_where_the_padded_keys_change() -> None:
     ]
 
 
-def test_a_prompt_chunk_is_cut_where_the_padded_keys_change() -> None:
+def test_a_prompt_chunk_is_divided_where_the_padded_keys_change() -> None:
     group = prompt_group(range(300), list(range(75)))
     inputs = build_inputs(StepPlan((), (TrunkChunk(group, 50, 250),)), 4)
     reads = [prompt_fields(read)[:4] for read in inputs.attention.prompts]

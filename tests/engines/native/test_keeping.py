@@ -53,7 +53,7 @@ def test_more_choices_of_a_kept_prompt_need_no_prefill_and_equal_a_larger_group(
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, 0)
 
 
-def test_a_kept_prompt_is_given_up_before_any_choice_is_put_back(tiny: Tiny) -> None:
+def test_a_kept_prompt_is_released_before_any_choice_is_preempted(tiny: Tiny) -> None:
     """Free and idle blocks are taken first, then those that are kept, and nobody is preempted for them."""
     core = make_core(tiny("llama"), blocks=24, max_model_len=120)
     run(core, [asked("kept", n=1, keep_s=60)])
@@ -105,7 +105,7 @@ def test_a_prompt_that_cannot_be_kept_is_refused_by_name(changes: dict[str, int]
 
 
 @pytest.mark.slow
-def test_over_the_bound_the_prompt_that_was_used_least_recently_is_kept_no_more(tiny: Tiny) -> None:
+def test_over_the_limit_the_least_recently_used_prompt_is_released(tiny: Tiny) -> None:
     """Each has 11 blocks, and the first two begin with the same 5."""
     core = make_core(tiny("llama"), keep_gb=gb_of(22))
 
@@ -130,7 +130,7 @@ def test_over_the_bound_the_prompt_that_was_used_least_recently_is_kept_no_more(
     assert computed(alike) == 3, "what fills no block"
 
 
-def test_with_no_room_for_kept_prompts_none_is_kept(tiny: Tiny) -> None:
+def test_with_a_limit_of_zero_no_prompt_is_kept(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), keep_gb=0.0)
     run(core, [asked("first", keep_s=60)])
     assert (core.stats().trunks_kept, core.stats().blocks_kept, core.stats().trunks_given_up) == (0, 0, 1)
@@ -191,7 +191,7 @@ class Scene:
         return [trunk.kept for trunk in self.trunks]
 
 
-def test_each_ends_at_its_time_and_the_longest_wish_counts() -> None:
+def test_each_kept_trunk_ends_at_the_latest_time_that_was_requested() -> None:
     scene = Scene()
     for number, seconds in enumerate((5, 3, 4)):
         scene.keep(number, seconds)
@@ -212,7 +212,7 @@ def test_each_ends_at_its_time_and_the_longest_wish_counts() -> None:
     assert scene.kept.next_end_s is None
 
 
-def test_the_least_recently_used_one_makes_room_first_however_long_it_could_stay() -> None:
+def test_the_least_recently_used_trunk_is_released_first_even_if_it_ends_last() -> None:
     scene = Scene()
     for number, seconds in enumerate((5, 9, 4)):
         scene.keep(number, seconds)
@@ -230,7 +230,7 @@ def test_the_least_recently_used_one_makes_room_first_however_long_it_could_stay
     assert scene.counters.trunks_given_up == 3
 
 
-def test_a_trunk_that_groups_share_or_that_is_just_being_joined_makes_no_room() -> None:
+def test_a_trunk_that_groups_share_or_are_joining_is_not_released() -> None:
     scene = Scene()
     for number in range(3):
         scene.keep(number, 5)
@@ -241,7 +241,7 @@ def test_a_trunk_that_groups_share_or_that_is_just_being_joined_makes_no_room() 
     assert scene.is_kept() == [True, True, False]
 
 
-def test_over_the_bound_the_least_recently_used_one_goes_and_those_in_use_go_last() -> None:
+def test_over_the_limit_the_least_recently_used_trunk_goes_and_trunks_in_use_go_last() -> None:
     scene = Scene(max_blocks=5)
     for number in (0, 1):
         scene.keep(number, 5)
@@ -267,7 +267,7 @@ def test_if_all_other_trunks_are_in_use_one_is_evicted_and_stays_shared() -> Non
     assert scene.pool.num_held == 2
 
 
-def test_one_that_is_larger_than_the_bound_alone_is_not_kept_and_drives_no_other_out() -> None:
+def test_a_trunk_larger_than_the_limit_is_not_kept_and_releases_no_other() -> None:
     scene = Scene(max_blocks=2)
     scene.keep(0, 5)
     scene.leave(0)

@@ -53,7 +53,7 @@ def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Pat
     assert core.stats().blocks_used == 0
 
 
-def test_a_matcher_may_fail_at_the_last_token_of_its_choice(model: Path) -> None:
+def test_a_matcher_that_fails_at_the_last_token_of_its_choice_ends_nothing(model: Path) -> None:
     request = person("g", prompt_of(25), max_tokens=7)
     core = make_core(model)
     submitted(core, request, {0: 7})

@@ -47,7 +47,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
-def test_a_group_with_numbers_that_are_not_finite_fails_and_its_neighbours_do_not(
+def test_a_group_with_numbers_that_are_not_finite_fails_and_other_groups_do_not(
     folder: Path, device: str, broken: GenerateRequest
 ) -> None:
     """The bug: the group got an answer made from zeroed KV, without any error."""
@@ -58,7 +58,7 @@ def test_a_group_with_numbers_that_are_not_finite_fails_and_its_neighbours_do_no
     assert outcomes["well"].tokens == alone.tokens
 
 
-def test_a_draft_whose_row_is_not_finite_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_whose_row_is_not_finite_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(make_core(folder, draft_tokens=0), [WELL])["well"]
     asked: list[int] = []
 
@@ -84,7 +84,7 @@ def test_a_failed_group_leaves_nothing_in_the_prefix_cache(folder: Path) -> None
     assert core.stats().blocks_cached == 0
 
 
-def test_two_groups_may_fail_in_one_step(folder: Path, device: str) -> None:
+def test_two_groups_can_fail_in_one_step(folder: Path, device: str) -> None:
     broken = [group(name, with_broken_token(place)) for name, place in (("a", 3), ("b", 30))]
     outcomes = run(make_core(folder, device=device), [broken[0], WELL, broken[1]])
     assert [type(outcomes[name].error) for name in ("a", "well", "b")] == [EngineError, type(None), EngineError]

@@ -31,7 +31,7 @@ def victims(groups: list[Group], asking: Group, choice: int) -> list[str]:
             return order
 
 
-def test_the_youngest_group_gives_first_its_youngest_tails_first_and_its_trunk_last() -> None:
+def test_the_youngest_group_loses_its_tails_youngest_first_and_then_its_trunk() -> None:
     a, b, c = running("a", 0, n=2), running("b", 1, n=2), running("c", 2, n=1)
     assert victims([a, b, c], a, 0) == ["c0", "trunk of c", "b1", "b0", "trunk of b", "a1", "a0"]
 
@@ -41,7 +41,7 @@ def test_older_groups_and_older_siblings_are_never_touched() -> None:
     assert victims([a, b], b, 1) == ["b2", "b1"]
 
 
-def test_preempted_siblings_have_nothing_to_give() -> None:
+def test_preempted_siblings_have_no_blocks_to_lose() -> None:
     a, b = running("a", 0, n=3), running("b", 1, n=1)
     a.sequences[2].blocks = []
     b.sequences[0].blocks = []
@@ -51,7 +51,7 @@ def test_preempted_siblings_have_nothing_to_give() -> None:
 # Preemption: pools of few blocks, so that choices take blocks from each other.
 
 
-def test_the_youngest_choice_gives_up_its_tail_and_replays_what_it_wrote() -> None:
+def test_the_youngest_choice_loses_its_tail_and_replays_its_output_tokens() -> None:
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=8))  # 1 + 3 blocks, later 1 + 6
     engine.steps(5)
@@ -81,7 +81,7 @@ def test_a_later_group_with_a_better_priority_takes_blocks_first() -> None:
     engine.assert_wrote("a", PROMPT[:4], n=1, tokens=8)
 
 
-def test_a_preempted_choice_comes_back_only_when_the_others_can_go_on() -> None:
+def test_a_preempted_choice_restarts_only_when_the_others_can_continue() -> None:
     engine = PaperEngine(blocks=8)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
     engine.steps(10)
@@ -114,7 +114,7 @@ def test_no_group_is_admitted_while_a_preempted_choice_waits() -> None:
     engine.assert_wrote("b", (50,), n=1, tokens=1)
 
 
-def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> None:
+def test_a_group_that_lost_its_trunk_waits_in_its_previous_place_and_restarts() -> None:
     engine = PaperEngine(blocks=7)
     engine.submit(request("a", PROMPT[:8], max_tokens=21))  # grows to 2 + 5 blocks
     young = engine.submit(request("b", range(50, 54), n=2, max_tokens=12))  # 1 + 2 blocks
@@ -138,7 +138,7 @@ def test_a_group_that_lost_its_trunk_waits_in_its_old_place_and_comes_back() -> 
     assert engine.counters.prefill_tokens > 13
 
 
-def test_a_group_that_wrote_more_than_all_blocks_hold_comes_back_in_parts() -> None:
+def test_a_group_with_more_output_than_all_blocks_hold_restarts_in_parts() -> None:
     """The bug: it was never admitted again, as all its tails at once needed more blocks than the engine has."""
     engine = PaperEngine(blocks=17, budget=32)
     engine.submit(request("a", PROMPT, max_tokens=54))  # up to 3 + 14 blocks

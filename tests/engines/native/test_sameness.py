@@ -137,7 +137,7 @@ def assert_same_rows(
 
 @pytest.mark.slow
 @BY_FAMILY_AND_NUMBERS
-def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
+def test_logits_have_the_same_bits_whatever_runs_with_them(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
     parts = parts_of(tiny(family), numbers)
     core, alone = recorded_over(parts)
     seeds = [100, 103, 106]
@@ -162,7 +162,7 @@ def test_logits_are_the_same_bits_in_every_company(family: str, numbers: dict[st
 
 @pytest.mark.slow
 @BY_FAMILY_AND_NUMBERS
-def test_a_resumed_choice_goes_on_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
+def test_a_resumed_choice_continues_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
     """Each group has three choices, one of them from its beginning; all groups and strangers run at once."""
     parts = parts_of(tiny(family), numbers)
     core, whole = recorded_over(parts)
@@ -229,7 +229,7 @@ def test_another_salt_finds_nothing(tiny: Tiny) -> None:
 
 
 @pytest.mark.slow
-def test_answers_enter_the_prefix_cache_only_when_asked(tiny: Tiny) -> None:
+def test_answers_enter_the_prefix_cache_only_with_the_flag(tiny: Tiny) -> None:
     for cache_answers in (False, True):
         core = make_core(tiny("llama"), cache_answers=cache_answers)
         prompt = prompt_of(LENGTH)

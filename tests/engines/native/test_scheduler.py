@@ -31,7 +31,7 @@ def test_a_tail_grows_by_one_block_when_it_has_filled_the_last() -> None:
     assert tables(group) == ([0, 1, 2], [[3, 5], [4, 6]])
 
 
-def test_a_prompt_is_run_once_and_every_choice_draws_from_its_last_row() -> None:
+def test_a_prompt_is_run_once_and_every_choice_samples_from_its_last_row() -> None:
     engine = PaperEngine(blocks=20)
     engine.submit(request("a", PROMPT, n=3))
     assert chunks(engine.step()) == ([], [("a", 0, 10)])
@@ -56,7 +56,7 @@ def test_decoding_choices_come_before_prompts_and_share_the_budget() -> None:
     engine.assert_wrote("b", tuple(range(50, 63)), n=2, tokens=8)
 
 
-def test_groups_whose_prompts_begin_alike_stand_side_by_side() -> None:
+def test_groups_with_a_common_prefix_are_adjacent() -> None:
     engine = PaperEngine(blocks=300, budget=600)
     beginning = tuple(range(260))  # more than a stretch of 256
     engine.submit(request("a", (*beginning, 900)))
@@ -81,7 +81,7 @@ def test_decoding_choices_come_before_an_older_choice_that_replays() -> None:
     assert chunks(engine.step()) == ([("old", 0, 0, 8), ("young", 0, 2, 3), ("young", 1, 2, 3)], [])
 
 
-def test_the_older_prompt_is_finished_before_the_younger_one_is_begun() -> None:
+def test_the_older_prompt_is_finished_before_the_younger_one_is_started() -> None:
     engine = PaperEngine(blocks=40, budget=12)
     engine.submit(request("a", PROMPT))
     engine.submit(request("b", PROMPT[::-1]))
@@ -175,7 +175,7 @@ def test_a_group_with_prompt_logprobs_ignores_hits_and_computes_its_prompt() -> 
     assert group.facts.num_cached == 0
 
 
-def test_a_hit_on_idle_blocks_takes_them_from_the_free_room() -> None:
+def test_a_hit_on_idle_blocks_reduces_the_number_of_free_blocks() -> None:
     engine = PaperEngine(blocks=7)
     engine.serve(request("a", PROMPT, max_tokens=1))  # 0 and 1 idle: 7 free
     engine.submit(request("b", range(50, 58), max_tokens=9))  # 2 + 1 blocks: 4 free
@@ -188,7 +188,7 @@ def test_a_hit_on_idle_blocks_takes_them_from_the_free_room() -> None:
     engine.assert_wrote("c", PROMPT, n=2, tokens=8)
 
 
-def test_a_trunk_goes_on_right_after_its_hit_even_if_another_run_fits_better() -> None:
+def test_a_trunk_continues_right_after_its_hit_even_if_another_run_fits_better() -> None:
     engine = PaperEngine(blocks=40)
     engine.submit(request("a", PROMPT[:8], n=3, max_tokens=1))  # 0, 1 and 2, 3, 4
     engine.submit(request("stays", [50]))  # 5 and 6
@@ -230,7 +230,7 @@ def test_the_last_sibling_frees_the_trunk() -> None:
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_an_aborted_group_leaves_nothing_whenever_it_is_aborted(steps: int) -> None:
+def test_an_aborted_group_leaves_nothing_behind_whenever_it_is_aborted(steps: int) -> None:
     engine = PaperEngine(blocks=20, budget=6)
     engine.submit(request("a", PROMPT, n=2))
     engine.steps(steps)
@@ -272,7 +272,7 @@ def test_groups_are_queued_by_priority_number_and_then_by_arrival() -> None:
         assert names(queue_of(queued)) == ["g2", "g1", "g4", "g0", "g3"]
 
 
-def test_a_group_that_comes_back_gets_its_old_place_in_the_queue() -> None:
+def test_a_group_that_is_added_again_gets_its_previous_place() -> None:
     one, two, three = groups(0, 0, 0)
     queue = queue_of([one, two, three])
     queue.remove(two)
@@ -342,7 +342,7 @@ def test_the_number_of_running_choices_is_limited_over_all_groups() -> None:
     assert list(engine.scheduler.running.groups) == [first, second]
 
 
-def test_a_small_group_does_not_overtake_a_large_one() -> None:
+def test_a_small_group_does_not_pass_a_large_one() -> None:
     engine = PaperEngine(blocks=8)
     engine.submit(request("a", PROMPT))  # 4 blocks, 4 are left
     engine.submit(request("b", PROMPT[::-1], n=3))  # needs 6
@@ -351,7 +351,7 @@ def test_a_small_group_does_not_overtake_a_large_one() -> None:
     assert [group.request.request_id for group in engine.scheduler.waiting.ready] == ["b", "c"]
 
 
-def test_a_group_that_found_no_room_is_admitted_once_it_has_fewer_choices() -> None:
+def test_a_refused_group_is_admitted_once_it_has_fewer_choices() -> None:
     engine = PaperEngine(blocks=8)
     engine.submit(request("a", PROMPT))  # 4 blocks, 4 are left
     late = engine.submit(request("b", PROMPT[::-1], n=2))  # needs 5
@@ -363,7 +363,7 @@ def test_a_group_that_found_no_room_is_admitted_once_it_has_fewer_choices() -> N
     assert late in engine.scheduler.running.groups
 
 
-def test_a_group_that_found_no_room_is_admitted_once_its_prefix_is_known() -> None:
+def test_a_refused_group_is_admitted_once_its_prefix_is_cached() -> None:
     engine = PaperEngine(blocks=6)
     engine.submit(request("a", PROMPT[:8]))  # 3 blocks, 3 are left
     late = engine.submit(request("b", (*PROMPT[:8], 50)))  # needs 4, or 2 after what a has computed

@@ -49,7 +49,7 @@ def tokens_of(outcomes: dict[str, Outcome]) -> dict[str, dict[int, list[int]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("length", [83, 80, 5])
-def test_equal_prompts_that_come_at_once_are_computed_once(numbers: dict[str, Any], length: int, tiny: Tiny) -> None:
+def test_equal_prompts_that_arrive_together_are_computed_once(numbers: dict[str, Any], length: int, tiny: Tiny) -> None:
     """Each of the others runs the last token once more, for the logits of its first tokens."""
     prompt = prompt_of(length, 1)
     requests = [asked(f"g{i}", prompt, seed=10 * i, n=1 + (i == 3)) for i in range(16)]
@@ -97,7 +97,7 @@ def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny:
 
 
 @pytest.mark.parametrize("end", ["abort", "stop", "suspend"])
-def test_if_the_first_leaves_while_it_computes_another_takes_over(end: str, tiny: Tiny) -> None:
+def test_if_the_first_group_leaves_while_it_computes_another_group_takes_over(end: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=32)
     requests = [asked(f"g{i}", seed=10 * i) for i in range(4)]
     outcomes = {str(request.request_id): Outcome() for request in requests}
@@ -124,7 +124,7 @@ def test_if_the_first_leaves_while_it_computes_another_takes_over(end: str, tiny
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
-def test_different_prompts_with_one_beginning_compute_it_once(numbers: dict[str, Any], tiny: Tiny) -> None:
+def test_different_prompts_with_a_common_prefix_compute_it_once(numbers: dict[str, Any], tiny: Tiny) -> None:
     """The one that comes first computes it, and the others need not wait for all of that one's prompt."""
     common = prompt_of(64, 2)
     long = asked("long", (*common, *prompt_of(150, 3)), seed=1)
@@ -137,7 +137,7 @@ def test_different_prompts_with_one_beginning_compute_it_once(numbers: dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
-def test_torch_reads_a_long_beginning_once_for_all_prompts_that_have_it(dtype: str, tiny: Tiny) -> None:
+def test_torch_reads_a_long_common_prefix_once_for_all_prompts(dtype: str, tiny: Tiny) -> None:
     beginning = prompt_of(520, 2)
     questions = [asked(f"q{i}", (*beginning, *prompt_of(250, 4 + i)), seed=20 * i, max_tokens=4) for i in range(4)]
     settings: dict[str, Any] = {"kernels": "torch", "dtype": dtype, "max_model_len": 1024, "budget": 4096}
@@ -149,7 +149,7 @@ def test_torch_reads_a_long_beginning_once_for_all_prompts_that_have_it(dtype: s
     assert tokens_of(together) == alone(plain_core(tiny("llama"), **settings), questions)
 
 
-def test_followers_let_others_pass(tiny: Tiny) -> None:
+def test_groups_after_a_follower_can_pass_it(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=24)
     requests = [asked("first"), asked("follower", seed=3), asked("stranger", prompt_of(9, 5), seed=4)]
     outcomes = {str(request.request_id): Outcome() for request in requests}
@@ -163,7 +163,7 @@ def test_followers_let_others_pass(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize(("priority", "computed"), [(0, 83 + 1), (1, 83 + 1), (-1, 83 + 35)])
-def test_an_urgent_group_waits_for_none_that_others_may_overtake(priority: int, computed: int, tiny: Tiny) -> None:
+def test_an_urgent_group_does_not_follow_a_less_urgent_one(priority: int, computed: int, tiny: Tiny) -> None:
     """It computes for itself what is not there yet when it is admitted, in the second of the first one's two steps."""
     core = make_core(tiny("llama"), budget=48)
     requests = [asked("first"), replace(asked("second", seed=3), priority=priority)]
@@ -186,7 +186,7 @@ def test_without_a_prefix_cache_and_for_scored_prompts_nothing_is_shared(tiny: T
     assert core.stats().prefill_tokens == 3 * len(PROMPT)
 
 
-def test_after_the_caches_are_emptied_nobody_joins_what_was_computed_before(tiny: Tiny) -> None:
+def test_after_the_caches_are_emptied_no_group_joins_an_earlier_trunk(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     outcomes = {name: Outcome() for name in ("before", "after")}
     core.submit(asked("before"))
@@ -227,7 +227,7 @@ def test_equal_prompts_fetch_one_prefilled_trunk_between_them(tiny: Tiny) -> Non
         pytest.param("gemma2", {"dtype": "float32", "kernels": "torch"}, marks=SLOW, id="windows and softcap by torch"),
     ],
 )
-def test_in_any_company_and_with_little_memory_each_writes_what_it_writes_alone(
+def test_each_group_generates_the_same_tokens_as_alone_even_with_little_memory(
     seed: int, family: str, numbers: dict[str, Any], tiny: Tiny
 ) -> None:
     """A tree of prompts, four levels deep. Groups come, leave and are preempted at random; some prompts are kept, at

@@ -51,7 +51,7 @@ def test_a_prompt_in_chunks_changes_nothing(model: Path) -> None:
     assert run(make_core(model, budget=7, max_num_seqs=4), requests)["g"].tokens == whole.tokens
 
 
-def test_a_preempted_choice_goes_on_where_it_was_in_its_grammar(model: Path) -> None:
+def test_a_preempted_choice_keeps_its_position_in_the_grammar(model: Path) -> None:
     requests = [person("a", prompt_of(40), n=4, seed=2), person("b", prompt_of(33, 1), n=4, seed=9)]
     whole = run(make_core(model), requests)
     small = make_core(model, blocks=66, max_model_len=256)
@@ -62,7 +62,7 @@ def test_a_preempted_choice_goes_on_where_it_was_in_its_grammar(model: Path) -> 
         assert disturbed[name].tokens == whole[name].tokens
 
 
-def test_a_choice_resumed_after_any_token_writes_the_same_rest(model: Path) -> None:
+def test_a_choice_resumed_after_any_token_generates_the_same_rest(model: Path) -> None:
     prompt = prompt_of(20)
     whole = run(make_core(model), [person("g", prompt, n=2, seed=6)])["g"]
     resumed = [
@@ -97,7 +97,7 @@ def test_a_choice_that_thinks_first_is_resumed_in_and_after_its_thoughts(model: 
     assert {text.rpartition("]")[2].strip() for text in ended} <= {"yes", "no", "hello"}
 
 
-def test_choices_with_and_without_grammars_share_steps_and_none_disturbs_another(model: Path) -> None:
+def test_choices_with_and_without_grammars_share_steps_and_do_not_affect_each_other(model: Path) -> None:
     requests = [
         person("person", prompt_of(25), n=3, seed=1),
         group("free", prompt_of(31, 1), n=3, seed=2, max_tokens=40),
@@ -125,7 +125,7 @@ def test_choices_after_a_transfer_equal_those_of_a_single_engine(model: Path) ->
     assert {"g": pair.outcomes["g"].tokens} == alone(model, request)
 
 
-def test_a_refused_grammar_gives_the_ticket_back(model: Path) -> None:
+def test_the_ticket_of_a_group_with_a_refused_grammar_is_released(model: Path) -> None:
     pair = Pair(model)
     request = group("g", prompt_of(50), grammar=Grammar(GrammarKind.REGEX, "((("))
     ticket = pair.prefill(request)
@@ -186,7 +186,7 @@ def test_a_stop_token_ends_a_choice_only_where_its_grammar_allows_it(model: Path
     assert min(len(tokens) for tokens in outcomes["h"].tokens.values()) > 4
 
 
-def test_every_end_of_sequence_of_the_model_can_be_drawn(tmp_path: Path) -> None:
+def test_every_end_of_sequence_token_of_the_model_can_be_sampled(tmp_path: Path) -> None:
     core = make_core(speaking_model(tmp_path, eos_token_id=[2, 0]))
     outcome = run(core, [group("g", prompt_of(20), n=40, grammar=WORD, temperature=3.0)])["g"]
     assert {tokens[-1] for tokens in outcome.tokens.values()} == {0, 2}

@@ -133,7 +133,7 @@ def test_a_token_costs_the_same_after_any_prompt() -> None:
     assert decoding(prompt=16_000).decode_cost() == pytest.approx(decoding(prompt=64).decode_cost(), rel=0.01)
 
 
-def test_a_token_costs_the_same_after_any_number_of_written_tokens() -> None:
+def test_a_token_costs_the_same_after_any_number_of_output_tokens() -> None:
     assert decoding(written=1500).decode_cost() == pytest.approx(decoding(written=20).decode_cost(), rel=0.01)
 
 

@@ -146,7 +146,7 @@ class EngineCore:
         each choice, by its index; without them the grammar is compiled here."""
         try:
             self._check_unused(request.request_id)
-            group = self._maker.generating(request, matchers=matchers)
+            group = self._maker.make(request, matchers=matchers)
             check_fits(group, self.info)
             self._handover.accept_ticket(group)
         except Exception:
@@ -160,7 +160,7 @@ class EngineCore:
         if it can never run here."""
         self._handover.check_open()
         self._check_unused(request.request_id)
-        group = self._maker.prefilling(request, readers=readers)
+        group = self._maker.make_prefill(request, readers=readers)
         check_fits(group, self.info)
         self._enqueue(group)
 

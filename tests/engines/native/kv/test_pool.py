@@ -76,7 +76,7 @@ def test_find_stops_at_the_first_unknown_name() -> None:
     assert pool.find([A, B, C, D]) == [0, 1, 2]
 
 
-def test_the_second_block_of_one_name_stays_nameless() -> None:
+def test_a_second_block_with_the_same_name_stays_unnamed() -> None:
     pool = BlockPool(4)
     first, second = pool.take(2)
     pool.publish([first], content([A]))
@@ -129,7 +129,7 @@ def test_free_blocks_are_handed_out_before_idle_ones() -> None:
     assert pool.find([A, B]) == [0, 1]
 
 
-def test_an_evicted_block_may_take_another_name() -> None:
+def test_an_evicted_block_can_get_another_name() -> None:
     pool = BlockPool(1)
     (block,) = pool.take(1)
     pool.publish([block], content([A]))
@@ -141,7 +141,7 @@ def test_an_evicted_block_may_take_another_name() -> None:
     pool.check()
 
 
-def test_evicted_blocks_join_the_runs_beside_them() -> None:
+def test_evicted_blocks_join_the_runs_next_to_them() -> None:
     pool = BlockPool(8)
     idle(pool, A, B, C, D)  # 0..3 idle, 4..7 free
     assert pool.take(6) == [2, 3, 4, 5, 6, 7]
@@ -155,7 +155,7 @@ def test_a_block_is_taken_right_after_the_last_one_if_that_is_free() -> None:
     assert pool.take(1) in ([0], [1])
 
 
-def test_releasing_or_naming_a_block_that_nobody_holds_is_an_error() -> None:
+def test_releasing_or_naming_a_block_that_is_not_held_is_an_error() -> None:
     pool = BlockPool(4)
     with pytest.raises(ValueError, match="block 2 is not held"):
         pool.release([2])
@@ -205,7 +205,7 @@ def free_runs(num_blocks: int, *free: int) -> FreeRuns:
     return runs
 
 
-def test_a_fresh_set_is_one_run_and_is_cut_from_the_front() -> None:
+def test_a_new_set_is_one_run_and_is_taken_from_the_front() -> None:
     runs = FreeRuns(10)
     assert runs.take(3) == [0, 1, 2]
     assert runs.take(2) == [3, 4]
@@ -234,7 +234,7 @@ def test_a_returned_block_joins_only_what_touches_it() -> None:
     assert runs.runs() == [(1, 3), (4, 5), (8, 9)]
 
 
-def test_the_smallest_run_that_is_long_enough_is_cut() -> None:
+def test_the_smallest_run_that_is_long_enough_is_used() -> None:
     runs = free_runs(20, 0, 2, 3, 4, 10, 11, 12, 13, 14)  # runs of 1, 3 and 5
     assert runs.take(2) == [2, 3]
     assert runs.take(1) in ([0], [4])
@@ -247,13 +247,13 @@ def test_if_no_run_is_long_enough_the_longest_ones_are_used_up_first() -> None:
     assert runs.runs() == [(0, 1), (4, 5)]
 
 
-def test_blocks_that_follow_the_wanted_one_win_over_a_better_fit() -> None:
+def test_the_run_after_the_given_block_wins_over_a_better_fit() -> None:
     runs = free_runs(20, 3, 10, 11, 12, 13)
     assert runs.take(1, after=9) == [10]
     assert runs.take(1, after=10) == [11]
 
 
-def test_a_run_after_the_wanted_block_is_not_begun_if_it_is_too_short() -> None:
+def test_a_run_after_the_given_block_is_not_used_if_it_is_too_short() -> None:
     runs = free_runs(20, 5, 10, 11, 12)
     assert runs.take(2, after=4) == [10, 11]
     assert runs.take(1, after=19) in ([5], [12])

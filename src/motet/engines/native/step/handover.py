@@ -232,9 +232,9 @@ class Handover:
     def _apply(self, news: orders.News, results: TransferResults) -> None:
         match news:
             case orders.PullLanded():
-                self._landed(news, results)
+                self._pull_landed(news, results)
             case orders.PullFailed():
-                self._failed(news, results)
+                self._pull_failed(news, results)
             case orders.Met():
                 results.met.append(news)
             case orders.PullSettled(number):
@@ -244,7 +244,7 @@ class Handover:
             case orders.ReaderWaits(lease_id):
                 self.leases.reader_waits(lease_id, self.clock())
 
-    def _landed(self, landed: orders.PullLanded, results: TransferResults) -> None:
+    def _pull_landed(self, landed: orders.PullLanded, results: TransferResults) -> None:
         pull = self._pulls.pop(landed.number)
         self.counters.transfers += 1
         self.counters.transfer_bytes += landed.num_bytes
@@ -259,7 +259,7 @@ class Handover:
             logger.info("fetched %s: %d bytes in %.1f ms", _label(group), landed.num_bytes, 1000 * landed.seconds)
         self.pool.release(pull.blocks)
 
-    def _failed(self, failed: orders.PullFailed, results: TransferResults) -> None:
+    def _pull_failed(self, failed: orders.PullFailed, results: TransferResults) -> None:
         pull = self._pulls[failed.number]
         self._count_failure(failed.kind)
         if (group := pull.group) is not None:

@@ -1,8 +1,12 @@
-"""Queues in order of age, and the groups that hold no blocks. Each waiting group is in one of three places:
+"""Queues in order of age, and the groups that hold no blocks.
 
-ready       It waits for free blocks and for its turn. Ready groups are admitted strictly in order of age.
-following   It waits for blocks that a running group computes (`sharing`), so that younger groups can pass it.
-woken       It does not follow any more. It returns to `ready` in one of the next steps.
+A waiting group is in one of three places:
+
+    ready       It waits for free blocks and for its turn. Ready groups are admitted strictly in order of age.
+    following   It waits for blocks that a running group computes (`sharing`). Younger groups can pass it.
+    woken       It does not follow any more. It returns to `ready` in one of the next steps.
+
+A running group that loses all its blocks becomes ready again.
 """
 
 from bisect import bisect_left, insort

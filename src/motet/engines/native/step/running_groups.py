@@ -20,7 +20,8 @@ from motet.metrics.stats import EngineStats
 
 @dataclass(eq=False, kw_only=True)
 class RunningGroups:
-    """Owned by the scheduler. Takes and frees the tails of sequences; the trunk is the business of its callers."""
+    """The groups that hold blocks. Owned by the scheduler. Takes and frees the tails of sequences; callers take and
+    free the trunks."""
 
     pool: BlockPool
     block_size: int

@@ -114,17 +114,17 @@ class Scheduler:
         """Admits new groups. In a step with other work, at most `max_num_seqs` groups start to follow another group;
         the next step continues."""
         num_following, limits = 0, self.limits
-        while builder.budget and (first := self.waiting.ready.oldest()):
+        while builder.budget and (group := self.waiting.ready.oldest()):
             if num_following >= limits.max_num_seqs and builder.budget < limits.max_num_batched_tokens:
                 break
-            match self.admission.admit(first):
+            match self.admission.admit(group):
                 case AdmissionResult.REFUSED:
                     break
                 case AdmissionResult.FOLLOWS:
                     num_following += 1
                 case AdmissionResult.ADMITTED:
-                    self.handover.start_pull(first)
-                    self._add_trunk(first, builder)
+                    self.handover.start_pull(group)
+                    self._add_trunk(group, builder)
 
     def _add_drafts(self, builder: PlanBuilder) -> None:
         """Adds draft tokens if every choice of the step samples a token. Drafts take no blocks that the running

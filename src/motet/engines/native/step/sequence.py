@@ -39,7 +39,7 @@ class SequenceState(Enum):
     WAITING = "waiting"
     """The sequence has no tail blocks, because its group waits or because it was preempted."""
     RUNNING = "running"
-    """The sequence has tail blocks for all its tokens, or gets them in the next step."""
+    """The sequence has tail blocks."""
     FINISHED = "finished"
 
 
@@ -203,7 +203,7 @@ class Group:
 
 
 class GroupMaker:
-    """Makes groups of requests, in order of arrival: their sequences, and a matcher for each if there is a grammar."""
+    """Makes a group of each request, in order of arrival, with its sequences and their grammar matchers."""
 
     def __init__(self, info: EngineInfo, *, prefix_cache: bool, grammars: Grammars | None) -> None:
         self.grammars = grammars
@@ -216,7 +216,7 @@ class GroupMaker:
         self._prefix_cache = prefix_cache
         self._arrivals = count()
 
-    def generating(self, request: GenerateRequest, *, matchers: Mapping[int, Matcher] | None) -> Group:
+    def make(self, request: GenerateRequest, *, matchers: Mapping[int, Matcher] | None) -> Group:
         """Returns a group whose choices are generated here. Raises RequestError for a grammar that cannot be used.
         `matchers`: one for each choice, by its index; without them the grammar is compiled here."""
         if matchers is None:
@@ -242,7 +242,7 @@ class GroupMaker:
         group.sequence_of = {index: sequence for sequence in sequences for index in sequence.indices}
         return group
 
-    def prefilling(self, request: GenerateRequest, *, readers: int) -> Group:
+    def make_prefill(self, request: GenerateRequest, *, readers: int) -> Group:
         """Returns a group whose prompt is prefilled for `readers` decode workers, which generate all its tokens."""
         return Group(request, next(self._arrivals), names=self._names(request), readers=readers)
 
