@@ -16,7 +16,7 @@ NAMES = [bytes([i]) for i in range(10)]
 
 
 class PoolAgainstSets(RuleBasedStateMachine):
-    """A pool beside its model: `tables` has the blocks of each caller, and a block is held once for each of them."""
+    """A pool and its model: `tables` has the blocks of each caller, and a block is held once for each table."""
 
     @initialize(num_blocks=st.integers(1, 12))
     def make(self, num_blocks: int) -> None:
@@ -39,7 +39,7 @@ class PoolAgainstSets(RuleBasedStateMachine):
             self.free.add(evicted)
         taken = self.pool.take(count, after=after)
         assert len(taken) == count == len(set(taken))
-        assert set(taken) <= self.free, "only free blocks, and the least recently used ones that still have a name"
+        assert set(taken) <= self.free, "only free blocks, and the least recently used idle blocks"
         self.free -= set(taken)
         if taken:
             self.tables.append(taken)

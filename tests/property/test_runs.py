@@ -35,11 +35,11 @@ class RunsAgainstSet(RuleBasedStateMachine):
         if not count or not fitting:
             return
         assert taken == list(range(taken[0], taken[0] + count)), "one run was long enough"
-        begun = {begin: end - begin for begin, end in before}
-        if after is not None and begun.get(after + 1, 0) >= count:
+        lengths = {begin: end - begin for begin, end in before}
+        if after is not None and lengths.get(after + 1, 0) >= count:
             assert taken[0] == after + 1
         else:
-            assert begun[taken[0]] == min(fitting), "a longer run than needed was cut"
+            assert lengths[taken[0]] == min(fitting), "a longer run than necessary was used"
 
     @precondition(lambda self: len(self.free) < self.num_blocks)
     @rule(data=st.data())

@@ -50,8 +50,8 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
     def submit(self, prompt: tuple[int, ...], n: int, tokens: int, priority: int, resumed: list[int] | None) -> None:
         tokens = min(tokens, MAX_MODEL_LEN - len(prompt))
         n = min(n, self.max_num_seqs, self.engine.pool.num_blocks - blocks_for(len(prompt), BLOCK_SIZE))
-        written = [min(count, tokens - 1) for count in resumed or [0] * n]
-        starts = [ChoiceStart(i, i, tuple(answer(prompt, i, written[i]))) for i in range(n)]
+        num_output = [min(count, tokens - 1) for count in resumed or [0] * n]
+        starts = [ChoiceStart(i, i, tuple(answer(prompt, i, num_output[i]))) for i in range(n)]
         name = f"g{len(self.requests)}"
         self.requests[name] = request(name, prompt, starts=starts, max_tokens=tokens, priority=priority)
         self.engine.submit(self.requests[name])
@@ -80,7 +80,7 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
-            return  # the example ended before it began
+            return  # the example ended before its first rule
         work = sum(len(g.prompt) + len(g.choices) * g.sampling.max_tokens for g in self.requests.values())
         steps = 0
         while self.engine.groups:
@@ -93,12 +93,12 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
                 self._check_answer(name, group, start)
 
     def _check_answer(self, name: str, group: GenerateRequest, start: ChoiceStart) -> None:
-        wrote = self.engine.wrote.get((name, start.index), [])
-        whole = answer(group.prompt, start.seed, group.sampling.max_tokens)[len(start.output_tokens) :]
+        output = self.engine.outputs.get((name, start.index), [])
+        expected = answer(group.prompt, start.seed, group.sampling.max_tokens)[len(start.output_tokens) :]
         if (name, start.index) in self.cut:
-            assert wrote == whole[: len(wrote)]
+            assert output == expected[: len(output)]
         else:
-            assert wrote == whole
+            assert output == expected
 
     def _step(self) -> None:
         before = list(self.engine.scheduler.running.groups)

@@ -1,26 +1,23 @@
-"""Fixtures that are made once a test run: tiny models on disk, and the answers of transformers."""
+"""Fixtures for engine tests: tiny models on disk, reference answers of transformers, and pairs of engines."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.devices import DEVICES
 from tests.engines.native.drive import prompt_of
+from tests.engines.native.pair import Pair
 from tests.tiny_models import Reference, save_tiny_model
-
-if TYPE_CHECKING:
-    from tests.engines.native.pair import Pair
 
 GREEDY_TOKENS = 60
 Expected = Callable[[str, int], list[int]]
-MakePair = Callable[..., "Pair"]
+MakePair = Callable[..., Pair]
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns the folder of a family's tiny model."""
+    """Returns a function from a model family to the folder of its tiny model."""
     made: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
@@ -33,21 +30,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny Llama that can write what grammars demand."""
-    from tests.engines.native.grammars import speaking_model  # needs llguidance, which tests on a GPU do without
+    """The folder of a tiny Llama whose tokenizer has the tokens that grammars need."""
+    from tests.engines.native.grammars import speaking_model  # needs llguidance, which GPU machines may lack
 
     return speaking_model(tmp_path_factory.mktemp("speaking"))
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Makes a test run on the CPU, and on a GPU where there is one."""
+    """Runs a test on the CPU, and on a GPU if there is one."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def reference(tiny: Callable[[str], Path]) -> Callable[[str], Reference]:
-    """Returns `transformers` over the weights of a family's tiny model."""
+    """Returns a function from a model family to its tiny model in transformers."""
     made: dict[str, Reference] = {}
 
     def get(family: str) -> Reference:
@@ -60,7 +57,8 @@ def reference(tiny: Callable[[str], Path]) -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session")
 def expected(reference: Callable[[str], Reference]) -> Expected:
-    """Returns the GREEDY_TOKENS tokens that `transformers.generate` writes after a prompt, by family and length."""
+    """Returns a function from a model family and a prompt length to the GREEDY_TOKENS tokens that
+    `transformers.generate` generates."""
     known: dict[tuple[str, int], list[int]] = {}
 
     def get(family: str, length: int) -> list[int]:
@@ -72,10 +70,8 @@ def expected(reference: Callable[[str], Reference]) -> Expected:
 
 
 @pytest.fixture
-def make_pair(tiny: Callable[[str], Path]) -> "Iterator[MakePair]":
-    """Makes pairs, and checks that they hold nothing when the test ends."""
-    from tests.engines.native.pair import Pair  # needs ZeroMQ, which tests on a GPU do without
-
+def make_pair(tiny: Callable[[str], Path]) -> Iterator[MakePair]:
+    """Makes pairs, and checks at the end of the test that they hold no blocks."""
     made: list[Pair] = []
 
     def make(**changes: object) -> Pair:
@@ -88,5 +84,5 @@ def make_pair(tiny: Callable[[str], Path]) -> "Iterator[MakePair]":
 
 
 @pytest.fixture
-def pair(make_pair: MakePair) -> "Pair":
+def pair(make_pair: MakePair) -> Pair:
     return make_pair()

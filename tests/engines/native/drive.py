@@ -1,4 +1,4 @@
-"""Drives an engine core in a test: builds it, submits groups, steps to the end, checks invariants after each step."""
+"""Drives an engine core in a test: builds it, submits groups, takes steps, and checks invariants after each step."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from tests.tiny_models import KV_NUMBERS_PER_TOKEN, VOCAB_SIZE
 def make_core(
     folder: Path, *, blocks: int = 512, budget: int = 512, dtype: str = "float32", **changes: object
 ) -> EngineCore:
-    """Builds a core over a tiny model with exactly `blocks` blocks of 8 tokens and `budget` tokens a step."""
+    """Builds a core over a tiny model with exactly `blocks` blocks of 8 tokens and `budget` tokens for each step."""
     kv_cache_gb = gb_of(blocks, 4 if dtype == "float32" else 2)
     return build_core(
         engine_config(folder, dtype=dtype, kv_cache_gb=kv_cache_gb, max_num_batched_tokens=budget, **changes)
@@ -33,12 +33,12 @@ def make_core(
 
 
 def gb_of(blocks: int, itemsize: int = 4) -> float:
-    """Returns the GB that hold so many blocks of a tiny model's KV, whose numbers take `itemsize` bytes each."""
+    """Returns the size in GB of `blocks` blocks of a tiny model's KV, with `itemsize` bytes for each number."""
     return blocks * BLOCK_SIZE * KV_NUMBERS_PER_TOKEN * itemsize / 2**30
 
 
 def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
-    """Returns random tokens, none of them special."""
+    """Returns random tokens without special tokens."""
     rng = random.Random(seed)
     return tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(length))
 
@@ -53,7 +53,7 @@ def group(
     cache_salt: str = "",
     **sampling: object,
 ) -> GenerateRequest:
-    """Returns a request for 20 tokens a choice that ignores end-of-sequence, unless `sampling` says otherwise."""
+    """Returns a request for 20 tokens for each choice that ignores end-of-sequence, unless `sampling` changes that."""
     fields: dict[str, object] = {"ignore_eos": True, "max_tokens": 20, **sampling}
     return GenerateRequest(
         request_id=RequestId(name),
@@ -66,7 +66,7 @@ def group(
 
 @dataclass
 class Outcome:
-    """Everything that a group brought."""
+    """All results of a group."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -76,7 +76,8 @@ class Outcome:
 
 
 def run(core: EngineCore, requests: Iterable[GenerateRequest], *, stagger: int = 0) -> dict[str, Outcome]:
-    """Runs groups to their end, a new one every `stagger` steps, and checks that nothing is left held."""
+    """Runs groups to their end, and checks that no block is held then. A new group starts every `stagger` steps, or all
+    groups at once if it is 0."""
     waiting = list(requests)
     outcomes = {str(request.request_id): Outcome() for request in waiting}
     step = 0
@@ -87,7 +88,7 @@ def run(core: EngineCore, requests: Iterable[GenerateRequest], *, stagger: int =
                 break
         take_step(core, outcomes)
         step += 1
-        assert step < 20_000, "no end in sight"
+        assert step < 20_000, "the groups do not end"
     assert core.stats().blocks_used == 0
     return outcomes
 
@@ -101,7 +102,7 @@ def take_step(core: EngineCore, outcomes: dict[str, Outcome]) -> None:
         assert (delta.prompt is not None) == (outcome.prompt is None), "only the first delta has a prompt report"
         outcome.prompt = outcome.prompt or delta.prompt
         for choice in delta.choices:
-            assert choice.index not in outcome.finish, f"choice {choice.index} went on after its end"
+            assert choice.index not in outcome.finish, f"choice {choice.index} continued after its end"
             outcome.tokens.setdefault(choice.index, []).extend(choice.token_ids)
             outcome.logprobs.setdefault(choice.index, []).extend(choice.logprobs or ())
             if choice.finish:

@@ -1,4 +1,4 @@
-"""Grammars for tests, and tiny models whose tokenizer can write what the grammars demand."""
+"""Grammars for tests, and tiny models whose tokenizer has the tokens that the grammars need."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.tiny_tokenizer import build_tiny_tokenizer, save_tiny_tokenizer
 
 EOS_IDS = (2,)
-"""Ends of sequence of tiny models."""
+"""End-of-sequence tokens of tiny models."""
 STOP = Finish(FinishReason.STOP)
 
 PERSON = Grammar(
@@ -42,13 +42,13 @@ FORM = Grammar(
         }
     ),
 )
-"""Long stretches of its answers are forced."""
+"""A form with mostly forced tokens."""
 NUMBER = Grammar(GrammarKind.REGEX, "[1-9][0-9]{3,11}")
 WORD = Grammar(GrammarKind.CHOICE, '["yes", "no", "hello"]')
 
 
 def speaking_model(folder: Path, family: str = "llama", *, eos_token_id: object = EOS_IDS[0]) -> Path:
-    """Saves a tiny model with a tokenizer, and its ends of sequence in `config.json`."""
+    """Saves a tiny model with a tokenizer, and with `eos_token_id` in `config.json`."""
     save_tiny_model(family, folder)
     save_tiny_tokenizer(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -67,8 +67,8 @@ def tiny_tokenizer() -> Tokenizer:
     return Tokenizer(build_tiny_tokenizer())
 
 
-def matcher_of(grammar: Grammar, written: Sequence[int] = ()) -> Matcher:
-    return tiny_grammars().get(grammar).matcher(written)
+def matcher_of(grammar: Grammar, output_tokens: Sequence[int] = ()) -> Matcher:
+    return tiny_grammars().get(grammar).matcher(output_tokens)
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -89,5 +89,5 @@ def assert_persons(outcome: Outcome) -> None:
     assert outcome.error is None
     for index, tokens in outcome.tokens.items():
         assert outcome.finish[index] == STOP and tokens[-1] in EOS_IDS
-        read = json.loads(text_of(tokens))
-        assert 4 <= len(read["name"]) <= 9 and 2 <= len(read["marks"]) <= 3
+        value = json.loads(text_of(tokens))
+        assert 4 <= len(value["name"]) <= 9 and 2 <= len(value["marks"]) <= 3

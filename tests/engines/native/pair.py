@@ -40,7 +40,7 @@ class CountingRunner:
 
 
 class ScriptedTransfers(TransferThread):
-    """Transfers without a thread: orders wait until the test lets them land, fail or settle. They copy real memory."""
+    """Transfers without a thread. Orders wait until the test lets them land, fail or settle. They copy real memory."""
 
     def __init__(self, name: str, memory: RegisteredMemory) -> None:
         self.address = TransferAddress(name, "nowhere", 1)
@@ -50,12 +50,13 @@ class ScriptedTransfers(TransferThread):
         self.abandoned: set[int] = set()
         self.expected: list[Ticket] = []
         self.released: list[Ticket] = []
-        self.leases_told = 0
+        self.leases_held = 0
         self.offered = True
         """False while the memory is withdrawn."""
         self.key = ClusterKey("")
         self.later: list[orders.News] = []
-        self._never: int | None = None
+        """What the next call of `news` returns."""
+        self._idle_fd: int | None = None
 
     def order(self, order: orders.Order) -> None:
         match order:
@@ -66,20 +67,20 @@ class ScriptedTransfers(TransferThread):
             case orders.AbandonPull(number):
                 self.abandoned.add(number)
                 if pull := self.orders.get(number):
-                    self._tell_owner(pull.ticket)
+                    self._notify_owner(pull.ticket)
             case orders.ReleaseTicket(ticket):
                 self.released.append(ticket)
-                self._tell_owner(ticket)
+                self._notify_owner(ticket)
             case orders.MeetWorker(number):
                 self.later.append(orders.Met(number, None))
             case orders.LeasesHeld(num_leases):
-                self.leases_told = num_leases
+                self.leases_held = num_leases
 
     def fileno(self) -> int:
-        """A descriptor that is never readable: tests ask for news themselves."""
-        if self._never is None:
-            self._never = os.eventfd(0)
-        return self._never
+        """Returns a descriptor that is never readable: tests take steps by themselves."""
+        if self._idle_fd is None:
+            self._idle_fd = os.eventfd(0)
+        return self._idle_fd
 
     def news(self) -> list[orders.News]:
         news, self.later = self.later, []
@@ -100,15 +101,15 @@ class ScriptedTransfers(TransferThread):
         peer = self.peers[order.ticket.remote_engine_id].memory
         size = self.memory.region_block_bytes
         for piece in merged((remote, local) for remote, _, local in order.pairs):
-            for ours, theirs in zip(self.memory.regions, peer.regions, strict=True):
-                ctypes.memmove(ours + piece.local * size, theirs + piece.remote * size, piece.count * size)
+            for local, remote in zip(self.memory.regions, peer.regions, strict=True):
+                ctypes.memmove(local + piece.local * size, remote + piece.remote * size, piece.count * size)
         return len(order.pairs) * len(self.memory.regions) * size
 
     def land(self, number: int) -> None:
         num_bytes = self.copy(number)
         order = self.orders.pop(number)
         self.later.append(orders.PullLanded(number, num_bytes, 1, 0.01, 0.001))
-        self._tell_owner(order.ticket)
+        self._notify_owner(order.ticket)
 
     def fail(self, number: int, kind: FailureKind = FailureKind.PEER_LOST, *, settled: bool = True) -> None:
         self.later.append(orders.PullFailed(number, kind, f"the pull failed: {kind}", settled))
@@ -116,17 +117,17 @@ class ScriptedTransfers(TransferThread):
             del self.orders[number]
 
     def settle(self, number: int) -> None:
-        """Ends a pull that nobody wants any more: its bytes land late."""
+        """Ends a pull that was abandoned or has failed: its bytes arrive late."""
         self.copy(number)
         del self.orders[number]
         self.later.append(orders.PullSettled(number))
 
-    def _tell_owner(self, ticket: Ticket) -> None:
+    def _notify_owner(self, ticket: Ticket) -> None:
         self.peers[ticket.remote_engine_id].later.append(orders.ReaderDone(ticket.lease_id, self.address.engine_id))
 
 
 class Pair:
-    """A prefill core P and a decode core D over the same tiny model; D knows P."""
+    """A prefill core P and a decode core D over the same tiny model. D is connected to P."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class Pair:
         return core, transfers
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Lets P compute a request's prompt, and returns the ticket."""
+        """Lets P prefill a request, and returns the ticket."""
         self.p.prefill(request, readers=readers)
         return self.step_p_until(lambda tickets: request.request_id in tickets)[request.request_id]
 
@@ -182,7 +183,7 @@ class Pair:
             tickets |= result.tickets
             if enough(tickets):
                 return tickets
-        raise AssertionError("no ticket in sight")
+        raise AssertionError("there is no ticket after 1000 steps")
 
     def step_d(self) -> None:
         take_step(self.d, self.outcomes)
@@ -193,7 +194,7 @@ class Pair:
             self.d.submit(request)
 
     def finish(self, *, land: bool = True) -> None:
-        """Steps D to the end of all its groups; pulls land as soon as they are ordered."""
+        """Steps D to the end of all its groups. Pulls land as soon as they are ordered, if `land`."""
         for _ in range(20_000):
             if not self.d.busy:
                 return
@@ -201,7 +202,7 @@ class Pair:
             if land:
                 for number in set(self.d_transfers.orders) - self.d_transfers.abandoned:
                     self.d_transfers.land(number)
-        raise AssertionError("no end in sight")
+        raise AssertionError("the groups of D do not end")
 
     def hand_over(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         """Lets P prefill, gives the ticket to D, and returns it."""
@@ -210,7 +211,7 @@ class Pair:
         return ticket
 
     def check_same(self, *requests: GenerateRequest) -> None:
-        """Checks that D has answered these requests as a single core does."""
+        """Checks that D generated the same tokens for these requests as a single core."""
         assert tokens(self.outcomes, [request.request_id for request in requests]) == alone(self.folder, *requests)
 
     def settle_p(self) -> None:
@@ -218,14 +219,14 @@ class Pair:
         self.p.check()
 
     def check_empty(self) -> None:
-        """Checks that neither core holds anything."""
+        """Checks that neither core holds blocks, leases or pulls."""
         self.settle_p()
         for core in (self.p, self.d):
             core.check()
             stats = core.stats()
             held = (stats.blocks_used, stats.leases, stats.pulls_open, stats.blocks_pulling, stats.groups_running)
             assert held == (0, 0, 0, 0, 0), held
-        assert self.p_transfers.leases_told == 0
+        assert self.p_transfers.leases_held == 0
 
 
 def tokens(outcomes: dict[str, Outcome], names: Iterable[str]) -> dict[str, dict[int, list[int]]]:

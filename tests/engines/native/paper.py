@@ -1,8 +1,8 @@
-"""An engine on paper: the real scheduler, inputs and commit over a memory that keeps hashes instead of KV.
+"""An engine on paper: the real scheduler, inputs and commit over a memory that stores hashes instead of KV.
 
 The entry of a position is a hash over its token, its position and all entries that attention reads for it, as KV is in
-every layer after the first. So one wrong, stale or missing read changes every later token. As the next token is a hash
-too, `answer` knows beforehand what a choice must write, whatever happens to it on the way.
+every layer after the first. One wrong, stale or missing read therefore changes every later token. The next token is a
+hash too, so `answer` computes the tokens that a choice must generate, whatever happens to it.
 """
 
 from collections import defaultdict
@@ -76,25 +76,26 @@ def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
     return group
 
 
-def entry(seen: Sequence[int], token_id: int, position: int) -> int:
-    return hash((tuple(seen), token_id, position))
+def entry(visible: Sequence[int], token_id: int, position: int) -> int:
+    """Returns the entry of a token that attends to the entries `visible`."""
+    return hash((tuple(visible), token_id, position))
 
 
 def next_token(last_entry: int, seed: int) -> int:
-    """Returns a token of 1000 or more, so that it is not in a prompt by chance."""
+    """Returns a token of at least 1000, so that it does not occur in a prompt by chance."""
     return 1000 + hash((last_entry, seed)) % 1_000_000
 
 
 def answer(prompt: Sequence[int], seed: int, count: int) -> list[int]:
-    """Returns what a choice writes by definition, without blocks and steps."""
+    """Returns the tokens that a choice generates by definition, without blocks and steps."""
     entries: list[int] = []
     for position, token_id in enumerate(prompt):
         entries.append(entry(entries, token_id, position))
-    written: list[int] = []
-    while len(written) < count:
-        written.append(next_token(entries[-1], seed))
-        entries.append(entry(entries, written[-1], len(entries)))
-    return written
+    output_tokens: list[int] = []
+    while len(output_tokens) < count:
+        output_tokens.append(next_token(entries[-1], seed))
+        entries.append(entry(entries, output_tokens[-1], len(entries)))
+    return output_tokens
 
 
 def chunks(plan: StepPlan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int]]]:
@@ -113,7 +114,7 @@ def states(group: Group) -> list[str]:
 
 
 class PaperMemory:
-    """Entries by slot, and the model that reads and writes them as an attention plan says."""
+    """Entries by slot, and the model that reads and writes them according to an attention plan."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
@@ -131,15 +132,15 @@ class PaperMemory:
             self._entries[slot] = value
 
     def run(self, inputs: StepInputs) -> list[int]:
-        """Computes the entries of a step, and returns those that the logits rows are made from."""
+        """Computes the entries of a step, and returns the entries of the logits rows."""
         assert len(set(inputs.slots)) == len(inputs.slots), "two rows write to one slot"
         reads = _reads(inputs)
         entries: list[int] = []
         for row, slot in enumerate(inputs.slots):
             parts = 2 if row < inputs.attention.num_tail_rows else 1
-            assert len(reads[row]) == parts, "trunk and tail are read once a row, or the prompt"
-            seen = [value for table, count in reads[row] for value in self.read(table, count)]
-            self._entries[slot] = entry(seen, inputs.token_ids[row], inputs.positions[row])
+            assert len(reads[row]) == parts, "a row must read its trunk and its tail once, or its prompt once"
+            visible = [value for table, count in reads[row] for value in self.read(table, count)]
+            self._entries[slot] = entry(visible, inputs.token_ids[row], inputs.positions[row])
             entries.append(self._entries[slot])
         return [entries[row] for row in inputs.logit_rows]
 
@@ -166,7 +167,7 @@ def _reads(inputs: StepInputs) -> dict[int, list[tuple[Table, int]]]:
 
 
 class PaperEngine:
-    """Submits, steps, aborts and stops as the core does; `wrote` has the tokens of each choice."""
+    """Submits, steps, aborts and stops as the core does."""
 
     def __init__(
         self,
@@ -206,7 +207,8 @@ class PaperEngine:
             answers=self.answers if cache_answers else None,
         )
         self.groups: dict[str, Group] = {}
-        self.wrote: dict[tuple[str, int], list[int]] = {}
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        """Tokens by name of the group and index of the choice."""
         self.finish: dict[tuple[str, int], Finish] = {}
         self.deltas: list[GroupDelta] = []
         """The deltas of the last step."""
@@ -239,7 +241,7 @@ class PaperEngine:
         self.scheduler.check()
 
     def step(self, on_plan: Callable[[StepPlan], None] | None = None) -> StepPlan:
-        """Takes one step, and returns its plan. `on_plan` sees the plan before it is run."""
+        """Takes one step, and returns its plan. `on_plan` is called with the plan before it is run."""
         plan = self.scheduler.plan()
         self.scheduler.check()
         if on_plan is not None:
@@ -256,28 +258,28 @@ class PaperEngine:
         for delta in self.deltas:
             for choice in delta.choices:
                 key = (str(delta.request_id), choice.index)
-                assert key not in self.finish, f"{key} went on after its end"
-                self.wrote.setdefault(key, []).extend(choice.token_ids)
+                assert key not in self.finish, f"{key} continued after its end"
+                self.outputs.setdefault(key, []).extend(choice.token_ids)
                 if choice.finish:
                     self.finish[key] = choice.finish
         self._forget_ended()
         self.scheduler.check()
         return plan
 
-    def run_to_end(self, *, most_steps: int = 1000) -> int:
+    def run_to_end(self, *, max_steps: int = 1000) -> int:
         """Takes steps until no group is left, and returns their number."""
         steps = 0
         while self.groups:
-            assert self.step(), f"nothing was scheduled, but {list(self.groups)} have not ended"
+            assert self.step(), f"nothing is scheduled, but {list(self.groups)} have not ended"
             steps += 1
-            assert steps <= most_steps, f"{list(self.groups)} have not ended after {steps} steps"
+            assert steps <= max_steps, f"{list(self.groups)} have not ended after {steps} steps"
         assert self.pool.num_held == 0
         return steps
 
-    def assert_wrote(self, name: str, prompt: Sequence[int], *, n: int, tokens: int) -> None:
-        """Checks that each choice of a group has written exactly its answer."""
+    def assert_outputs(self, name: str, prompt: Sequence[int], *, n: int, tokens: int) -> None:
+        """Checks that each choice of a group has generated exactly its answer."""
         for index in range(n):
-            assert self.wrote[name, index] == answer(prompt, index, tokens), f"choice {index} of {name}"
+            assert self.outputs[name, index] == answer(prompt, index, tokens), f"choice {index} of {name}"
 
     def _forget_ended(self) -> None:
         for name in [name for name, group in self.groups.items() if not group.sequences]:

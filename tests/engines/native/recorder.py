@@ -1,4 +1,4 @@
-"""Keeps the logits from which a core drew its tokens, so that two runs can be compared bit for bit."""
+"""Records the logits from which a core samples its tokens, so that two runs can be compared bit for bit."""
 
 import torch
 
@@ -9,11 +9,11 @@ from motet.engines.native.step.run import ModelRunner
 from motet.settings.server_config import EngineConfig
 
 RowKey = tuple[int, int]
-"""(seed, position): for tests in which every choice of every group has its own seed."""
+"""Seed and position. Every choice of a test must have its own seed."""
 
 
 class WrappedRunner:
-    """A runner that passes everything on to another one. Tests override what they want to change."""
+    """A runner that forwards every call to another runner. Tests override single methods."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -40,7 +40,7 @@ class WrappedRunner:
 
 
 class Recorder(WrappedRunner):
-    """A runner that keeps every row of logits from which a token is drawn."""
+    """A runner that records every row of logits from which a token is sampled."""
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
@@ -48,8 +48,8 @@ class Recorder(WrappedRunner):
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         logits = super().run(inputs)
-        for draw in inputs.next_tokens:
-            self.rows[draw.sequence.sampling.seed, draw.position] = logits[draw.row].clone()
+        for token in inputs.next_tokens:
+            self.rows[token.sequence.sampling.seed, token.position] = logits[token.row].clone()
         return logits
 
 
@@ -58,6 +58,6 @@ def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
 
 
 def recorded_over(parts: Parts) -> tuple[EngineCore, Recorder]:
-    """Returns a new core over a model and memory that others may have used before."""
+    """Returns a new core over a model and KV memory that other cores may have used before."""
     recorder = Recorder(parts.runner)
     return EngineCore(parts.info, recorder, options=parts.options), recorder

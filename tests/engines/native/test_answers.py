@@ -1,4 +1,4 @@
-"""Answers enter the prefix cache only with the switch, with the right KV, and only into blocks that are free."""
+"""Answers enter the prefix cache only with the flag, with the right KV, and only if blocks are free."""
 
 from motet.block_names import block_names
 from tests.engines.native.paper import BLOCK_SIZE, PaperEngine, answer, request
@@ -7,16 +7,16 @@ PROMPT = tuple(range(10))
 
 
 def conversation(prompt: tuple[int, ...], seed: int, tokens: int) -> tuple[int, ...]:
-    """Returns the prompt of the next turn: prompt, answer, and two tokens more."""
+    """Returns the prompt of the next turn: prompt, answer, and two more tokens."""
     return (*prompt, *answer(prompt, seed, tokens), 77, 78)
 
 
 def test_without_the_flag_an_answer_is_computed_again() -> None:
     engine = PaperEngine(blocks=40)
     engine.serve(request("a", PROMPT, max_tokens=9))
-    follower = engine.submit(request("b", conversation(PROMPT, 0, 9)))
+    next_turn = engine.submit(request("b", conversation(PROMPT, 0, 9)))
     engine.step()
-    assert follower.facts.num_cached == 8  # the two full blocks of the first prompt
+    assert next_turn.facts.num_cached == 8  # the two full blocks of the first prompt
     assert engine.pool.num_idle == 0
 
 
@@ -24,12 +24,12 @@ def test_with_the_flag_the_next_turn_finds_the_answer_in_the_prefix_cache() -> N
     engine = PaperEngine(blocks=40, cache_answers=True)
     engine.serve(request("a", PROMPT, max_tokens=9))
     turn = conversation(PROMPT, 0, 9)
-    follower = engine.submit(request("b", turn))
+    next_turn = engine.submit(request("b", turn))
     engine.step()
-    # 10 + 8 tokens are computed (the last one drawn never is): four full blocks.
-    assert follower.facts.num_cached == 16
+    # 10 + 8 tokens are computed, without the token that was sampled last: four full blocks.
+    assert next_turn.facts.num_cached == 16
     engine.run_to_end()
-    assert engine.wrote["b", 0] == answer(turn, 0, 8)
+    assert engine.outputs["b", 0] == answer(turn, 0, 8)
 
 
 def test_a_cached_answer_has_the_kv_of_the_same_tokens_in_a_prompt() -> None:
@@ -77,5 +77,5 @@ def test_an_answer_is_found_only_with_its_salt() -> None:
 
 def test_an_answer_is_not_cached_when_blocks_are_short() -> None:
     engine = PaperEngine(blocks=6, cache_answers=True)
-    engine.serve(request("a", PROMPT, max_tokens=9))  # 3 + 2 blocks, one is free, two are wanted
+    engine.serve(request("a", PROMPT, max_tokens=9))  # 3 + 2 blocks; one is free, two are needed
     assert engine.pool.num_idle == 2

@@ -1,4 +1,4 @@
-"""Followers of a real engine know exactly the blocks that its prefix cache finds."""
+"""Followers of a real engine know exactly the blocks in its prefix cache."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(
     finally:
         await engine.close()
     for follower in (early, late):
-        while follower.names:  # an engine that ended has no blocks
+        while follower.names:  # after the end of an engine, its follower knows no blocks
             await follower.changed_again()
     for task in tasks:
         task.cancel()

@@ -1,5 +1,5 @@
-"""An engine that cannot be built ends with an error that says why; KV memory is counted in blocks; and an engine warns
-if others can reach it without a key."""
+"""Building an engine: errors for invalid models and settings, the number of KV blocks, and the warning of an engine
+that other hosts can reach without a cluster key."""
 
 import json
 import logging
@@ -80,7 +80,7 @@ def test_memory_is_counted_in_complete_blocks() -> None:
 
 
 def test_one_block_more_than_the_longest_sequence_is_enough_and_one_less_is_not() -> None:
-    # 100 tokens in blocks of 16: 7 blocks, and one because prompt and tail are rounded up apart.
+    # 100 tokens in blocks of 16 need 7 blocks, and one more because prompt and tail are rounded up separately.
     assert num_blocks_for(8 / 1024, MB, max_model_len=100, block_size=16) == 8
     with pytest.raises(KVMemoryError):
         num_blocks_for(7 / 1024, MB, max_model_len=100, block_size=16)
@@ -111,12 +111,12 @@ def test_the_error_for_a_full_gpu_says_how_much_is_in_use() -> None:
 @examples(200)
 @given(st.integers(1, 200), st.integers(0, 200), st.sampled_from([8, 16, 32]))
 def test_every_split_of_the_longest_sequence_into_prompt_and_tail_fits(prompt: int, tail: int, block_size: int) -> None:
-    least = blocks_for(prompt + tail, block_size) + 1
-    assert blocks_for(prompt, block_size) + max(1, blocks_for(tail, block_size)) <= least
+    needed = blocks_for(prompt + tail, block_size) + 1
+    assert blocks_for(prompt, block_size) + max(1, blocks_for(tail, block_size)) <= needed
 
 
 ELSEWHERE = "203.0.113.9"
-"""An address that RFC 5737 reserves for documentation, so no machine has it."""
+"""An address that RFC 5737 reserves for documentation, so that no machine has it."""
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -125,7 +125,7 @@ def test_loopback_addresses_are_recognised(host: str) -> None:
     assert not is_loopback(ELSEWHERE)
 
 
-@pytest.mark.parametrize(("cluster_key", "warnings"), [("", 1), ("ours", 0)])
+@pytest.mark.parametrize(("cluster_key", "warnings"), [("", 1), ("secret", 0)])
 def test_a_worker_that_others_can_reach_without_a_cluster_key_logs_a_warning(
     cluster_key: str, warnings: int, tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""A step commits counts, deltas and ends, and finds the tokens that end a choice."""
+"""The end of a step: counts, deltas, and the tokens that end a choice."""
 
 from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.step.commit import NewTokens
@@ -61,15 +61,15 @@ def test_each_choice_ends_at_its_own_token() -> None:
     stop = answer(PROMPT, 1, 3)[2]
     engine = PaperEngine(blocks=20, eos=frozenset({stop}))
     engine.serve(request("a", PROMPT, n=2, max_tokens=5))
-    assert engine.wrote["a", 0] == answer(PROMPT, 0, 5)
-    assert engine.wrote["a", 1] == answer(PROMPT, 1, 3)
+    assert engine.outputs["a", 0] == answer(PROMPT, 0, 5)
+    assert engine.outputs["a", 1] == answer(PROMPT, 1, 3)
     assert engine.finish == {("a", 0): LENGTH, ("a", 1): Finish(FinishReason.STOP)}
 
 
 def test_the_maximum_model_length_ends_a_choice() -> None:
     engine = PaperEngine(blocks=20, max_model_len=12)
     engine.serve(request("a", PROMPT, max_tokens=8))
-    assert engine.wrote["a", 0] == answer(PROMPT, 0, 2)
+    assert engine.outputs["a", 0] == answer(PROMPT, 0, 2)
     assert engine.finish["a", 0] == LENGTH
 
 
@@ -78,8 +78,8 @@ def test_a_sampled_token_is_sent_with_its_log_probability() -> None:
     group = engine.submit(request("a", PROMPT, n=2, sampling=SamplingParams(max_tokens=3, logprobs=0)))
     engine.step()
     one = TokenLogprob(5, -0.5, 1)
-    drawn = [NewTokens(group.sequences[0], Sampled(5, one)), NewTokens(group.sequences[1], Sampled(6, None))]
-    (delta,) = engine.commit.append(drawn)
+    new = [NewTokens(group.sequences[0], Sampled(5, one)), NewTokens(group.sequences[1], Sampled(6, None))]
+    (delta,) = engine.commit.append(new)
     assert delta.choices == (ChoiceDelta(0, (5,), (one,)), ChoiceDelta(1, (6,), None))
 
 
@@ -87,7 +87,7 @@ def test_counters_count_the_work_that_was_done() -> None:
     engine = PaperEngine(blocks=20, budget=6)
     engine.serve(request("a", PROMPT, n=3, max_tokens=3))
     counters = engine.counters
-    assert counters.steps == 4  # prompt in two chunks; the second draws, then two tokens more
+    assert counters.steps == 4  # the prompt in two chunks with the first token, then two more tokens
     assert (counters.prompt_tokens, counters.prefill_tokens, counters.cached_tokens) == (10, 10, 0)
     assert (counters.generated_tokens, counters.replayed_tokens, counters.preemptions) == (9, 0, 0)
     assert (counters.forks, counters.blocks_shared, counters.bytes_saved) == (2, 6, 600)
@@ -101,9 +101,11 @@ SAMPLING = SamplingParams(max_tokens=10, stop_token_ids=(STOP_TOKEN,))
 AT_STOP_TOKEN = Finish(FinishReason.STOP, STOP_TOKEN)
 
 
-def finish(token_id: int, sampling: SamplingParams = SAMPLING, *, written: int = 3, total: int = 13) -> Finish | None:
-    (sequence,) = group_of(request("g", range(total - written), sampling=sampling)).sequences
-    sequence.output_tokens[:] = [OTHER] * (written - 1) + [token_id]
+def finish(
+    token_id: int, sampling: SamplingParams = SAMPLING, *, num_tokens: int = 3, total: int = 13
+) -> Finish | None:
+    (sequence,) = group_of(request("g", range(total - num_tokens), sampling=sampling)).sequences
+    sequence.output_tokens[:] = [OTHER] * (num_tokens - 1) + [token_id]
     return PaperEngine(blocks=1, eos=frozenset({EOS}), max_model_len=100).commit.finish_of(sequence)
 
 
@@ -119,10 +121,10 @@ def test_end_of_sequence_can_be_ignored_but_a_stop_token_cannot() -> None:
 
 
 def test_max_tokens_counts_output_tokens_and_the_model_length_counts_the_prompt_too() -> None:
-    assert [finish(OTHER, written=written) for written in (9, 10)] == [None, Finish(FinishReason.LENGTH)]
+    assert [finish(OTHER, num_tokens=num_tokens) for num_tokens in (9, 10)] == [None, Finish(FinishReason.LENGTH)]
     assert [finish(OTHER, total=total) for total in (99, 100)] == [None, Finish(FinishReason.LENGTH)]
 
 
 def test_a_stop_at_the_last_allowed_token_is_a_stop() -> None:
-    assert finish(EOS, written=10) == Finish(FinishReason.STOP)
-    assert finish(STOP_TOKEN, written=10) == AT_STOP_TOKEN
+    assert finish(EOS, num_tokens=10) == Finish(FinishReason.STOP)
+    assert finish(STOP_TOKEN, num_tokens=10) == AT_STOP_TOKEN

@@ -1,4 +1,4 @@
-"""Grammars are compiled beside the steps. Tests hold the compiler up: a group that leaves meanwhile leaves nothing."""
+"""Grammars are compiled in threads. The tests delay the compiler, and groups end during this time."""
 
 import select
 import threading
@@ -16,7 +16,7 @@ from tests.engines.native.grammars import EOS_IDS, NUMBER, PERSON, WORD, tiny_to
 from tests.tiny_models import VOCAB_SIZE
 
 BROKEN = Grammar(GrammarKind.REGEX, "(((")
-CURSED = Grammar(GrammarKind.REGEX, "cursed")
+CRASHING = Grammar(GrammarKind.REGEX, "crash")
 
 
 class HeldGrammars(Grammars):
@@ -28,8 +28,8 @@ class HeldGrammars(Grammars):
 
     def get(self, grammar: Grammar) -> CompiledGrammar:
         self.allowed.acquire()
-        if grammar == CURSED:
-            raise ArithmeticError("nobody expected this")
+        if grammar == CRASHING:
+            raise ArithmeticError("an error that is not a GrammarError")
         return super().get(grammar)
 
 
@@ -51,19 +51,19 @@ def compiling(grammars: HeldGrammars) -> Iterator[Compiling]:
     assert threading.active_count() == before
 
 
-def wanted(name: str, grammar: Grammar = PERSON, **fields: object) -> GenerateRequest:
+def with_grammar(name: str, grammar: Grammar = PERSON, **fields: object) -> GenerateRequest:
     return group(name, prompt_of(8), grammar=grammar, **fields)  # type: ignore[arg-type]
 
 
 def taken(compiling: Compiling) -> list[tuple[GenerateRequest, Matchers]]:
-    """Waits for compiled groups, and returns them as the loop would get them."""
+    """Waits for compiled groups, and returns them as the engine loop gets them."""
     ready, _, _ = select.select([compiling.fileno()], [], [], 10)
     assert ready, "the loop was not woken"
     return compiling.take()
 
 
 def test_a_group_comes_back_with_a_matcher_for_each_choice(compiling: Compiling, grammars: HeldGrammars) -> None:
-    request = wanted("g", n=3)
+    request = with_grammar("g", n=3)
     compiling.submit(request)
     assert compiling.take() == []
     assert compiling.waiting == [request]
@@ -77,8 +77,8 @@ def test_a_group_comes_back_with_a_matcher_for_each_choice(compiling: Compiling,
 
 def test_output_tokens_are_checked_in_the_compiling_threads(compiling: Compiling, grammars: HeldGrammars) -> None:
     starts = [ChoiceStart(0, 0, tuple(map(token_of, "123"))), ChoiceStart(1, 1, tuple(map(token_of, "12x")))]
-    compiling.submit(wanted("good", NUMBER, starts=starts[:1]))
-    compiling.submit(wanted("bad", NUMBER, starts=starts))
+    compiling.submit(with_grammar("good", NUMBER, starts=starts[:1]))
+    compiling.submit(with_grammar("bad", NUMBER, starts=starts))
     grammars.allowed.release(2)
     results: dict[str, object] = {}
     while len(results) < 2:
@@ -88,7 +88,7 @@ def test_output_tokens_are_checked_in_the_compiling_threads(compiling: Compiling
 
 
 def test_an_aborted_group_does_not_come_back_and_its_id_is_free(compiling: Compiling, grammars: HeldGrammars) -> None:
-    first, second = wanted("g"), wanted("g", WORD)
+    first, second = with_grammar("g"), with_grammar("g", WORD)
     compiling.submit(first)
     assert compiling.abort(RequestId("g")) == first
     assert compiling.abort(RequestId("g")) is None
@@ -102,26 +102,26 @@ def test_an_aborted_group_does_not_come_back_and_its_id_is_free(compiling: Compi
 
 
 def test_a_choice_stopped_during_compiling_is_not_submitted(compiling: Compiling, grammars: HeldGrammars) -> None:
-    compiling.submit(wanted("g", n=3))
+    compiling.submit(with_grammar("g", n=3))
     assert compiling.stop_choice(RequestId("g"), 1)
     assert compiling.stop_choice(RequestId("unknown"), 0)
     grammars.allowed.release()
     ((compiled, _),) = taken(compiling)
     assert [start.index for start in compiled.choices] == [0, 2]
-    compiling.submit(wanted("h"))
+    compiling.submit(with_grammar("h"))
     assert not compiling.stop_choice(RequestId("h"), 0)
 
 
 def test_an_id_that_is_being_compiled_is_in_use(compiling: Compiling) -> None:
-    compiling.submit(wanted("g"))
+    compiling.submit(with_grammar("g"))
     with pytest.raises(RequestError, match="in use"):
-        compiling.submit(wanted("g", WORD))
+        compiling.submit(with_grammar("g", WORD))
 
 
 def test_a_grammar_that_cannot_be_compiled_ends_its_group_but_not_the_thread(
     compiling: Compiling, grammars: HeldGrammars
 ) -> None:
-    for request, error in ((wanted("a", BROKEN), GrammarError), (wanted("b", CURSED), EngineError)):
+    for request, error in ((with_grammar("a", BROKEN), GrammarError), (with_grammar("b", CRASHING), EngineError)):
         for _ in range(3):
             compiling.submit(request)
             grammars.allowed.release()
@@ -130,17 +130,17 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_group_but_not_the_thread(
 
 
 def test_a_slow_grammar_does_not_delay_the_next_one(compiling: Compiling, grammars: HeldGrammars) -> None:
-    compiling.submit(wanted("slow"))
-    compiling.submit(wanted("next", WORD))
+    compiling.submit(with_grammar("slow"))
+    compiling.submit(with_grammar("next", WORD))
     grammars.allowed.release()
     assert len(taken(compiling)) == 1
 
 
 def test_only_a_known_grammar_of_fresh_choices_needs_no_compiling(grammars: HeldGrammars) -> None:
-    resumed = wanted("r", NUMBER, starts=[ChoiceStart(0, 0, (token_of("1"),))])
+    resumed = with_grammar("r", NUMBER, starts=[ChoiceStart(0, 0, (token_of("1"),))])
     assert at_once(grammars, group("free", prompt_of(8)))
-    assert not at_once(grammars, wanted("g", NUMBER))
+    assert not at_once(grammars, with_grammar("g", NUMBER))
     grammars.allowed.release()
     grammars.get(NUMBER)
-    assert at_once(grammars, wanted("g", NUMBER))
+    assert at_once(grammars, with_grammar("g", NUMBER))
     assert not at_once(grammars, resumed)

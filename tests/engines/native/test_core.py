@@ -1,4 +1,4 @@
-"""The core as its process uses it: refusals, aborts and stops, broken logits, counters."""
+"""The core as its process uses it: refusals, aborts and stops, logits that are not finite, counters."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_an_aborted_group_ends_at_once_and_leaves_other_groups_unchanged(steps: 
     before = len(outcomes["a"].tokens)
     while core.busy:
         take_step(core, outcomes)
-    assert len(outcomes["a"].tokens) == before, "nothing comes after an abort"
+    assert len(outcomes["a"].tokens) == before, "no tokens arrive after an abort"
     assert outcomes["b"].tokens == expected
     assert core.stats().blocks_used == 0
 
@@ -131,7 +131,7 @@ def test_a_stopped_choice_of_a_greedy_group_leaves_its_siblings(device: str, tin
 
 
 class NonFiniteRunner(WrappedRunner):
-    """A runner that spoils the logits of one group at its third token, as overflowing weights would."""
+    """A runner that puts a NaN into the logits of one group at its third token, as overflowing weights would."""
 
     def __init__(self, runner: ModelRunner, victim: str) -> None:
         super().__init__(runner)
@@ -139,9 +139,9 @@ class NonFiniteRunner(WrappedRunner):
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         logits = super().run(inputs).clone()
-        for draw in inputs.next_tokens:
-            if draw.sequence.group.request.request_id == self._victim and len(draw.sequence.output_tokens) == 2:
-                logits[draw.row, 7] = float("nan")
+        for token in inputs.next_tokens:
+            if token.sequence.group.request.request_id == self._victim and len(token.sequence.output_tokens) == 2:
+                logits[token.row, 7] = float("nan")
         return logits
 
 
@@ -160,18 +160,18 @@ def test_logits_that_are_not_finite_fail_their_group_alone(device: str, tiny: Ti
 def test_preempted_choices_count_as_waiting(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device, blocks=40, max_model_len=256)
     core.submit(group("g", prompt_of(64), n=12, max_tokens=40))
-    outcomes, seen = {"g": Outcome()}, set[tuple[int, int]]()
+    outcomes, counts = {"g": Outcome()}, set[tuple[int, int]]()
     while core.busy:
         take_step(core, outcomes)
         stats = core.stats()
         assert stats.choices_running + stats.choices_waiting == 12 - len(outcomes["g"].finish)
-        seen.add((stats.choices_running, stats.choices_waiting))
-    assert (12, 0) in seen and any(waiting for _, waiting in seen)
+        counts.add((stats.choices_running, stats.choices_waiting))
+    assert (12, 0) in counts and any(waiting for _, waiting in counts)
 
 
 def test_choices_end_at_end_of_sequence_stop_token_max_tokens_and_model_length(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device, max_model_len=40)
-    answer = run(core, [group("look", prompt_of(20), max_tokens=15, temperature=0.0)])["look"].tokens[0]
+    answer = run(core, [group("free", prompt_of(20), max_tokens=15, temperature=0.0)])["free"].tokens[0]
     stop = next(token for i, token in enumerate(answer) if i >= 3 and token not in answer[:i])
     ends = run(
         core,
@@ -215,7 +215,7 @@ def test_forks_share_the_complete_trunk_and_the_trunk_is_read_once_a_step(device
     counters = core.counters
     assert counters.prefill_tokens == 83, "one prefill"
     assert counters.forks == 7
-    assert counters.blocks_shared == 7 * 11, "83 tokens lie in 11 blocks of 8"
+    assert counters.blocks_shared == 7 * 11, "83 tokens need 11 blocks of 8"
     assert counters.bytes_saved == 7 * 11 * core.info.bytes_per_block
     assert counters.trunk_tokens_read == 83 * 9, "the first token comes from the prompt's own last row"
     assert counters.trunk_tokens_unshared == 8 * 83 * 9

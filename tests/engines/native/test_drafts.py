@@ -25,10 +25,10 @@ from tests.property_settings import examples
 
 @dataclass(eq=False)
 class Oracle(Drafter):
-    """Knows what the paper engine's choices write, and is wrong now and then."""
+    """Drafts the answers of the paper engine's choices, with some errors."""
 
-    dice: random.Random = field(default_factory=lambda: random.Random(0))
-    right: int = 0
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    num_accepted: int = 0
 
     def start_step(self, sequences: Sequence[ChoiceSequence]) -> bool:
         return bool(sequences)
@@ -36,26 +36,26 @@ class Oracle(Drafter):
     def drafts(self, sequence: ChoiceSequence, *, num_choices: int) -> list[Draft]:
         start = len(sequence.output_tokens)
         rest = answer(sequence.group.prompt, sequence.sampling.seed, start + self.max_drafts)[start:]
-        wrong = self.dice.randrange(self.max_drafts + 1)
+        wrong = self.rng.randrange(self.max_drafts + 1)
         tokens = [token + (place == wrong) for place, token in enumerate(rest)]
         return [Draft(token, sequence.sampling, 0) for token in tokens[: max(0, self.limit(sequence))]]
 
     def learn(self, tails: Iterable[TailChunk], num_accepted: Mapping[ChoiceSequence, int]) -> None:
-        self.right += sum(num_accepted[chunk.sequence] for chunk in tails)
+        self.num_accepted += sum(num_accepted[chunk.sequence] for chunk in tails)
 
 
 @examples(30)
 @given(
     seed=st.integers(0, 10**6),
     blocks=st.integers(14, 40),
-    most=st.integers(1, 9),
+    max_drafts=st.integers(1, 9),
     shapes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=4),
 )
 def test_every_choice_generates_its_answer_whatever_drafts_are_accepted(
-    seed: int, blocks: int, most: int, shapes: list[tuple[int, int, int]]
+    seed: int, blocks: int, max_drafts: int, shapes: list[tuple[int, int, int]]
 ) -> None:
-    """On paper, where each entry of memory depends on all that was read for it; with too few blocks, too."""
-    oracle = Oracle(most, 10_000, dice=random.Random(seed))
+    """On paper, each entry of memory depends on all entries that were read for it. Blocks can be short."""
+    oracle = Oracle(max_drafts, 10_000, rng=random.Random(seed))
     engine = PaperEngine(blocks=blocks, budget=16, drafter=oracle)
     prompts = [[seed + place * 100 + token for token in range(length)] for place, (length, _, _) in enumerate(shapes)]
     for place, (_, n, tokens) in enumerate(shapes):
@@ -63,16 +63,16 @@ def test_every_choice_generates_its_answer_whatever_drafts_are_accepted(
         engine.steps(place % 2)
     engine.run_to_end()
     for place, (_, n, tokens) in enumerate(shapes):
-        engine.assert_wrote(f"g{place}", prompts[place], n=n, tokens=tokens)
-    assert engine.counters.accepted_tokens == oracle.right
-    assert engine.counters.draft_tokens >= oracle.right
+        engine.assert_outputs(f"g{place}", prompts[place], n=n, tokens=tokens)
+    assert engine.counters.accepted_tokens == oracle.num_accepted
+    assert engine.counters.draft_tokens >= oracle.num_accepted
 
 
 def test_accepted_drafts_save_steps() -> None:
-    engine = PaperEngine(blocks=40, drafter=Oracle(4, 10_000, dice=random.Random(1)))
+    engine = PaperEngine(blocks=40, drafter=Oracle(4, 10_000, rng=random.Random(1)))
     engine.submit(request("g", range(9), n=2, max_tokens=40))
     assert engine.run_to_end() < 25
-    engine.assert_wrote("g", range(9), n=2, tokens=40)
+    engine.assert_outputs("g", range(9), n=2, tokens=40)
 
 
 SYLLABLES = Grammar(GrammarKind.REGEX, "(abc|bac|cab){20}")
@@ -83,7 +83,7 @@ def letters(text: str) -> tuple[int, ...]:
 
 
 FEW = {"allowed_token_ids": (5, 6, 7)}
-"""A tiny model repeats itself if it has few words."""
+"""With few allowed tokens, a tiny model repeats itself."""
 WAYS: dict[str, dict[str, object]] = {
     "free": {"temperature": 0.5, "logprobs": 1},
     "greedy": {"temperature": 0.0, **FEW},
@@ -99,20 +99,20 @@ WAYS: dict[str, dict[str, object]] = {
     "number, penalties": {"grammar": NUMBER, "temperature": 0.3, "frequency_penalty": -1.0},
 }
 MANY = {"greedy", "greedy, scored", "hot", "filtered", "bias", "form, scored"}
-"""Ways in which many drafts are right."""
+"""Ways with which many drafts are accepted."""
 
 
-def tell(outcome: Outcome) -> tuple[object, ...]:
+def results(outcome: Outcome) -> tuple[object, ...]:
     return outcome.tokens, outcome.logprobs, outcome.finish, outcome.error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "n"), each_once([*WAYS], [1, 3]))
 def test_tokens_logprobs_and_ends_equal_a_run_without_drafts(model: Path, way: str, n: int) -> None:
-    asked = group("g", prompt_of(12) * 2, n=n, seed=4, **{"max_tokens": 90, **WAYS[way]})  # type: ignore[arg-type]
+    request = group("g", prompt_of(12) * 2, n=n, seed=4, **{"max_tokens": 90, **WAYS[way]})  # type: ignore[arg-type]
     without, core = make_core(model, draft_tokens=0), make_core(model, draft_tokens=8)
-    expected, outcome = run(without, [asked])["g"], run(core, [asked])["g"]
-    assert tell(outcome) == tell(expected)
+    expected, outcome = run(without, [request])["g"], run(core, [request])["g"]
+    assert results(outcome) == results(expected)
     assert without.stats().draft_tokens == 0
     assert core.stats().draft_tokens > core.stats().accepted_tokens > 0
     if way in MANY:
@@ -124,14 +124,16 @@ def test_tokens_logprobs_and_ends_equal_a_run_without_drafts(model: Path, way: s
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["filtered", "greedy, scored", "form, scored"])
 def test_choices_that_are_resumed_anywhere_continue_as_without_drafts(model: Path, way: str) -> None:
-    """As when a worker dies between any two tokens, also those of which the second was a draft."""
+    """This happens when a worker dies between two tokens, even if the second one was a draft."""
     fields = {"max_tokens": 90, **WAYS[way]}
-    asked = group("g", prompt_of(12) * 2, n=2, seed=4, **fields)  # type: ignore[arg-type]
-    expected = run(make_core(model, draft_tokens=0), [asked])["g"]
+    request = group("g", prompt_of(12) * 2, n=2, seed=4, **fields)  # type: ignore[arg-type]
+    expected = run(make_core(model, draft_tokens=0), [request])["g"]
     core, accepted = make_core(model, draft_tokens=8), 0
     for place in range(30, 60, 7):
-        starts = [ChoiceStart(one.index, one.seed, tuple(expected.tokens[one.index][:place])) for one in asked.choices]
-        rest = run(core, [group("g", asked.prompt, starts=starts, **fields)])["g"]  # type: ignore[arg-type]
+        starts = [
+            ChoiceStart(one.index, one.seed, tuple(expected.tokens[one.index][:place])) for one in request.choices
+        ]
+        rest = run(core, [group("g", request.prompt, starts=starts, **fields)])["g"]  # type: ignore[arg-type]
         assert rest.tokens == {index: tokens[place:] for index, tokens in expected.tokens.items()}
         assert rest.logprobs == {index: scores[place:] for index, scores in expected.logprobs.items()}
         assert rest.finish == expected.finish
@@ -141,13 +143,13 @@ def test_choices_that_are_resumed_anywhere_continue_as_without_drafts(model: Pat
 
 @pytest.mark.slow
 def test_a_grammar_that_cannot_continue_fails_as_without_drafts(model: Path) -> None:
-    """What a draft leads to cannot be drawn: "c" is not allowed."""
+    """The token after the last draft cannot be sampled: "c" is not allowed."""
     grammar = Grammar(GrammarKind.REGEX, "(ab|ba){9}c")
     for max_tokens in (60, 19):
-        asked = group("g", prompt_of(12), grammar=grammar, allowed_token_ids=letters("ab"), max_tokens=max_tokens)
-        expected = run(make_core(model, draft_tokens=0), [asked])["g"]
+        request = group("g", prompt_of(12), grammar=grammar, allowed_token_ids=letters("ab"), max_tokens=max_tokens)
+        expected = run(make_core(model, draft_tokens=0), [request])["g"]
         core = make_core(model, draft_tokens=8)
-        outcome = run(core, [asked])["g"]
+        outcome = run(core, [request])["g"]
         assert core.stats().accepted_tokens > 0
         assert outcome.tokens == expected.tokens
         assert isinstance(expected.error, GrammarError)
@@ -169,33 +171,37 @@ def test_a_step_whose_drafts_alone_are_not_finite_runs_again_without_them() -> N
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_all_kernels_give_the_same_bits_to_several_rows_of_a_choice(model: Path, kernels: str) -> None:
     dtype = "bfloat16" if kernels == "compiled" else "float32"
-    asked = [
+    requests = [
         group(f"g{seed}", prompt_of(20, seed), n=2, seed=seed, max_tokens=150, logprobs=1, **FEW)  # type: ignore[arg-type]
         for seed in range(3)
     ]
-    expected = run(make_core(model, draft_tokens=0, kernels=kernels, dtype=dtype), asked)
+    expected = run(make_core(model, draft_tokens=0, kernels=kernels, dtype=dtype), requests)
     core = make_core(model, draft_tokens=6, kernels=kernels, dtype=dtype)
-    outcomes = run(core, asked, stagger=5)
-    assert {name: tell(one) for name, one in outcomes.items()} == {name: tell(one) for name, one in expected.items()}
+    outcomes = run(core, requests, stagger=5)
+    assert {name: results(one) for name, one in outcomes.items()} == {
+        name: results(one) for name, one in expected.items()
+    }
     assert core.stats().accepted_tokens > 5
 
 
 @pytest.mark.slow
 def test_drafts_survive_preemption_and_leave_nothing_behind(model: Path) -> None:
-    asked = [
+    requests = [
         group(f"g{seed}", prompt_of(16, seed), n=2, seed=seed, max_tokens=150, **FEW)  # type: ignore[arg-type]
         for seed in (0, 1)
     ]
     core = make_core(model, draft_tokens=8, blocks=32, max_model_len=192)
-    outcomes = run(core, asked)
+    outcomes = run(core, requests)
     assert core.stats().preemptions > 0
     assert core.stats().accepted_tokens > 5
-    expected = run(make_core(model, draft_tokens=0), asked)
-    assert {name: tell(one) for name, one in outcomes.items()} == {name: tell(one) for name, one in expected.items()}
+    expected = run(make_core(model, draft_tokens=0), requests)
+    assert {name: results(one) for name, one in outcomes.items()} == {
+        name: results(one) for name, one in expected.items()
+    }
 
 
 def drafting(prompt: Sequence[int], *, n: int = 1, **sampling: object) -> tuple[PaperEngine, list[ChoiceSequence]]:
-    """Returns the choices of a group that has written one token each."""
+    """Returns the sequences of a group with one output token each."""
     fields: dict[str, object] = {"max_tokens": 50, **sampling}
     engine = PaperEngine(blocks=100)
     group = engine.submit(request("g", prompt, n=n, sampling=SamplingParams(**fields)))  # type: ignore[arg-type]
@@ -224,7 +230,7 @@ def test_drafts_come_from_siblings_too() -> None:
     second.output_tokens[:] = [10, 11]
     assert drafter.start_step([first, second])
     assert drafted(drafter, second, num_choices=1) == [12, 13, 14]
-    assert drafted(drafter, second, num_choices=5) == [12], "a row more costs more in a step of more choices"
+    assert drafted(drafter, second, num_choices=5) == [12], "an additional row costs more in a step with more choices"
 
 
 def test_drafts_are_limited_so_that_the_token_after_them_fits() -> None:
@@ -269,13 +275,13 @@ def test_the_index_reads_each_token_once() -> None:
             Counted.reads += 1
             return super().__getitem__(key)
 
-    written = Counted([1, 2, 3, 4])
-    index = NgramIndex([(9, 1, 2, 7), written])
+    answer = Counted([1, 2, 3, 4])
+    index = NgramIndex([(9, 1, 2, 7), answer])
     index.catch_up()
-    assert index.lookup((8, 1, 2)) == (1, 3), "what stands in the later stream counts"
+    assert index.lookup((8, 1, 2)) == (1, 3), "the later stream takes precedence"
     Counted.reads = 0
     for token in range(5, 50):
-        written.append(token)
+        answer.append(token)
         index.catch_up()
     assert Counted.reads <= 45 * len(NGRAM_SIZES)
 
@@ -283,11 +289,11 @@ def test_the_index_reads_each_token_once() -> None:
 @pytest.mark.slow
 def test_an_answer_is_the_draft_when_its_prompt_is_requested_again(model: Path) -> None:
     core = make_core(model, draft_tokens=8, draft_from_history=10_000)
-    asked = [group(f"g{turn}", prompt_of(24), n=2, seed=5, max_tokens=60) for turn in range(2)]
-    first = run(core, asked[:1])["g0"]
+    requests = [group(f"g{turn}", prompt_of(24), n=2, seed=5, max_tokens=60) for turn in range(2)]
+    first = run(core, requests[:1])["g0"]
     steps, accepted = core.stats().steps, core.stats().accepted_tokens
-    again = run(core, asked[1:])["g1"]
-    assert again.tokens == first.tokens == run(make_core(model, draft_tokens=0), asked[:1])["g0"].tokens
+    again = run(core, requests[1:])["g1"]
+    assert again.tokens == first.tokens == run(make_core(model, draft_tokens=0), requests[:1])["g0"].tokens
     assert accepted < 30
     assert core.stats().accepted_tokens - accepted > 80
     assert core.stats().steps - steps < steps / 3

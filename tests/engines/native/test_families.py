@@ -24,11 +24,11 @@ SOME_LONG = [
     family if family in ("llama", "gemma2", "gemma3") else pytest.param(family, marks=pytest.mark.long)
     for family in FAMILIES
 ]
-"""The families whose attention differs most; `make test-long` tries all."""
+"""Families with different kinds of attention. `make test-long` runs all families."""
 
 
-def assert_equal(reference: Reference, length: int, ours: list[int], theirs: list[int]) -> None:
-    assert_greedy_equal(reference, prompt_of(length, length), ours, theirs)
+def assert_equal(reference: Reference, length: int, tokens: list[int], expected: list[int]) -> None:
+    assert_greedy_equal(reference, prompt_of(length, length), tokens, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,7 +69,7 @@ def test_a_prefix_hit_changes_nothing(
     assert first.prompt is not None and other.prompt is not None and again.prompt is not None
     assert (first.prompt.cached_tokens, other.prompt.cached_tokens, again.prompt.cached_tokens) == (0, 64, 128)
     if device == "cpu":
-        assert first.tokens == again.tokens, "on a GPU they may differ where two tokens are about equally likely"
+        assert first.tokens == again.tokens, "on a GPU they can differ where two tokens are about equally likely"
     assert_equal(reference(family), 130, again.tokens[0], expected(family, 130))
 
 

@@ -1,4 +1,4 @@
-"""The fingerprint: operators are probed for equal results, and other weights have another fingerprint."""
+"""The fingerprint: operators are checked for equal results, and different weights have different fingerprints."""
 
 import json
 import shutil
@@ -31,16 +31,18 @@ def test_padded_rows_agree_and_the_fingerprint_says_so(dtype: torch.dtype) -> No
 
 def test_the_probe_finds_that_rows_without_padding_differ() -> None:
     counts = (1, 2, 3, 5, 6, 7)
-    assert not linears_agree(MODEL.to(torch.float32), torch.float32, counts=counts), "then padding would not be needed"
+    assert not linears_agree(MODEL.to(torch.float32), torch.float32, counts=counts), (
+        "without this difference padding would not be needed"
+    )
 
 
 @pytest.mark.slow
 def test_different_weights_or_configurations_have_different_fingerprints_and_no_kv(tiny: Tiny, tmp_path: Path) -> None:
     """The bug: two servers with different weights had equal fingerprints, so a group moved from one to the other."""
-    ours = build_parts(engine_config(tiny("llama")))
+    original = build_parts(engine_config(tiny("llama")))
     copied = shutil.copytree(tiny("llama"), tmp_path / "copied")
     copy = build_parts(engine_config(copied))
-    assert copy.info.fingerprint == ours.info.fingerprint and copy.facts == ours.facts
+    assert copy.info.fingerprint == original.info.fingerprint and copy.facts == original.facts
 
     weights = load_file(copied / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][5, 7] += 0.5
@@ -52,11 +54,11 @@ def test_different_weights_or_configurations_have_different_fingerprints_and_no_
     (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     configured = build_parts(engine_config(copied))
 
-    three = (ours, retrained, configured)
+    three = (original, retrained, configured)
     assert len({parts.info.fingerprint for parts in three}) == len({parts.info.model_digest for parts in three}) == 3
     assert all(parts.info.fingerprint.endswith("-same") for parts in three)
-    assert [fact.split()[0] for fact in ours.facts.differences(retrained.facts)] == ["model_digest"]
-    assert [fact.split()[0] for fact in ours.facts.differences(configured.facts)] == ["model_digest"]
+    assert [fact.split()[0] for fact in original.facts.differences(retrained.facts)] == ["model_digest"]
+    assert [fact.split()[0] for fact in original.facts.differences(configured.facts)] == ["model_digest"]
 
 
 def test_a_model_keeps_its_digest_in_another_dtype(tiny: Tiny) -> None:

@@ -1,5 +1,7 @@
-"""Tokens that a grammar leaves no choice about are written without logits, and only the number of steps shows it. With
-log-probabilities, for which logits are needed, every token is drawn, so these choices are the oracle."""
+"""Tokens that a grammar forces are appended without logits, which changes only the number of steps.
+
+Log-probabilities need logits, so choices with log-probabilities sample every token. They are the reference.
+"""
 
 from pathlib import Path
 
@@ -39,11 +41,11 @@ def form(name: str, length: int, **changes: object) -> GenerateRequest:
     return group(name, prompt_of(length), **{"grammar": FORM, "max_tokens": 300, "ignore_eos": False, **changes})  # type: ignore[arg-type]
 
 
-def drawn(core: EngineCore, request: GenerateRequest) -> Outcome:
-    """Returns the outcome of a request whose tokens are all drawn."""
+def sampled_fully(core: EngineCore, request: GenerateRequest) -> Outcome:
+    """Returns the outcome of a request whose tokens are all sampled."""
     sampling = {name: getattr(request.sampling, name) for name in request.sampling.__struct_fields__}
-    asked = group("drawn", request.prompt, starts=request.choices, **{**sampling, "logprobs": 0})
-    return run(core, [asked])["drawn"]
+    scored = group("sampled", request.prompt, starts=request.choices, **{**sampling, "logprobs": 0})
+    return run(core, [scored])["sampled"]
 
 
 def assert_same(outcome: Outcome, expected: Outcome) -> None:
@@ -69,8 +71,8 @@ def test_forced_tokens_equal_the_tokens_that_would_have_been_sampled(model: Path
     request = form("g", 30, n=4, seed=7, grammar=grammar, **WAYS[way])
     outcome = run(core, [request])["g"]
     steps, forced = core.stats().steps, core.stats().forced_tokens
-    assert_same(outcome, drawn(core, request))
-    assert core.stats().forced_tokens == forced, "every token was drawn"
+    assert_same(outcome, sampled_fully(core, request))
+    assert core.stats().forced_tokens == forced, "every token was sampled"
     assert core.stats().generated_tokens == 2 * sum(map(len, outcome.tokens.values()))
     if way == "allowed tokens":
         assert forced == 0
@@ -88,33 +90,33 @@ def test_runs_longer_than_a_step_or_than_memory_change_nothing(model: Path, chan
     if "blocks" in changes:
         assert small.stats().preemptions > 0
     for request in requests:
-        assert_same(outcomes[str(request.request_id)], drawn(make_core(model, draft_tokens=0), request))
+        assert_same(outcomes[str(request.request_id)], sampled_fully(make_core(model, draft_tokens=0), request))
 
 
 def test_only_earlier_output_tokens_count_as_replayed(model: Path) -> None:
     core = make_core(model, draft_tokens=0)
-    whole = run(core, [form("g", 20, n=2)])["g"]
+    full = run(core, [form("g", 20, n=2)])["g"]
     assert core.stats().replayed_tokens == 0
-    starts = [ChoiceStart(index, index, tuple(tokens[:100])) for index, tokens in whole.tokens.items()]
+    starts = [ChoiceStart(index, index, tuple(tokens[:100])) for index, tokens in full.tokens.items()]
     rest = run(core, [form("rest", 20, starts=starts)])["rest"]
-    assert {index: [*tokens[:100], *rest.tokens[index]] for index, tokens in whole.tokens.items()} == whole.tokens
+    assert {index: [*tokens[:100], *rest.tokens[index]] for index, tokens in full.tokens.items()} == full.tokens
     assert core.stats().replayed_tokens == 2 * 99
 
 
-@pytest.mark.parametrize("most", [1, 2, 101])
-def test_a_run_ends_with_the_answer(model: Path, most: int) -> None:
-    request = form("g", 20, n=3, max_tokens=most)
+@pytest.mark.parametrize("max_tokens", [1, 2, 101])
+def test_a_run_ends_with_the_answer(model: Path, max_tokens: int) -> None:
+    request = form("g", 20, n=3, max_tokens=max_tokens)
     outcome = run(make_core(model, draft_tokens=0), [request])["g"]
-    assert {len(tokens) for tokens in outcome.tokens.values()} == {most}
+    assert {len(tokens) for tokens in outcome.tokens.values()} == {max_tokens}
     assert set(outcome.finish.values()) == {Finish(FinishReason.LENGTH)}
-    assert_same(outcome, drawn(make_core(model, draft_tokens=0), request))
+    assert_same(outcome, sampled_fully(make_core(model, draft_tokens=0), request))
 
 
 def test_a_run_ends_at_the_context_limit(model: Path) -> None:
     request = form("g", 20, n=2)
     outcome = run(make_core(model, draft_tokens=0, max_model_len=64), [request])["g"]
     assert {len(tokens) for tokens in outcome.tokens.values()} == {44}
-    assert_same(outcome, drawn(make_core(model, draft_tokens=0, max_model_len=64), request))
+    assert_same(outcome, sampled_fully(make_core(model, draft_tokens=0, max_model_len=64), request))
 
 
 @pytest.mark.parametrize("min_tokens", [0, 60])
@@ -122,7 +124,7 @@ def test_a_stop_token_inside_a_run_ends_its_choice(model: Path, min_tokens: int)
     request = form("g", 20, n=3, stop_token_ids=(token_of("x"),), min_tokens=min_tokens)
     outcome = run(make_core(model, draft_tokens=0), [request])["g"]
     assert {tokens[-1] for tokens in outcome.tokens.values()} == {token_of("x")}
-    assert_same(outcome, drawn(make_core(model, draft_tokens=0), request))
+    assert_same(outcome, sampled_fully(make_core(model, draft_tokens=0), request))
 
 
 def test_a_forced_end_takes_no_step(model: Path) -> None:
@@ -138,7 +140,7 @@ def test_with_two_end_of_sequence_tokens_the_end_is_sampled(tmp_path: Path) -> N
     request = form("g", 20, n=12, temperature=2.0)
     outcome = run(core, [request])["g"]
     assert {tokens[-1] for tokens in outcome.tokens.values()} == {0, 2}
-    assert_same(outcome, drawn(core, request))
+    assert_same(outcome, sampled_fully(core, request))
 
 
 def test_groups_with_and_without_forced_tokens_share_steps(model: Path) -> None:

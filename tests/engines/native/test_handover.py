@@ -1,6 +1,6 @@
-"""One prefill, one ticket, one transfer: what a group costs, what is held meanwhile, and that its answers are the same.
+"""One prefill, one ticket, one transfer: the costs of a group, the blocks that are held, and equal answers.
 
-The transfers are scripted, but the cores and their memory are real. Answers are compared with those of a single core.
+The transfers are scripted, but the cores and their memory are real. The reference is a single core.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_a_prompt_cached_on_decode_shrinks_the_pull(pair: Pair) -> None:
     pair.hand_over(second)
     pair.step_d()
     (order,) = pair.d_transfers.orders.values()
-    assert len(order.pairs) == 5, "103 tokens are 13 blocks, of which 8 were here"
+    assert len(order.pairs) == 5, "103 tokens are 13 blocks, and 8 of them are cached"
     pair.finish()
     assert pair.d.stats().pull_blocks_avoided == 8
     pair.check_same(second)
@@ -97,7 +97,7 @@ def test_a_prompt_cached_on_prefill_is_not_computed_again(pair: Pair) -> None:
     pair.finish()
     outcome = pair.outcomes["a"]
     assert outcome.prompt is not None
-    assert outcome.prompt.cached_tokens == 64, "tokens that nobody computed for this request"
+    assert outcome.prompt.cached_tokens == 64, "tokens that were not computed for this request"
 
 
 @pytest.mark.parametrize("kind", [FailureKind.STALE, FailureKind.PEER_LOST])
@@ -126,7 +126,7 @@ def test_a_late_write_of_a_pull_that_timed_out_changes_no_answer(make_pair: Make
         pair.step_d()
     stats = pair.d.stats()
     assert (stats.pulls_open, stats.blocks_pulling) == (1, 13)
-    pair.d_transfers.settle(0)  # the bytes land now, in blocks that no other group may have had meanwhile
+    pair.d_transfers.settle(0)  # the bytes arrive now, in blocks that no other group can have taken
     pair.finish()
     pair.check_same(request, *others)
     pair.p.release(ticket)
@@ -192,7 +192,7 @@ def test_a_group_that_is_preempted_while_it_pulls_gets_the_same_answers(make_pai
 def test_a_lease_is_held_until_its_last_reader_is_done(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request, readers=2)
-    assert pair.p_transfers.leases_told == 1
+    assert pair.p_transfers.leases_held == 1
     pair.submit(with_ticket(request, ticket))
     pair.finish()
     pair.settle_p()
@@ -216,7 +216,7 @@ def test_a_lease_without_readers_expires_and_its_slot_and_blocks_are_used_again(
     assert reused
     before = dict(zip(ticket.remote_block_ids, ticket.generations, strict=True))
     now = dict(zip(later.remote_block_ids, later.generations, strict=True))
-    assert all(now[block] > before[block] for block in reused), "a reader with the old ticket notices"
+    assert all(now[block] > before[block] for block in reused), "a reader with the old ticket detects the reuse"
     pair.p.release(later)
 
 

@@ -1,7 +1,7 @@
 """Random runs: groups with and without tickets, pulls that land, fail, hang and settle late, aborts, full memory.
 
-The books agree after every step, every choice that was not aborted writes what it writes alone, and nothing is held at
-the end.
+The checks of both cores hold after every step, every choice that was not aborted generates the same tokens as alone,
+and no block is held at the end.
 """
 
 import random
@@ -25,7 +25,7 @@ COMMON = prompt_of(24, 99)
 
 
 def requests() -> list[GenerateRequest]:
-    """Returns requests, some with the same beginning, that together need more blocks than there are."""
+    """Returns requests, some with a common prefix, that together need more blocks than the engines have."""
     shapes = [(40, 2), (90, 3), (17, 8), (150, 1), (64, 4), (33, 2), (120, 2), (9, 6)]
     return [
         group(f"g{i}", (COMMON if i % 2 else ()) + prompt_of(length, i), n=n, seed=50 * i, max_tokens=12 + 5 * i)
@@ -39,7 +39,7 @@ def answers(tiny: Tiny) -> Answers:
 
 
 class RandomRun:
-    """One random run."""
+    """One random run over a pair of engines with little memory."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -57,7 +57,7 @@ class RandomRun:
             self.pair.step_d()
             self.pair.settle_p()
             self.hanging |= self.pair.d_transfers.abandoned & self.pair.d_transfers.orders.keys()
-        raise AssertionError("no end in sight")
+        raise AssertionError("the run does not end")
 
     def move(self) -> None:
         match self.dice.randrange(8):
@@ -99,7 +99,9 @@ class RandomRun:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 24))])
-def test_whatever_happens_to_pulls_choices_generate_the_same_tokens_as_alone(seed: int, tiny: Tiny, answers: Answers) -> None:
+def test_whatever_happens_to_pulls_choices_generate_the_same_tokens_as_alone(
+    seed: int, tiny: Tiny, answers: Answers
+) -> None:
     walk = RandomRun(tiny("llama"), seed)
     walk.run()
     for name, answer in answers.items():

@@ -1,4 +1,4 @@
-"""An engine refuses to prefill or to take over some groups, and gives their tickets back. It logs each transfer."""
+"""An engine refuses to prefill or to fetch some groups, and releases their tickets. It logs each transfer."""
 
 import logging
 
@@ -53,7 +53,7 @@ def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pai
 def test_a_ticket_without_the_clusters_seal_is_not_used_and_its_worker_not_contacted(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
-    pair.d_transfers.key = ClusterKey("ours")
+    pair.d_transfers.key = ClusterKey("secret")
     pair.submit(with_ticket(request, ticket))
     pair.finish()
     pair.check_same(request)
@@ -79,7 +79,7 @@ def test_ten_seconds_after_a_transfer_one_line_of_figures_is_logged(
     request = group("g", prompt_of(100))
     pair.hand_over(request)
     pair.finish()
-    assert pair.d.wake_s == pair.now_s + 10, "it comes even if there is nothing else to do"
+    assert pair.d.wake_s == pair.now_s + 10, "the line is due even if there is nothing to compute"
     for _ in range(3):
         pair.now_s += 10
         pair.step_d()

@@ -9,7 +9,7 @@ from tests.engines.native.paper import group_of, request
 
 
 def prompt_group(prompt: range, trunk: list[int], *, prompt_logprobs: int | None = None) -> Group:
-    """Returns a group of two choices whose prompt is to be run."""
+    """Returns a group of two choices whose prompt is not computed."""
     sampling = SamplingParams(max_tokens=8, prompt_logprobs=prompt_logprobs)
     group = group_of(request("p", prompt, n=2, sampling=sampling))
     group.trunk.blocks = trunk
@@ -17,12 +17,12 @@ def prompt_group(prompt: range, trunk: list[int], *, prompt_logprobs: int | None
 
 
 def decoding_group(prompt: range, trunk: list[int], *tails: tuple[list[int], list[int]]) -> Group:
-    """Returns a group whose choices have written something: (written, blocks) each."""
-    starts = [ChoiceStart(i, i, tuple(written)) for i, (written, _) in enumerate(tails)]
+    """Returns a group whose choices have output tokens: (output tokens, blocks) of each."""
+    starts = [ChoiceStart(i, i, tuple(output_tokens)) for i, (output_tokens, _) in enumerate(tails)]
     group = group_of(request("d", prompt, starts=starts))
     group.trunk.blocks, group.trunk.num_computed = trunk, len(prompt)
-    for sequence, (written, blocks) in zip(group.sequences, tails, strict=True):
-        sequence.blocks, sequence.num_computed = blocks, len(written) - 1
+    for sequence, (output_tokens, blocks) in zip(group.sequences, tails, strict=True):
+        sequence.blocks, sequence.num_computed = blocks, len(output_tokens) - 1
     return group
 
 
@@ -43,9 +43,9 @@ def tail_fields(read: TailRead) -> tuple[object, ...]:
     return read.rows, read.rows_per_piece, read.first_offsets, read.num_keys, read.tables
 
 
-def draws(inputs: StepInputs) -> list[tuple[int, int, int]]:
-    """Returns (choice, row of the batch, position) of each draw."""
-    return [(d.sequence.indices[0], inputs.logit_rows[d.row], d.position) for d in inputs.next_tokens]
+def next_tokens(inputs: StepInputs) -> list[tuple[int, int, int]]:
+    """Returns (choice, row of the batch, position) of each token to be sampled."""
+    return [(one.sequence.indices[0], inputs.logit_rows[one.row], one.position) for one in inputs.next_tokens]
 
 
 def test_a_decode_step_has_one_token_of_every_choice_and_one_read_of_their_trunk() -> None:
@@ -57,7 +57,7 @@ def test_a_decode_step_has_one_token_of_every_choice_and_one_read_of_their_trunk
     assert inputs.attention.num_tail_rows == 2
     assert [trunk_fields(read) for read in inputs.attention.trunks] == [(0, 2, (10, 14), 10, [7, 8, 9])]
     assert [tail_fields(read) for read in inputs.attention.tails] == [((0, 1), 1, (0, 4), 64, ([1], [2, 4]))]
-    assert draws(inputs) == [(0, 0, 11), (1, 1, 15)]
+    assert next_tokens(inputs) == [(0, 0, 11), (1, 1, 15)]
 
 
 def test_every_choice_of_a_fresh_group_samples_from_the_last_row_of_the_prompt() -> None:
@@ -67,7 +67,7 @@ def test_every_choice_of_a_fresh_group_samples_from_the_last_row_of_the_prompt()
     assert inputs.positions == [0, 1, 2, 3, 4, 5, 0, 0]
     assert inputs.slots == [12, 13, 14, 15, 20, 21]
     assert inputs.logit_rows == [5, 0, 0, 0]  # one row for both, padded
-    assert draws(inputs) == [(0, 5, 6), (1, 5, 6)]
+    assert next_tokens(inputs) == [(0, 5, 6), (1, 5, 6)]
     assert [prompt_fields(read) for read in inputs.attention.prompts] == [(0, 6, 0, 64, [3, 5])]
 
 
@@ -97,12 +97,12 @@ def test_a_replay_samples_only_after_the_last_output_token() -> None:
     assert (part.token_ids, part.slots, part.next_tokens) == ([50, 51, 52, 53], [4, 5, 6, 7], [])
     rest = build_inputs(StepPlan((TailChunk(sequence, 4, 6),), ()), 4)
     assert (rest.token_ids, rest.slots) == ([54, 55, 0, 0], [16, 17])
-    assert draws(rest) == [(0, 1, 9)]
+    assert next_tokens(rest) == [(0, 1, 9)]
 
 
 def test_a_long_replay_is_divided_where_the_padded_keys_change() -> None:
-    written = list(range(100, 240))
-    group = decoding_group(range(3), [0], (written, list(range(1, 36))))
+    output_tokens = list(range(100, 240))
+    group = decoding_group(range(3), [0], (output_tokens, list(range(1, 36))))
     (sequence,) = group.sequences
     inputs = build_inputs(StepPlan((TailChunk(sequence, 60, 132),), ()), 4)
     reads = [(read.rows, read.first_offsets, read.num_keys) for read in inputs.attention.tails]
@@ -124,13 +124,13 @@ def test_prompt_logprobs_need_the_logits_of_every_row_of_the_chunk() -> None:
     decoding = decoding_group(range(3), [0], ([50], [1]))
     reading = prompt_group(range(20, 26), [2, 3], prompt_logprobs=0)
     inputs = build_inputs(StepPlan(tails(decoding), (TrunkChunk(reading, 2, 6),)), 4)
-    assert inputs.logit_rows == [0, 1, 2, 3, 4, 4, 0, 0]  # the last one twice: for the prompt, and to draw from
+    assert inputs.logit_rows == [0, 1, 2, 3, 4, 4, 0, 0]  # the last row twice: for the prompt, and for the first tokens
     assert [(r.group, r.begin, r.end, r.position) for r in inputs.prompt_rows] == [(reading, 1, 5, 2)]
-    assert draws(inputs) == [(0, 0, 4), (0, 4, 6), (1, 4, 6)]
+    assert next_tokens(inputs) == [(0, 0, 4), (0, 4, 6), (1, 4, 6)]
 
 
 def test_prompt_logprobs_that_were_reported_are_not_computed_again() -> None:
-    """A group that lost its trunk reads its prompt twice."""
+    """A group that lost its trunk computes its prompt twice."""
     group = prompt_group(range(20, 24), [2], prompt_logprobs=0)
     group.facts.reported = True
     inputs = build_inputs(StepPlan((), (TrunkChunk(group, 0, 4),)), 4)

@@ -1,4 +1,4 @@
-"""A prompt that is kept after its answers: more choices of it cost no prefill, and are those of a larger group."""
+"""A prompt that is kept after its answers: more choices need no prefill, and equal the choices of a larger group."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ KERNELS = pytest.mark.kernels
 Tiny = Callable[[str], Path]
 
 
-def asked(name: str, *, n: int = 2, seed: int = 0, keep_s: float = 0.0, **fields: Any) -> GenerateRequest:
+def request(name: str, *, n: int = 2, seed: int = 0, keep_s: float = 0.0, **fields: Any) -> GenerateRequest:
     return replace(group(name, PROMPT, n=n, seed=seed, **{"max_tokens": 12, **fields}), keep_s=keep_s)
 
 
@@ -40,23 +40,23 @@ def test_more_choices_of_a_kept_prompt_need_no_prefill_and_equal_a_larger_group(
     numbers: dict[str, Any], tiny: Tiny
 ) -> None:
     core = make_core(tiny("llama"), **numbers)
-    first = run(core, [asked("first", n=2, keep_s=60)])["first"].tokens
+    first = run(core, [request("first", n=2, keep_s=60)])["first"].tokens
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, BLOCKS)
     run(core, [group("stranger", prompt_of(40, 5))])
     computed = core.stats().prefill_tokens
-    more = run(core, [asked("more", n=3, seed=2)])["more"]
+    more = run(core, [request("more", n=3, seed=2)])["more"]
     assert core.stats().prefill_tokens == computed + 1
     assert more.prompt is not None and more.prompt.cached_tokens == len(PROMPT) - 1
-    whole = run(make_core(tiny("llama"), prefix_cache=False, **numbers), [asked("whole", n=5)])["whole"].tokens
+    whole = run(make_core(tiny("llama"), prefix_cache=False, **numbers), [request("whole", n=5)])["whole"].tokens
     assert [*first.values(), *more.tokens.values()] == [*whole.values()]
     core.forget_prefixes(anew=False)
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, 0)
 
 
 def test_a_kept_prompt_is_released_before_any_choice_is_preempted(tiny: Tiny) -> None:
-    """Free and idle blocks are taken first, then those that are kept, and nobody is preempted for them."""
+    """Free and idle blocks are taken first, then the blocks of kept trunks. No choice is preempted."""
     core = make_core(tiny("llama"), blocks=24, max_model_len=120)
-    run(core, [asked("kept", n=1, keep_s=60)])
+    run(core, [request("kept", n=1, keep_s=60)])
     run(core, [group("small", prompt_of(40, 5))])
     assert core.stats().blocks_kept == BLOCKS
     run(core, [group("large", prompt_of(90, 6), n=2, max_tokens=30)])
@@ -66,9 +66,9 @@ def test_a_kept_prompt_is_released_before_any_choice_is_preempted(tiny: Tiny) ->
 
 @pytest.mark.slow
 def test_a_prompt_that_was_prefilled_elsewhere_is_kept_where_it_is_decoded(tiny: Tiny) -> None:
-    """The next group needs no ticket; one that has a ticket gives it back, and fetches nothing."""
+    """The next group needs no ticket. A group that has a ticket releases it, and fetches nothing."""
     pair = Pair(tiny("llama"))
-    first, plain, apart = asked("first", keep_s=60), asked("plain", seed=2), asked("apart", seed=4)
+    first, plain, apart = request("first", keep_s=60), request("plain", seed=2), request("apart", seed=4)
     pair.hand_over(first)
     pair.finish()
     pair.submit(plain)
@@ -87,11 +87,11 @@ def test_a_prompt_that_was_prefilled_elsewhere_is_kept_where_it_is_decoded(tiny:
 def test_a_prompt_is_kept_under_its_own_weights_and_after_answers_only(end: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     if end == "abort":
-        core.submit(asked("cut", keep_s=60))
+        core.submit(request("cut", keep_s=60))
         core.step()
-        core.abort(asked("cut").request_id)
+        core.abort(request("cut").request_id)
     else:
-        run(core, [asked("whole", keep_s=60)])
+        run(core, [request("whole", keep_s=60)])
         core.update(replace(core.info, block_weights="new"), lambda: None)
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, 0)
 
@@ -100,13 +100,13 @@ def test_a_prompt_is_kept_under_its_own_weights_and_after_answers_only(end: str,
 def test_a_prompt_that_cannot_be_kept_is_refused_by_name(changes: dict[str, int], tiny: Tiny) -> None:
     core = make_core(tiny("llama"), prefix_cache=bool(changes))
     with pytest.raises(RequestError, match="'keep_s'") as refused:
-        core.submit(asked("g", keep_s=1, **changes))
+        core.submit(request("g", keep_s=1, **changes))
     assert refused.value.param == "keep_s"
 
 
 @pytest.mark.slow
 def test_over_the_limit_the_least_recently_used_prompt_is_released(tiny: Tiny) -> None:
-    """Each has 11 blocks, and the first two begin with the same 5."""
+    """Each prompt has 11 blocks, and the first two prompts share their first 5 blocks."""
     core = make_core(tiny("llama"), keep_gb=gb_of(22))
 
     def figures() -> tuple[int, int, int]:
@@ -127,17 +127,17 @@ def test_over_the_limit_the_least_recently_used_prompt_is_released(tiny: Tiny) -
     assert computed(prompt_of(180, 4), keep_s=60) == 180
     assert figures() == (2, 22, 2), "23 blocks are more than may be kept"
     assert [computed(prompt) for prompt in (PROMPT, other)] == [1, 1]
-    assert computed(alike) == 3, "what fills no block"
+    assert computed(alike) == 3, "the tokens after the last full block"
 
 
 def test_with_a_limit_of_zero_no_prompt_is_kept(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), keep_gb=0.0)
-    run(core, [asked("first", keep_s=60)])
+    run(core, [request("first", keep_s=60)])
     assert (core.stats().trunks_kept, core.stats().blocks_kept, core.stats().trunks_given_up) == (0, 0, 1)
 
 
 class Scene:
-    """Three computed trunks of two blocks each in a pool of eight, of groups that run, and a clock."""
+    """Three running groups, each with a computed trunk of two blocks in a pool of eight, and a clock."""
 
     def __init__(self, max_blocks: int | None = None) -> None:
         self.now_s = 0.0
@@ -166,21 +166,21 @@ class Scene:
         self.kept.check()
 
     def leave(self, number: int) -> None:
-        """A group leaves its trunk."""
+        """Lets a group leave its trunk."""
         one = self.groups[number]
         self.sharing.left(one)
         self.kept.used_by(one)
         self.pool.release(one.trunk.blocks)
 
     def come_back(self, number: int) -> None:
-        """A group joins a kept trunk."""
+        """Lets a group join a kept trunk."""
         one = self.groups[number]
         one.trunk.joined = True
         self.pool.share(one.trunk.blocks)
         self.sharing.entered(one, block_size=1)
 
     def left(self) -> None:
-        """All groups leave."""
+        """Lets all groups leave."""
         for number in range(3):
             self.leave(number)
 
@@ -220,11 +220,11 @@ def test_the_least_recently_used_trunk_is_released_first_even_if_it_ends_last() 
     scene.come_back(0)
     scene.leave(0)
     assert scene.kept.ensure_free(2)
-    assert scene.is_kept() == [True, True, True], "so many were free"
+    assert scene.is_kept() == [True, True, True], "two blocks were free"
     assert scene.kept.ensure_free(3)
     assert scene.is_kept() == [True, False, True]
     assert not scene.kept.ensure_free(9)
-    assert scene.is_kept() == [True, False, True], "and none was given up in vain"
+    assert scene.is_kept() == [True, False, True], "no trunk is released if that would not be enough"
     assert scene.kept.ensure_free(8)
     assert scene.is_kept() == [False, False, False]
     assert scene.counters.trunks_given_up == 3
@@ -248,7 +248,7 @@ def test_over_the_limit_the_least_recently_used_trunk_goes_and_trunks_in_use_go_
         scene.leave(number)
     scene.come_back(0)
     scene.keep(2, 1)
-    assert scene.is_kept() == [True, False, True], "0 is in use, so 1 goes, though it was used later"
+    assert scene.is_kept() == [True, False, True], "0 is in use, so 1 is released, although it was used later"
     scene.leave(0)
     scene.leave(2)
     scene.come_back(0)

@@ -1,4 +1,4 @@
-"""A matcher that fails in mid-answer, as it does at its limit of work, ends its group and no other."""
+"""A matcher that fails in the middle of an answer, for example at its work limit, ends its own group only."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,23 +16,24 @@ pytestmark = pytest.mark.slow
 
 
 class Failing(Matcher):
-    """A matcher that reaches its limit after a few tokens."""
+    """A matcher that reaches its limit at token number `num_tokens`."""
 
-    def __init__(self, matcher: Matcher, patience: int) -> None:
+    def __init__(self, matcher: Matcher, num_tokens: int) -> None:
         super().__init__(matcher.inner)
-        self._patience = patience
+        self._left = num_tokens
 
     def consume(self, token_id: int) -> None:
-        self._patience -= 1
-        if not self._patience:
+        self._left -= 1
+        if not self._left:
             raise GrammarError("too much work")
         super().consume(token_id)
 
 
-def submitted(core: EngineCore, request: GenerateRequest, patience: Mapping[int, int]) -> None:
+def submit_failing(core: EngineCore, request: GenerateRequest, limits: Mapping[int, int]) -> None:
+    """Submits a group in which the matchers of some choices, by index, fail at a token number."""
     compiled = tiny_grammars().get(PERSON)
     matchers: dict[int, Matcher] = {start.index: compiled.matcher() for start in request.choices}
-    core.submit(request, matchers | {index: Failing(matchers[index], left) for index, left in patience.items()})
+    core.submit(request, matchers | {index: Failing(matchers[index], limit) for index, limit in limits.items()})
 
 
 def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Pat
     alone = run(make_core(model), good)
     core = make_core(model)
     bad = person("bad", prompt_of(25), n=3, seed=1)
-    submitted(core, bad, {1: 7})
+    submit_failing(core, bad, {1: 7})
     outcomes = {name: Outcome() for name in ("bad", "good", "free")}
     for request in good:
         core.submit(request)
@@ -56,7 +57,7 @@ def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Pat
 def test_a_matcher_that_fails_at_the_last_token_of_its_choice_ends_nothing(model: Path) -> None:
     request = person("g", prompt_of(25), max_tokens=7)
     core = make_core(model)
-    submitted(core, request, {0: 7})
+    submit_failing(core, request, {0: 7})
     outcomes = {"g": Outcome()}
     while core.busy:
         take_step(core, outcomes)

@@ -1,4 +1,4 @@
-"""A model that overflows on one token: a group with that token always fails at once, and no other group notices."""
+"""A model that overflows on one token. A group with that token fails at once, and other groups are not affected."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,9 +27,9 @@ def folder(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
     assert isinstance(embeddings, torch.nn.Embedding)
     with torch.no_grad():
         embeddings.weight[INFINITE_TOKEN] = float("inf")
-    spoiled = tmp_path_factory.mktemp("spoiled")
-    model.save_pretrained(spoiled)
-    return spoiled
+    saved = tmp_path_factory.mktemp("infinite")
+    model.save_pretrained(saved)
+    return saved
 
 
 def with_broken_token(position: int) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ BROKEN = {
     "last token": group("broken", with_broken_token(39)),
     "in the first of several chunks": group("broken", with_broken_token(10) * 3),
     "replayed": group("broken", PROMPT, starts=[ChoiceStart(0, 0, (5, INFINITE_TOKEN, 6)), ChoiceStart(1, 1)]),
-    "drawn": group("broken", PROMPT, n=2, logit_bias={INFINITE_TOKEN: 100.0}),
+    "sampled": group("broken", PROMPT, n=2, logit_bias={INFINITE_TOKEN: 100.0}),
 }
 
 
@@ -50,7 +50,7 @@ BROKEN = {
 def test_a_group_with_numbers_that_are_not_finite_fails_and_other_groups_do_not(
     folder: Path, device: str, broken: GenerateRequest
 ) -> None:
-    """The bug: the group got an answer made from zeroed KV, without any error."""
+    """The bug: the group got an answer computed from zeroed KV, without any error."""
     alone = run(make_core(folder, device=device), [WELL])["well"]
     outcomes = run(make_core(folder, budget=64, device=device), [WELL, broken])
     assert isinstance(outcomes["broken"].error, EngineError)
@@ -60,23 +60,23 @@ def test_a_group_with_numbers_that_are_not_finite_fails_and_other_groups_do_not(
 
 def test_a_draft_whose_row_is_not_finite_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(make_core(folder, draft_tokens=0), [WELL])["well"]
-    asked: list[int] = []
+    lookups: list[int] = []
 
-    def guess(_: NgramIndex, last: Sequence[int]) -> tuple[int, int]:
-        asked.append(len(last))
+    def lookup(_: NgramIndex, last: Sequence[int]) -> tuple[int, int]:
+        lookups.append(len(last))
         return 0, INFINITE_TOKEN
 
-    monkeypatch.setattr(NgramIndex, "lookup", guess)
+    monkeypatch.setattr(NgramIndex, "lookup", lookup)
     core = make_core(folder, draft_tokens=4)
     outcome = run(core, [WELL])["well"]
-    assert asked
+    assert lookups
     assert outcome.error is None
     assert outcome.tokens == expected.tokens
-    assert core.stats().draft_tokens == 0, "the step was run again without them"
+    assert core.stats().draft_tokens == 0, "the step was run again without drafts"
 
 
 def test_a_failed_group_leaves_nothing_in_the_prefix_cache(folder: Path) -> None:
-    """The bug: a longer prompt found its blocks there, and was answered."""
+    """The bug: a longer prompt found its blocks there and got an answer."""
     core = make_core(folder)
     short, long = with_broken_token(21)[:24], with_broken_token(21)
     for prompt in (short, short, long):

@@ -1,4 +1,4 @@
-"""Choices give up their blocks in a certain order, and come back."""
+"""The order in which choices lose their blocks and get blocks again."""
 
 from motet.engines.native.step.running_groups import youngest_holder
 from motet.engines.native.step.sequence import Group
@@ -17,8 +17,9 @@ def running(name: str, arrival: int, *, n: int, priority: int = 0) -> Group:
     return group
 
 
-def victims(groups: list[Group], asking: Group, choice: int) -> list[str]:
-    """Returns what would be taken for one choice, in order, until its own tail goes; `groups` has the oldest first."""
+def victims(groups: list[Group], growing: Group, choice: int) -> list[str]:
+    """Returns the tails and trunks that are taken for one growing choice, in order, up to its own tail. `groups` has
+    the oldest group first."""
     order, running = [], list(groups)
     while True:
         victim = youngest_holder(running[-1])
@@ -27,7 +28,7 @@ def victims(groups: list[Group], asking: Group, choice: int) -> list[str]:
             continue
         order.append(f"{victim.group.request.request_id}{victim.rank}")
         victim.blocks = []
-        if victim is asking.sequences[choice]:
+        if victim is growing.sequences[choice]:
             return order
 
 
@@ -60,10 +61,10 @@ def test_the_youngest_choice_loses_its_tail_and_replays_its_output_tokens() -> N
     assert tables(group) == ([0], [[1, 4], [2, 5], []])
     assert chunks(plan) == ([("a", 0, 4, 5), ("a", 1, 4, 5)], [])
     engine.step()
-    engine.step()  # the others have written their eighth token
+    engine.step()  # the others have their eighth token
     assert chunks(engine.step()) == ([("a", 2, 0, 5)], [])
     engine.run_to_end()
-    engine.assert_wrote("a", PROMPT[:4], n=3, tokens=8)
+    engine.assert_outputs("a", PROMPT[:4], n=3, tokens=8)
     assert (engine.counters.preemptions, engine.counters.replayed_tokens) == (1, 4)
 
 
@@ -75,10 +76,10 @@ def test_a_later_group_with_a_better_priority_takes_blocks_first() -> None:
     first = engine.submit(request("b", range(50, 54), starts=starts, priority=0))  # 1 + 1
     engine.steps(4)
     assert (tables(late), tables(first)) == (([0], [[1]]), ([2], [[3]]))
-    engine.step()  # both want block 4
+    engine.step()  # both need block 4
     assert (tables(late), tables(first)) == (([0], [[]]), ([2], [[3, 4]]))
     engine.run_to_end()
-    engine.assert_wrote("a", PROMPT[:4], n=1, tokens=8)
+    engine.assert_outputs("a", PROMPT[:4], n=1, tokens=8)
 
 
 def test_a_preempted_choice_restarts_only_when_the_others_can_continue() -> None:
@@ -86,7 +87,7 @@ def test_a_preempted_choice_restarts_only_when_the_others_can_continue() -> None
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
     engine.steps(10)
     assert states(group) == ["running", "running", "waiting"]  # 1 + 3 + 3 blocks
-    engine.stop("a", 1)  # 4 blocks free: 3 for what choice 2 has written, 1 for choice 0 to grow
+    engine.stop("a", 1)  # 4 blocks are free: 3 for the output of choice 2, 1 for choice 0 to grow
     engine.step()
     assert states(group) == ["running", "running"]
 
@@ -95,7 +96,7 @@ def test_a_preempted_choice_waits_if_it_would_be_preempted_again_at_once() -> No
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
     engine.steps(6)
-    assert states(group) == ["running", "running", "waiting"]  # 1 + 2 + 2 blocks, choice 2 wrote 5
+    assert states(group) == ["running", "running", "waiting"]  # 1 + 2 + 2 blocks; choice 2 has 5 tokens
     assert engine.pool.num_free == 1
     engine.step()
     assert states(group) == ["running", "running", "waiting"]
@@ -111,7 +112,7 @@ def test_no_group_is_admitted_while_a_preempted_choice_waits() -> None:
         engine.step()
     assert "waiting" not in states(group)
     engine.run_to_end()
-    engine.assert_wrote("b", (50,), n=1, tokens=1)
+    engine.assert_outputs("b", (50,), n=1, tokens=1)
 
 
 def test_a_group_that_lost_its_trunk_waits_in_its_previous_place_and_restarts() -> None:
@@ -131,9 +132,9 @@ def test_a_group_that_lost_its_trunk_waits_in_its_previous_place_and_restarts() 
     assert tables(young) == ([], [[], []])
     assert [group.request.request_id for group in engine.scheduler.waiting.ready] == ["b", "c"]
     engine.run_to_end()
-    engine.assert_wrote("a", PROMPT[:8], n=1, tokens=21)
-    engine.assert_wrote("b", tuple(range(50, 54)), n=2, tokens=12)
-    engine.assert_wrote("c", (60,), n=1, tokens=3)
+    engine.assert_outputs("a", PROMPT[:8], n=1, tokens=21)
+    engine.assert_outputs("b", tuple(range(50, 54)), n=2, tokens=12)
+    engine.assert_outputs("c", (60,), n=1, tokens=3)
     assert engine.counters.prompt_tokens == 8 + 4 + 1  # each prompt once, though one was read twice
     assert engine.counters.prefill_tokens > 13
 
@@ -143,22 +144,22 @@ def test_a_group_with_more_output_than_all_blocks_hold_restarts_in_parts() -> No
     engine = PaperEngine(blocks=17, budget=32)
     engine.submit(request("a", PROMPT, max_tokens=54))  # up to 3 + 14 blocks
     group = engine.submit(request("b", range(50, 54), n=6, max_tokens=60))
-    most_written = 0
+    most_blocks = 0
     while engine.groups:
         assert engine.step()
-        most_written = max(most_written, sum(-(-len(s.output_tokens) // 4) for s in group.sequences))
-    assert most_written > 17
-    engine.assert_wrote("a", PROMPT, n=1, tokens=54)
-    engine.assert_wrote("b", tuple(range(50, 54)), n=6, tokens=60)
+        most_blocks = max(most_blocks, sum(-(-len(s.output_tokens) // 4) for s in group.sequences))
+    assert most_blocks > 17
+    engine.assert_outputs("a", PROMPT, n=1, tokens=54)
+    engine.assert_outputs("b", tuple(range(50, 54)), n=6, tokens=60)
 
 
 def test_a_resumed_group_larger_than_the_pool_is_served_in_parts() -> None:
     engine = PaperEngine(blocks=17, budget=32)
-    written = [answer(PROMPT[:4], seed, 24) for seed in range(6)]
-    starts = [ChoiceStart(i, i, tuple(written[i][:20])) for i in range(6)]  # 6 x 5 blocks
+    answers = [answer(PROMPT[:4], seed, 24) for seed in range(6)]
+    starts = [ChoiceStart(i, i, tuple(answers[i][:20])) for i in range(6)]  # 6 x 5 blocks
     group = engine.submit(request("a", PROMPT[:4], starts=starts, max_tokens=24))
     engine.step()
     assert states(group) == ["running"] * 3 + ["waiting"] * 3  # 1 + 3 x 5 blocks of 17
     engine.run_to_end()
     for index in range(6):
-        assert engine.wrote["a", index] == written[index][20:]
+        assert engine.outputs["a", index] == answers[index][20:]

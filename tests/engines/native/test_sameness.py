@@ -1,7 +1,7 @@
-"""A choice is the same alone, in a group, among strangers, in chunks, after a prefix hit, a preemption or a resume.
+"""A choice is the same alone, in a group, with other groups, in chunks, after a prefix hit, a preemption or a resume.
 
-Tokens are compared and, which is stronger, every row of logits from which a token was drawn, bit for bit: two runs can
-draw equal tokens from logits that are only nearly equal, and differ a thousand tokens later.
+The tests compare tokens and, as a stronger check, all bits of every row of logits from which a token was sampled: two
+runs can sample equal tokens from logits that are only nearly equal, and differ a thousand tokens later.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,10 +23,10 @@ from tests.tiny_engine import engine_config
 Tiny = Callable[[str], Path]
 
 LENGTH, NEW_TOKENS = 83, 72
-"""Attention reads 64 keys of a tail at a time, and answers are longer."""
+"""Lengths of prompts and answers. Attention reads 64 keys of a tail at a time, and answers are longer."""
 FIRST_SEED = 2**64 - 2
 RESUMED_AFTER = tuple(enumerate((1, 4, 0, 17, 20, 0, 64, 67, 0, 65, 68, 0)))
-"""Seeds, and the number of tokens that each has written."""
+"""Seeds, and the number of output tokens of each choice when it is resumed."""
 COMPARED = (0, 1, 2, 3, 6, 16, 31)
 """The choices of a group that are compared."""
 SLOW, KERNELS, LONG = pytest.mark.slow, pytest.mark.kernels, pytest.mark.long
@@ -57,8 +57,8 @@ WITH = {
     "gemma2": ["bfloat16 by torch"],
     "gemma3": ["bfloat16"],
 }
-"""Numbers with which `make test` tries a family: each kind of numbers with some family. The others are marked `long`:
-`test_families` proves that every family is computed."""
+"""Number formats with which `make test` runs a family, so that each format runs with some family. The other pairs are
+marked `long`. `test_families` compares every family with transformers."""
 BY_FAMILY_AND_NUMBERS = pytest.mark.parametrize(
     ("family", "numbers"),
     [
@@ -78,9 +78,9 @@ BY_FAMILY_AND_NUMBERS = pytest.mark.parametrize(
 
 
 def parts_of(folder: Path, numbers: dict[str, Any], **changes: Any) -> Parts:
-    """Builds parts with only as many blocks as the test needs, as all of them are checked after each step."""
-    room = gb_of(512, 4 if numbers["dtype"] == "float32" else 2)
-    return build_parts(engine_config(folder, **{"kv_cache_gb": room, **numbers, **changes}))
+    """Builds parts with only as many blocks as the test needs, because all blocks are checked after each step."""
+    kv_cache_gb = gb_of(512, 4 if numbers["dtype"] == "float32" else 2)
+    return build_parts(engine_config(folder, **{"kv_cache_gb": kv_cache_gb, **numbers, **changes}))
 
 
 def one(seed: int, way: str = "plain", *, name: str = "one") -> GenerateRequest:
@@ -94,14 +94,13 @@ def seed_of(choice: int) -> int:
 
 @dataclass(frozen=True)
 class Singles:
-    """The answers to requests with n = 1, without a prefix cache; computed once for all groups that are compared with
-    them."""
+    """Answers to requests with n = 1, without a prefix cache. They are computed once for all comparisons."""
 
     folder: Path
     _answers: dict[tuple[object, ...], dict[int, list[int]]] = field(default_factory=dict)
 
     def tokens(self, numbers: dict[str, Any], way: str) -> dict[int, list[int]]:
-        """Returns the tokens by the number of the choice that a single request stands for."""
+        """Returns the tokens of each request, by the number of the choice that it must equal."""
         key = (*numbers.items(), way)
         if key not in self._answers:
             requests = [one(seed_of(choice), way, name=str(choice)) for choice in COMPARED]
@@ -116,7 +115,7 @@ def singles(tiny: Tiny) -> Singles:
 
 
 def strangers() -> list[GenerateRequest]:
-    """Returns groups of other shapes, with other sampling and other seeds."""
+    """Returns groups with other shapes, other sampling and other seeds."""
     return [
         group("s1", prompt_of(150, 9), n=3, seed=10_000, max_tokens=40, top_p=0.8),
         group("s2", prompt_of(7, 8), n=1, seed=20_000, max_tokens=50, temperature=0.0),
@@ -143,14 +142,14 @@ def test_logits_have_the_same_bits_whatever_runs_with_them(family: str, numbers:
     seeds = [100, 103, 106]
     singles = {seed: run(core, [one(seed)])["one"].tokens[0] for seed in seeds}
     core.check()
-    whole = group("g", prompt_of(LENGTH), n=7, seed=100, max_tokens=NEW_TOKENS)
+    request = group("g", prompt_of(LENGTH), n=7, seed=100, max_tokens=NEW_TOKENS)
     in_chunks = {"max_num_batched_tokens": 37, "max_num_seqs": 37}
     too_few_blocks = {"max_model_len": 256, "kv_cache_gb": core.info.bytes_per_block * 64 / 2**30}
     companies: dict[str, tuple[Parts, list[GenerateRequest]]] = {
-        "in a group": (parts, [whole]),
-        "among strangers": (parts, [*strangers(), whole]),
-        "in chunks": (parts_of(tiny(family), numbers, **in_chunks), [*strangers(), whole]),
-        "preempted": (parts_of(tiny(family), numbers, **too_few_blocks), [whole, *strangers()]),
+        "in a group": (parts, [request]),
+        "among strangers": (parts, [*strangers(), request]),
+        "in chunks": (parts_of(tiny(family), numbers, **in_chunks), [*strangers(), request]),
+        "preempted": (parts_of(tiny(family), numbers, **too_few_blocks), [request, *strangers()]),
     }
     for name, (over, requests) in companies.items():
         other, rows = recorded_over(over)
@@ -162,22 +161,26 @@ def test_logits_have_the_same_bits_whatever_runs_with_them(family: str, numbers:
 
 @pytest.mark.slow
 @BY_FAMILY_AND_NUMBERS
-def test_a_resumed_choice_continues_as_if_it_had_never_stopped(family: str, numbers: dict[str, Any], tiny: Tiny) -> None:
-    """Each group has three choices, one of them from its beginning; all groups and strangers run at once."""
+def test_a_resumed_choice_continues_as_if_it_had_never_stopped(
+    family: str, numbers: dict[str, Any], tiny: Tiny
+) -> None:
+    """Each group has three choices, one of them fresh. All groups and strangers run at once."""
     parts = parts_of(tiny(family), numbers)
-    core, whole = recorded_over(parts)
+    core, full = recorded_over(parts)
     undisturbed = run(core, [group("g", prompt_of(LENGTH), n=12, max_tokens=NEW_TOKENS)])["g"].tokens
-    begun = [ChoiceStart(2 * (seed % 3), seed, tuple(undisturbed[seed][:count])) for seed, count in RESUMED_AFTER]
-    groups = [group(f"{i}", prompt_of(LENGTH), starts=begun[i : i + 3], max_tokens=NEW_TOKENS) for i in range(0, 12, 3)]
+    starts = [ChoiceStart(2 * (seed % 3), seed, tuple(undisturbed[seed][:count])) for seed, count in RESUMED_AFTER]
+    groups = [
+        group(f"{i}", prompt_of(LENGTH), starts=starts[i : i + 3], max_tokens=NEW_TOKENS) for i in range(0, 12, 3)
+    ]
     resumed, rows = recorded_over(parts)
     outcomes = run(resumed, [*groups, *strangers()])
     for one_group in groups:
         for start in one_group.choices:
             rest = outcomes[one_group.request_id].tokens[start.index]
             assert [*start.output_tokens, *rest] == undisturbed[start.seed]
-    drawn = [key for key in rows.rows if key[0] in undisturbed]
-    assert len(drawn) == sum(NEW_TOKENS - count for _, count in RESUMED_AFTER)
-    assert all(torch.equal(rows.rows[key], whole.rows[key]) for key in drawn)
+    sampled = [key for key in rows.rows if key[0] in undisturbed]
+    assert len(sampled) == sum(NEW_TOKENS - count for _, count in RESUMED_AFTER)
+    assert all(torch.equal(rows.rows[key], full.rows[key]) for key in sampled)
     assert resumed.counters.replayed_tokens > 0
 
 
@@ -206,7 +209,7 @@ def test_a_prefix_hit_gives_the_same_bits(numbers: dict[str, Any], tiny: Tiny) -
     cold, cold_rows = recorded_over(parts_of(tiny("llama"), numbers, prefix_cache=False))
     expected = run(cold, [one(77)])["one"]
     warm, warm_rows = recorded_over(parts_of(tiny("llama"), numbers, max_num_batched_tokens=64))
-    # The prefix is met in a shorter prompt, in a longer one with another end, and in an answer.
+    # The prefix occurs in a shorter prompt, in a longer prompt with another end, and in an answer.
     run(warm, [group("short", prompt_of(LENGTH)[:41], max_tokens=30), *strangers()])
     run(warm, [group("long", prompt_of(LENGTH)[:60] + prompt_of(90, 4), n=2, max_tokens=3)])
     outcome = run(warm, [one(77)])["one"]
@@ -234,11 +237,11 @@ def test_answers_enter_the_prefix_cache_only_with_the_flag(tiny: Tiny) -> None:
         core = make_core(tiny("llama"), cache_answers=cache_answers)
         prompt = prompt_of(LENGTH)
         answer = run(core, [group("ask", prompt, max_tokens=30)])["ask"].tokens[0]
-        asked = group("again", [*prompt, *answer, 5, 6, 7], max_tokens=10, temperature=0.0)
-        again: Outcome = run(core, [asked])["again"]
-        fresh = run(make_core(tiny("llama")), [asked])["again"]
+        request = group("again", [*prompt, *answer, 5, 6, 7], max_tokens=10, temperature=0.0)
+        again: Outcome = run(core, [request])["again"]
+        fresh = run(make_core(tiny("llama")), [request])["again"]
         assert again.prompt is not None
         assert again.prompt.cached_tokens == (112 if cache_answers else 80), (
-            "112 of 83 + 30 lie in full, computed blocks"
+            "112 of 83 + 30 tokens are in full, computed blocks"
         )
         assert again.tokens == fresh.tokens, "float32: the answer's KV is near enough for greedy decoding"

@@ -14,19 +14,19 @@ def test_a_fork_shares_all_trunk_blocks_and_copies_none() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=3))
     engine.step()
-    # The trunk's last block is not full; tails begin in blocks of their own, so nobody ever writes into it again.
+    # The trunk's last block is not full. Tails start in blocks of their own, so it is never output_tokens again.
     assert tables(group) == ([0, 1, 2], [[3], [4], [5]])
     assert engine.pool.num_held == 6
     assert engine.pool.holders()[0] == 1  # one holder, the group
     engine.run_to_end()
-    engine.assert_wrote("a", PROMPT, n=3, tokens=8)
+    engine.assert_outputs("a", PROMPT, n=3, tokens=8)
 
 
 def test_a_tail_grows_by_one_block_when_it_has_filled_the_last() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2))
     engine.steps(5)
-    assert tables(group) == ([0, 1, 2], [[3], [4]])  # four tail tokens computed, the fifth written
+    assert tables(group) == ([0, 1, 2], [[3], [4]])  # four tail tokens are computed, the fifth is sampled
     engine.step()
     assert tables(group) == ([0, 1, 2], [[3, 5], [4, 6]])
 
@@ -52,22 +52,22 @@ def test_decoding_choices_come_before_prompts_and_share_the_budget() -> None:
     tails, trunks = chunks(engine.step())
     assert [(name, index) for name, index, *_ in tails] == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
     engine.run_to_end()
-    engine.assert_wrote("a", PROMPT, n=3, tokens=8)
-    engine.assert_wrote("b", tuple(range(50, 63)), n=2, tokens=8)
+    engine.assert_outputs("a", PROMPT, n=3, tokens=8)
+    engine.assert_outputs("b", tuple(range(50, 63)), n=2, tokens=8)
 
 
 def test_groups_with_a_common_prefix_are_adjacent() -> None:
     engine = PaperEngine(blocks=300, budget=600)
-    beginning = tuple(range(260))  # more than a stretch of 256
-    engine.submit(request("a", (*beginning, 900)))
+    prefix = tuple(range(260))  # more than a stretch of 256
+    engine.submit(request("a", (*prefix, 900)))
     engine.step()
     engine.submit(request("stranger", PROMPT))
-    engine.submit(request("b", (*beginning, 901, 902)))
+    engine.submit(request("b", (*prefix, 901, 902)))
     engine.step()
     tails, _ = chunks(engine.step())
     assert [name for name, *_ in tails] in (["a", "b", "stranger"], ["stranger", "a", "b"])
     engine.run_to_end()
-    engine.assert_wrote("b", (*beginning, 901, 902), n=1, tokens=8)
+    engine.assert_outputs("b", (*prefix, 901, 902), n=1, tokens=8)
 
 
 def test_decoding_choices_come_before_an_older_choice_that_replays() -> None:
@@ -90,16 +90,16 @@ def test_the_older_prompt_is_finished_before_the_younger_one_is_started() -> Non
 
 def test_output_tokens_of_a_resumed_choice_are_replayed_in_chunks_not_sampled() -> None:
     engine = PaperEngine(blocks=40, budget=12)
-    written = answer(PROMPT, 7, 20)
-    starts = [ChoiceStart(3, 7, tuple(written[:15]))]
+    output_tokens = answer(PROMPT, 7, 20)
+    starts = [ChoiceStart(3, 7, tuple(output_tokens[:15]))]
     engine.submit(request("a", PROMPT, starts=starts, max_tokens=20))
     assert chunks(engine.step()) == ([], [("a", 0, 10)])
-    assert not engine.deltas  # nobody draws from the trunk's last row: the first token is known
+    assert not engine.deltas  # no token is sampled from the trunk's last row: the first token is known
     assert chunks(engine.step()) == ([("a", 3, 0, 12)], [])
     assert chunks(engine.step()) == ([("a", 3, 12, 15)], [])
-    assert engine.wrote["a", 3] == written[15:16]
+    assert engine.outputs["a", 3] == output_tokens[15:16]
     engine.run_to_end()
-    assert engine.wrote["a", 3] == written[15:]
+    assert engine.outputs["a", 3] == output_tokens[15:]
     assert engine.counters.replayed_tokens == 14
 
 
@@ -110,8 +110,8 @@ def test_fresh_and_resumed_choices_of_one_group_run_side_by_side() -> None:
     engine.step()
     assert chunks(engine.step()) == ([("a", 0, 0, 1), ("a", 1, 0, 5)], [])
     engine.run_to_end()
-    assert engine.wrote["a", 0] == answer(PROMPT, 0, 8)
-    assert engine.wrote["a", 1] == answer(PROMPT, 1, 8)[5:]
+    assert engine.outputs["a", 0] == answer(PROMPT, 0, 8)
+    assert engine.outputs["a", 1] == answer(PROMPT, 1, 8)[5:]
 
 
 def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:
@@ -125,7 +125,7 @@ def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:
     assert engine.pool.holders() == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 1}
     assert second.facts.num_cached == 8
     engine.run_to_end()
-    engine.assert_wrote("b", (*PROMPT[:8], 50, 51, 52), n=1, tokens=8)
+    engine.assert_outputs("b", (*PROMPT[:8], 50, 51, 52), n=1, tokens=8)
 
 
 def test_the_last_prompt_token_is_computed_even_if_all_blocks_are_cached() -> None:
@@ -137,7 +137,7 @@ def test_the_last_prompt_token_is_computed_even_if_all_blocks_are_cached() -> No
     assert again.trunk.blocks[0] == 0
     assert again.trunk.blocks[1] != 1
     engine.run_to_end()
-    engine.assert_wrote("b", PROMPT[:8], n=1, tokens=8)
+    engine.assert_outputs("b", PROMPT[:8], n=1, tokens=8)
 
 
 def test_a_block_that_is_not_full_is_never_published() -> None:
@@ -159,9 +159,9 @@ def test_a_block_is_published_when_the_chunk_that_completes_it_is_done() -> None
 
 def test_blocks_of_another_salt_are_not_shared() -> None:
     engine = PaperEngine(blocks=20)
-    engine.serve(request("a", PROMPT, cache_salt="mine"))
-    other = engine.submit(request("b", PROMPT, cache_salt="yours"))
-    same = engine.submit(request("c", PROMPT, cache_salt="mine"))
+    engine.serve(request("a", PROMPT, cache_salt="own"))
+    other = engine.submit(request("b", PROMPT, cache_salt="other"))
+    same = engine.submit(request("c", PROMPT, cache_salt="own"))
     engine.step()
     assert (other.facts.num_cached, same.facts.num_cached) == (0, 8)
 
@@ -185,7 +185,7 @@ def test_a_hit_on_idle_blocks_reduces_the_number_of_free_blocks() -> None:
     engine.step()
     assert [group.request.request_id for group in engine.scheduler.waiting.ready] == ["c"]
     engine.run_to_end()
-    engine.assert_wrote("c", PROMPT, n=2, tokens=8)
+    engine.assert_outputs("c", PROMPT, n=2, tokens=8)
 
 
 def test_a_trunk_continues_right_after_its_hit_even_if_another_run_fits_better() -> None:
@@ -206,7 +206,7 @@ def test_a_trunk_that_does_not_fit_after_its_hit_gets_one_run_elsewhere() -> Non
     engine.serve(request("x", range(50, 58), max_tokens=1))  # idle: 0, 1 of a and 3, 4 of x; free: 2 and 5..39
     long = engine.submit(request("b", (*PROMPT, *range(60, 70))))
     engine.step()
-    assert tables(long) == ([0, 1, 5, 6, 7], [[2]])  # 2 follows the hit, but three are wanted in one run
+    assert tables(long) == ([0, 1, 5, 6, 7], [[2]])  # 2 follows the hit, but three blocks are needed in one run
 
 
 def test_a_tail_takes_the_smallest_hole_and_leaves_long_runs_to_trunks() -> None:

@@ -1,4 +1,4 @@
-"""Groups with one prompt, or with one beginning, compute it once between them, and write what they write alone."""
+"""Groups with equal prompts, or with a common prefix, compute it once, and generate the same tokens as alone."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -26,17 +26,17 @@ TOKENS = 12
 Tiny = Callable[[str], Path]
 
 
-def asked(name: str, prompt: Sequence[int] = PROMPT, *, seed: int = 0, **fields: Any) -> GenerateRequest:
+def request_for(name: str, prompt: Sequence[int] = PROMPT, *, seed: int = 0, **fields: Any) -> GenerateRequest:
     return group(name, prompt, seed=seed, **{"max_tokens": TOKENS, **fields})
 
 
 def plain_core(folder: Path, **numbers: Any) -> EngineCore:
-    """Returns a core that shares nothing and guesses nothing."""
+    """Returns a core without a prefix cache and without drafts."""
     return make_core(folder, prefix_cache=False, draft_tokens=0, **numbers)
 
 
 def alone(core: EngineCore, requests: Sequence[GenerateRequest]) -> dict[str, dict[int, list[int]]]:
-    """Returns the tokens of each request, of which the core runs one at a time."""
+    """Runs one request after the other, and returns the tokens of each."""
     return {
         request.request_id: run(core, [replace(request, keep_s=0.0)])[request.request_id].tokens for request in requests
     }
@@ -50,9 +50,9 @@ def tokens_of(outcomes: dict[str, Outcome]) -> dict[str, dict[int, list[int]]]:
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("length", [83, 80, 5])
 def test_equal_prompts_that_arrive_together_are_computed_once(numbers: dict[str, Any], length: int, tiny: Tiny) -> None:
-    """Each of the others runs the last token once more, for the logits of its first tokens."""
+    """Each later group computes the last prompt token again, for the logits of its first tokens."""
     prompt = prompt_of(length, 1)
-    requests = [asked(f"g{i}", prompt, seed=10 * i, n=1 + (i == 3)) for i in range(16)]
+    requests = [request_for(f"g{i}", prompt, seed=10 * i, n=1 + (i == 3)) for i in range(16)]
     core = make_core(tiny("llama"), budget=48, **numbers)
     together = run(core, requests)
     stats = core.stats()
@@ -65,18 +65,23 @@ def test_equal_prompts_that_arrive_together_are_computed_once(numbers: dict[str,
 
 @pytest.mark.slow
 def test_more_groups_than_can_run_at_once_share_a_prompt_too(tiny: Tiny) -> None:
-    """Four may run at once, and in each step four begin to follow, or are woken."""
-    requests = [asked(f"g{i}", seed=10 * i, max_tokens=4) for i in range(16)]
+    """At most four groups run at once, and in each step at most four start to follow or are woken."""
+    requests = [request_for(f"g{i}", seed=10 * i, max_tokens=4) for i in range(16)]
     core = make_core(tiny("llama"), budget=48, max_num_seqs=4)
     outcomes = run(core, requests)
-    last_block = len(PROMPT) % 8  # one that comes when no other runs finds all blocks but the last
+    last_block = len(PROMPT) % 8  # a group that is admitted when no other runs finds all blocks except the last
     assert len(PROMPT) + 15 <= core.stats().prefill_tokens <= len(PROMPT) + 15 * last_block
     assert tokens_of(outcomes) == alone(plain_core(tiny("llama")), requests)
 
 
 def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
-    requests = [asked("first"), asked("second", seed=5), asked("third", seed=9), asked("other salt", cache_salt="s")]
+    requests = [
+        request_for("first"),
+        request_for("second", seed=5),
+        request_for("third", seed=9),
+        request_for("other salt", cache_salt="s"),
+    ]
     outcomes = {str(request.request_id): Outcome() for request in requests}
     core.submit(requests[0])
     for _ in range(5):
@@ -99,7 +104,7 @@ def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny:
 @pytest.mark.parametrize("end", ["abort", "stop", "suspend"])
 def test_if_the_first_group_leaves_while_it_computes_another_group_takes_over(end: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=32)
-    requests = [asked(f"g{i}", seed=10 * i) for i in range(4)]
+    requests = [request_for(f"g{i}", seed=10 * i) for i in range(4)]
     outcomes = {str(request.request_id): Outcome() for request in requests}
     for request in requests:
         core.submit(request)
@@ -112,7 +117,7 @@ def test_if_the_first_group_leaves_while_it_computes_another_group_takes_over(en
             core.stop_choice(requests[0].request_id, 0)
         case "suspend":
             core.forget_prefixes(anew=True)
-    core.abort(requests[2].request_id)  # one that waits leaves too
+    core.abort(requests[2].request_id)  # a waiting group leaves as well
     while core.busy:
         take_step(core, outcomes)
     left = requests if end == "suspend" else requests[1:]
@@ -125,10 +130,10 @@ def test_if_the_first_group_leaves_while_it_computes_another_group_takes_over(en
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_different_prompts_with_a_common_prefix_compute_it_once(numbers: dict[str, Any], tiny: Tiny) -> None:
-    """The one that comes first computes it, and the others need not wait for all of that one's prompt."""
+    """The first group computes the prefix, and the others do not wait for the rest of its prompt."""
     common = prompt_of(64, 2)
-    long = asked("long", (*common, *prompt_of(150, 3)), seed=1)
-    questions = [asked(f"q{i}", (*common, *prompt_of(9, 4 + i)), seed=20 * i) for i in range(8)]
+    long = request_for("long", (*common, *prompt_of(150, 3)), seed=1)
+    questions = [request_for(f"q{i}", (*common, *prompt_of(9, 4 + i)), seed=20 * i) for i in range(8)]
     core = make_core(tiny("llama"), budget=48, **numbers)
     outcomes = run(core, [long, *questions])
     assert core.stats().prefill_tokens == 64 + 150 + 8 * 9
@@ -138,20 +143,20 @@ def test_different_prompts_with_a_common_prefix_compute_it_once(numbers: dict[st
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
 def test_torch_reads_a_long_common_prefix_once_for_all_prompts(dtype: str, tiny: Tiny) -> None:
-    beginning = prompt_of(520, 2)
-    questions = [asked(f"q{i}", (*beginning, *prompt_of(250, 4 + i)), seed=20 * i, max_tokens=4) for i in range(4)]
+    prefix = prompt_of(520, 2)
+    questions = [request_for(f"q{i}", (*prefix, *prompt_of(250, 4 + i)), seed=20 * i, max_tokens=4) for i in range(4)]
     settings: dict[str, Any] = {"kernels": "torch", "dtype": dtype, "max_model_len": 1024, "budget": 4096}
     core = make_core(tiny("llama"), **settings)
-    run(core, [asked("first", (*beginning, 9), max_tokens=1)])
+    run(core, [request_for("first", (*prefix, 9), max_tokens=1)])
     together = run(core, questions)
     stats = core.stats()
-    assert stats.trunk_tokens_unshared - stats.trunk_tokens_read == 3 * 3 * 512, "in each of three steps of decode"
+    assert stats.trunk_tokens_unshared - stats.trunk_tokens_read == 3 * 3 * 512, "in each of three decode steps"
     assert tokens_of(together) == alone(plain_core(tiny("llama"), **settings), questions)
 
 
 def test_groups_after_a_follower_can_pass_it(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=24)
-    requests = [asked("first"), asked("follower", seed=3), asked("stranger", prompt_of(9, 5), seed=4)]
+    requests = [request_for("first"), request_for("follower", seed=3), request_for("stranger", prompt_of(9, 5), seed=4)]
     outcomes = {str(request.request_id): Outcome() for request in requests}
     for request in requests:
         core.submit(request)
@@ -164,9 +169,9 @@ def test_groups_after_a_follower_can_pass_it(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize(("priority", "computed"), [(0, 83 + 1), (1, 83 + 1), (-1, 83 + 35)])
 def test_an_urgent_group_does_not_follow_a_less_urgent_one(priority: int, computed: int, tiny: Tiny) -> None:
-    """It computes for itself what is not there yet when it is admitted, in the second of the first one's two steps."""
+    """It is admitted in the second step of the first group, and computes the blocks that are missing then."""
     core = make_core(tiny("llama"), budget=48)
-    requests = [asked("first"), replace(asked("second", seed=3), priority=priority)]
+    requests = [request_for("first"), replace(request_for("second", seed=3), priority=priority)]
     outcomes = {str(request.request_id): Outcome() for request in requests}
     core.submit(requests[0])
     take_step(core, outcomes)
@@ -179,21 +184,21 @@ def test_an_urgent_group_does_not_follow_a_less_urgent_one(priority: int, comput
 
 def test_without_a_prefix_cache_and_for_scored_prompts_nothing_is_shared(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), prefix_cache=False)
-    run(core, [asked(f"g{i}", seed=i) for i in range(3)])
+    run(core, [request_for(f"g{i}", seed=i) for i in range(3)])
     assert core.stats().prefill_tokens == 3 * len(PROMPT)
     core = make_core(tiny("llama"))
-    run(core, [asked(f"g{i}", seed=i, prompt_logprobs=1) for i in range(3)])
+    run(core, [request_for(f"g{i}", seed=i, prompt_logprobs=1) for i in range(3)])
     assert core.stats().prefill_tokens == 3 * len(PROMPT)
 
 
 def test_after_the_caches_are_emptied_no_group_joins_an_earlier_trunk(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     outcomes = {name: Outcome() for name in ("before", "after")}
-    core.submit(asked("before"))
+    core.submit(request_for("before"))
     for _ in range(3):
         take_step(core, outcomes)
     core.forget_prefixes(anew=False)
-    core.submit(asked("after", seed=4))
+    core.submit(request_for("after", seed=4))
     while core.busy:
         take_step(core, outcomes)
     assert core.stats().prefill_tokens == 2 * len(PROMPT)
@@ -201,9 +206,9 @@ def test_after_the_caches_are_emptied_no_group_joins_an_earlier_trunk(tiny: Tiny
 
 @pytest.mark.slow
 def test_equal_prompts_fetch_one_prefilled_trunk_between_them(tiny: Tiny) -> None:
-    """One prefill and one transfer, and the leases of all other tickets end."""
+    """There is one prefill and one transfer. The leases of all other tickets end."""
     pair = Pair(tiny("llama"))
-    requests = [asked(f"g{i}", seed=10 * i) for i in range(6)]
+    requests = [request_for(f"g{i}", seed=10 * i) for i in range(6)]
     for request in requests:
         pair.p.prefill(request)
     tickets = pair.step_p_until(lambda tickets: len(tickets) == len(requests))
@@ -230,18 +235,20 @@ def test_equal_prompts_fetch_one_prefilled_trunk_between_them(tiny: Tiny) -> Non
 def test_each_group_generates_the_same_tokens_as_alone_even_with_little_memory(
     seed: int, family: str, numbers: dict[str, Any], tiny: Tiny
 ) -> None:
-    """A tree of prompts, four levels deep. Groups come, leave and are preempted at random; some prompts are kept, at
-    odd seeds not many of them."""
+    """Prompts are a tree with four levels. Groups arrive, leave and are preempted at random. Some prompts are kept,
+    with a small limit for odd seeds."""
     dice = random.Random(seed)
     prompts = [prompt_of(dice.randrange(1, 40), 100 + i) for i in range(2)]
     for _ in range(3):
         prompts += [(*dice.choice(prompts), *prompt_of(dice.randrange(1, 30), dice.randrange(10**6))) for _ in range(3)]
     requests = []
     for i in range(24):
-        written = [tuple(prompt_of(dice.choice((0, 0, 0, 5)), seed + i + c)) for c in range(dice.choice((1, 1, 2, 4)))]
-        starts = [ChoiceStart(c, 31 * i + c, tokens) for c, tokens in enumerate(written)]
-        words = dice.choice(((), (5, 6, 7)))  # with few words an answer repeats itself: drafts are right
-        request = asked(f"g{i}", dice.choice(prompts), starts=starts, allowed_token_ids=words)
+        outputs = [tuple(prompt_of(dice.choice((0, 0, 0, 5)), seed + i + c)) for c in range(dice.choice((1, 1, 2, 4)))]
+        starts = [ChoiceStart(c, 31 * i + c, tokens) for c, tokens in enumerate(outputs)]
+        words = dice.choice(
+            ((), (5, 6, 7))
+        )  # with few allowed tokens an answer repeats itself, and drafts are accepted
+        request = request_for(f"g{i}", dice.choice(prompts), starts=starts, allowed_token_ids=words)
         requests.append(replace(request, keep_s=dice.choice((0.0, 0.0, 1000.0))))
     budget, itemsize = dice.choice((16, 48, 512)), 2 if numbers["dtype"] == "bfloat16" else 4
     keep_gb = gb_of(12, itemsize) if seed % 2 else None

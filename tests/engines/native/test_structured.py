@@ -1,4 +1,4 @@
-"""Choices with a grammar are the same as alone, however they are run, and none disturbs another."""
+"""Choices with a grammar generate the same tokens as alone, however they are run."""
 
 from pathlib import Path
 
@@ -46,32 +46,32 @@ def test_choice_i_of_a_group_is_the_single_request_with_its_seed(model: Path, wa
 
 def test_a_prompt_in_chunks_changes_nothing(model: Path) -> None:
     requests = [person("g", prompt_of(90), n=3, seed=4)]
-    whole = run(make_core(model), requests)["g"]
-    assert_persons(whole)
-    assert run(make_core(model, budget=7, max_num_seqs=4), requests)["g"].tokens == whole.tokens
+    full = run(make_core(model), requests)["g"]
+    assert_persons(full)
+    assert run(make_core(model, budget=7, max_num_seqs=4), requests)["g"].tokens == full.tokens
 
 
 def test_a_preempted_choice_keeps_its_position_in_the_grammar(model: Path) -> None:
     requests = [person("a", prompt_of(40), n=4, seed=2), person("b", prompt_of(33, 1), n=4, seed=9)]
-    whole = run(make_core(model), requests)
+    full = run(make_core(model), requests)
     small = make_core(model, blocks=66, max_model_len=256)
     disturbed = run(small, requests)
     assert small.stats().preemptions > 0
     for name in ("a", "b"):
         assert_persons(disturbed[name])
-        assert disturbed[name].tokens == whole[name].tokens
+        assert disturbed[name].tokens == full[name].tokens
 
 
 def test_a_choice_resumed_after_any_token_generates_the_same_rest(model: Path) -> None:
     prompt = prompt_of(20)
-    whole = run(make_core(model), [person("g", prompt, n=2, seed=6)])["g"]
+    full = run(make_core(model), [person("g", prompt, n=2, seed=6)])["g"]
     resumed = [
-        person(f"{cut}", prompt, starts=[ChoiceStart(i, 6 + i, tuple(whole.tokens[i][:cut])) for i in (0, 1)])
-        for cut in range(1, min(map(len, whole.tokens.values())) - 1)
+        person(f"{cut}", prompt, starts=[ChoiceStart(i, 6 + i, tuple(full.tokens[i][:cut])) for i in (0, 1)])
+        for cut in range(1, min(map(len, full.tokens.values())) - 1)
     ]
     assert len(resumed) > 20
     for cut, rest in run(make_core(model, blocks=1024), resumed, stagger=1).items():
-        assert {i: whole.tokens[i][: int(cut)] + rest.tokens[i] for i in (0, 1)} == whole.tokens
+        assert {i: full.tokens[i][: int(cut)] + rest.tokens[i] for i in (0, 1)} == full.tokens
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -84,15 +84,15 @@ def test_a_choice_that_thinks_first_is_resumed_in_and_after_its_thoughts(model: 
         "logit_bias": {token_of("["): 8.0, token_of("]"): 5.0},
     }
     prompt = prompt_of(20)
-    whole = run(make_core(model), [group("g", prompt, n=6, seed=5, **fields)])["g"]  # type: ignore[arg-type]
+    full = run(make_core(model), [group("g", prompt, n=6, seed=5, **fields)])["g"]  # type: ignore[arg-type]
     core = make_core(model)
-    for cut in range(1, max(map(len, whole.tokens.values())), 3):
-        starts = [ChoiceStart(i, 5 + i, tuple(t[:cut])) for i, t in whole.tokens.items() if len(t) > cut]
+    for cut in range(1, max(map(len, full.tokens.values())), 3):
+        starts = [ChoiceStart(i, 5 + i, tuple(t[:cut])) for i, t in full.tokens.items() if len(t) > cut]
         rest = run(core, [group("rest", prompt, starts=starts, **fields)])["rest"]  # type: ignore[arg-type]
         assert {start.index: [*start.output_tokens, *rest.tokens[start.index]] for start in starts} == {
-            start.index: whole.tokens[start.index] for start in starts
+            start.index: full.tokens[start.index] for start in starts
         }
-    ended = [text_of(tokens) for index, tokens in whole.tokens.items() if whole.finish[index] == STOP]
+    ended = [text_of(tokens) for index, tokens in full.tokens.items() if full.finish[index] == STOP]
     assert any("]" in text for text in ended)
     assert {text.rpartition("]")[2].strip() for text in ended} <= {"yes", "no", "hello"}
 
@@ -220,10 +220,10 @@ def test_a_group_whose_grammar_cannot_be_followed_is_refused_and_the_next_one_ru
 
 
 def test_a_model_without_a_tokenizer_refuses_only_groups_with_a_grammar(model: Path, tmp_path: Path) -> None:
-    mute = speaking_model(tmp_path / "mute")
-    (mute / "tokenizer.json").unlink()
-    core = make_core(mute)
-    with pytest.raises(GrammarError, match=r"no tokenizer\.json in .*mute"):
+    no_tokenizer = speaking_model(tmp_path / "no_tokenizer")
+    (no_tokenizer / "tokenizer.json").unlink()
+    core = make_core(no_tokenizer)
+    with pytest.raises(GrammarError, match=r"no tokenizer\.json in .*no_tokenizer"):
         core.submit(person("g", prompt_of(20)))
     assert len(run(core, [group("free", prompt_of(20))])["free"].tokens[0]) == 20
-    assert_persons(run(make_core(mute, tokenizer_path=str(model)), [person("g", prompt_of(20))])["g"])
+    assert_persons(run(make_core(no_tokenizer, tokenizer_path=str(model)), [person("g", prompt_of(20))])["g"])

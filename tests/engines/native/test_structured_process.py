@@ -1,4 +1,4 @@
-"""Grammars in a real engine process: they are compiled beside the steps, refused, and resumed after a death."""
+"""Grammars in a real engine process: compiled while steps continue, refused, and resumed after a death."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ async def test_groups_with_and_without_grammars_equal_those_of_the_core(native: 
     assert await idle(native)
 
 
-async def test_an_invalid_grammar_is_refused_and_other_groups_go_on(native: NativeEngine) -> None:
+async def test_an_invalid_grammar_is_refused_and_other_groups_continue(native: NativeEngine) -> None:
     free = native.generate(group("free", prompt_of(20), max_tokens=60))
     with pytest.raises(GrammarError) as refused:
         await tokens_of(native, group("bad", prompt_of(20), grammar=Grammar(GrammarKind.REGEX, "(((")))
@@ -73,25 +73,27 @@ async def test_a_group_that_ends_while_its_grammar_is_compiled_leaves_nothing(na
     assert (await tokens_of(native, person("next")))[0]
 
 
-async def test_choices_of_a_killed_engine_go_on_in_another_one_as_if_undisturbed(
+async def test_choices_of_a_killed_engine_continue_in_another_one_as_if_undisturbed(
     native: NativeEngine, model: Path, forking: ForkingProcess
 ) -> None:
-    """Written tokens and the rest are together what an undisturbed engine writes."""
+    """The output tokens before and after the death are the tokens of an undisturbed engine."""
     request = person("g", n=4, seed=21)
     expected = run(make_core(model), [request])["g"].tokens
-    written: dict[int, list[int]] = {i: [] for i in range(4)}
+    received: dict[int, list[int]] = {i: [] for i in range(4)}
     async with engine(model, forking.spawn) as dying:
         assert dying.info.pid is not None
-        os.setpriority(os.PRIO_PROCESS, dying.info.pid, 19)  # on a busy machine it waits for us, and is killed in time
+        os.setpriority(
+            os.PRIO_PROCESS, dying.info.pid, 19
+        )  # a low priority, so that on a busy machine it does not finish before it is killed
         stream = dying.generate(request)
         with pytest.raises(EngineDiedError):
             while True:
                 for choice in (await anext(stream)).choices:
-                    written[choice.index] += choice.token_ids
-                if len(written[0]) == 12:
+                    received[choice.index] += choice.token_ids
+                if len(received[0]) == 12:
                     os.kill(dying.info.pid, signal.SIGKILL)
-    left = [ChoiceStart(i, 21 + i, tuple(tokens)) for i, tokens in written.items() if tokens != expected[i]]
+    left = [ChoiceStart(i, 21 + i, tuple(tokens)) for i, tokens in received.items() if tokens != expected[i]]
     assert left and all(start.output_tokens for start in left)
     rest = await tokens_of(native, person("rest", starts=left))
-    assert {i: tokens + rest.get(i, []) for i, tokens in written.items()} == expected
+    assert {i: tokens + rest.get(i, []) for i, tokens in received.items()} == expected
     assert await idle(native)

@@ -1,5 +1,5 @@
-"""A step of the engine takes constant work in Python for each scheduled token, whatever n, the groups, their lengths
-and the queues are. The runner computes nothing, and the sampler has a vocabulary of 16."""
+"""A step of the engine takes constant work in Python for each scheduled token, whatever n, the number of groups, their
+lengths and the queues are. The runner computes nothing, and the sampler has a vocabulary of 16."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +20,9 @@ pytestmark = pytest.mark.slow
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 16
-MOST = 1000
-"""Most bytecodes a token in a step of 32 tokens, unwatched. It takes 870; CPython 3.11 runs 250 in a microsecond."""
+MAX_BYTECODES = 1000
+"""Maximum number of bytecodes for a token in a step of 32 tokens, unwatched. It takes 870; CPython 3.11 runs 250 in a
+microsecond."""
 
 
 class BlankRunner:
@@ -70,12 +71,12 @@ class Engine:
         *,
         n: int = 1,
         prompt: int = 64,
-        beginning: int = 0,
+        common: int = 0,
         max_tokens: int = 10_000,
         repetition_penalty: float = 1.0,
     ) -> None:
-        """Submits a group; prompts of groups with different names have so many tokens of a `beginning` in common."""
-        tokens = WatchedTuple((*range(beginning), *name.encode(), *range(prompt))[:prompt])
+        """Submits a group. Prompts of groups with different names have their first `common` tokens in common."""
+        tokens = WatchedTuple((*range(common), *name.encode(), *range(prompt))[:prompt])
         sampling = SamplingParams(max_tokens=max_tokens, repetition_penalty=repetition_penalty)
         starts = choice_starts(n, seed=0)
         self.core.submit(GenerateRequest(request_id=RequestId(name), prompt=tokens, choices=starts, sampling=sampling))
@@ -103,14 +104,14 @@ class Engine:
         return cost / (self.core.counters.generated_tokens - before)
 
 
-def decoding(n: int = 4, *, groups: int = 1, prompt: int = 64, written: int = 20) -> Engine:
-    """Returns an engine with groups in the middle of their answers."""
+def decoding(n: int = 4, *, groups: int = 1, prompt: int = 64, num_tokens: int = 20) -> Engine:
+    """Returns an engine with groups that have about `num_tokens` output tokens."""
     engine = Engine()
     for i in range(groups):
         engine.submit(f"g{i}", n=n, prompt=prompt)
     while engine.core.counters.generated_tokens < n * groups:
         engine.steps(1)
-    engine.steps(written)
+    engine.steps(num_tokens)
     return engine
 
 
@@ -125,8 +126,8 @@ def test_the_more_groups_there_are_the_less_a_token_costs() -> None:
 
 
 def test_a_token_costs_no_more_than_a_thousand_bytecodes() -> None:
-    assert decoding(32).decode_cost(watched=False) <= MOST
-    assert decoding(8, groups=4).decode_cost(watched=False) <= MOST
+    assert decoding(32).decode_cost(watched=False) <= MAX_BYTECODES
+    assert decoding(8, groups=4).decode_cost(watched=False) <= MAX_BYTECODES
 
 
 def test_a_token_costs_the_same_after_any_prompt() -> None:
@@ -134,7 +135,7 @@ def test_a_token_costs_the_same_after_any_prompt() -> None:
 
 
 def test_a_token_costs_the_same_after_any_number_of_output_tokens() -> None:
-    assert decoding(written=1500).decode_cost() == pytest.approx(decoding(written=20).decode_cost(), rel=0.01)
+    assert decoding(num_tokens=1500).decode_cost() == pytest.approx(decoding(num_tokens=20).decode_cost(), rel=0.01)
 
 
 def test_a_prompt_token_costs_the_same_at_any_position() -> None:
@@ -161,14 +162,14 @@ def test_a_token_costs_the_same_however_many_groups_wait(scarce: str) -> None:
     assert cost(500, 400) == pytest.approx(cost(1, 200), rel=0.01)
 
 
-@pytest.mark.parametrize("beginning", [196, 200], ids=["one beginning", "one prompt"])
-def test_a_token_costs_the_same_for_any_number_of_groups_that_wait_for_a_trunk(beginning: int) -> None:
-    """Also in the steps in which they begin to follow it, and in which they go on."""
+@pytest.mark.parametrize("common", [196, 200], ids=["common prefix", "one prompt"])
+def test_a_token_costs_the_same_for_any_number_of_groups_that_wait_for_a_trunk(common: int) -> None:
+    """This includes the steps in which they start to follow it, and in which they continue."""
 
     def cost(waiting: int) -> float:
         engine = Engine(max_num_seqs=32, budget=80)
         for i in range(waiting):
-            engine.submit(f"{i:04}", prompt=200, beginning=beginning)
+            engine.submit(f"{i:04}", prompt=200, common=common)
         watch(engine.core)
         return max(engine.cost_of_a_token() for _ in range(8))
 
@@ -244,7 +245,7 @@ PASSES: dict[str, Callable[[WatchedList], object]] = {
     "sum": sum,
     "max": max,
     "star": lambda numbers: [*numbers],
-    "plus": lambda numbers: numbers + [],  # noqa: RUF005  the point is how
+    "plus": lambda numbers: numbers + [],  # noqa: RUF005  this operator is what is tested
     "onto": lambda numbers: [].__iadd__(numbers),
     "slice": lambda numbers: numbers[:],
     "copy": lambda numbers: numbers.copy(),

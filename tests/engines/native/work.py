@@ -1,8 +1,8 @@
-"""Counts the work of Python code in bytecodes, not in time.
+"""Counts the work of Python code in bytecodes instead of time.
 
-The work of C is not seen: `tuple(table)` is a handful of bytecodes, however long the table is. So `watch` replaces the
-lists that an object keeps by ones that loop, copy, slice, search and compare in Python, where it is counted. Only the
-elements that a list moves up after an insertion stay unseen, eight bytes each.
+Work in C is not counted: `tuple(table)` is a handful of bytecodes, however long the table is. `watch` therefore
+replaces the lists that an object keeps by lists that loop, copy, slice, search and compare in Python, where the work is
+counted. Only the elements that a list moves after an insertion are not counted, eight bytes each.
 """
 
 import gc
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def bytecodes(work: Callable[[], object]) -> int:
-    """Counts bytecodes, without the garbage collector: it would run finalizers of other tests' leftovers."""
+    """Returns the number of bytecodes. Garbage collection is off, because it could run finalizers of other tests."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> "TraceFunction":
@@ -38,7 +38,7 @@ def bytecodes(work: Callable[[], object]) -> int:
 
 
 class _InPython:
-    """Comes before `list` or `tuple` among the base classes, and does their loops in Python."""
+    """A base class, before `list` or `tuple`, that does their loops in Python."""
 
     def __len__(self) -> int:
         return super().__len__()  # type: ignore[misc,no-any-return]
@@ -60,8 +60,8 @@ class _InPython:
             i -= 1
             yield self[i]
 
-    def __contains__(self, wanted: object) -> bool:
-        return any(one is wanted or one == wanted for one in self)
+    def __contains__(self, item: object) -> bool:
+        return any(one is item or one == item for one in self)
 
     def __eq__(self, other: object) -> bool:
         return [*self] == other or tuple(self) == other
@@ -75,11 +75,11 @@ class _InPython:
     def copy(self) -> Any:
         return [*self]
 
-    def index(self, wanted: object) -> int:
-        return next(i for i, one in enumerate(self) if one == wanted)
+    def index(self, item: object) -> int:
+        return next(i for i, one in enumerate(self) if one == item)
 
-    def remove(self, wanted: object) -> None:
-        del self[self.index(wanted)]  # type: ignore[attr-defined]
+    def remove(self, item: object) -> None:
+        del self[self.index(item)]  # type: ignore[attr-defined]
 
 
 class WatchedTuple(_InPython, tuple[Any, ...]):  # type: ignore[misc]
@@ -92,21 +92,21 @@ class WatchedList(_InPython, list[Any]):  # type: ignore[misc]
 
 
 def watch(owner: object) -> None:
-    """Watches every list that `owner` keeps, directly or through other objects of ours."""
+    """Watches every list that `owner` keeps, directly or through other objects of Motet."""
     _watch(owner, set())
 
 
-def _watch(owner: object, seen: set[int]) -> None:
-    if id(owner) in seen:
+def _watch(owner: object, visited: set[int]) -> None:
+    if id(owner) in visited:
         return
-    seen.add(id(owner))
+    visited.add(id(owner))
     if isinstance(owner, dict):
         owner = list(owner.values())
     if isinstance(owner, list):
         for one in list.copy(owner):
-            _watch(one, seen)
+            _watch(one, visited)
     elif type(owner).__module__.startswith("motet.") and hasattr(owner, "__dict__"):
         for name, value in list(vars(owner).items()):
             if type(value) is list:
                 vars(owner)[name] = value = WatchedList(value)
-            _watch(value, seen)
+            _watch(value, visited)

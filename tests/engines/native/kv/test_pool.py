@@ -21,7 +21,7 @@ def content(names: list[bytes]) -> Stored:
 
 
 def idle(pool: BlockPool, *names: bytes) -> list[int]:
-    """Makes blocks with these names that nobody holds."""
+    """Makes idle blocks with these names."""
     pool.publish(blocks := pool.take(len(names)), content(list(names)))
     pool.release(blocks)
     return blocks
@@ -83,7 +83,7 @@ def test_a_second_block_with_the_same_name_stays_unnamed() -> None:
     pool.publish([second], content([A]))
     assert pool.find([A]) == [first]
     pool.release([second])
-    assert counts(pool) == (3, 0, 1)  # free, not idle: nobody could find it
+    assert counts(pool) == (3, 0, 1)  # free and not idle: it cannot be found
     pool.release([first])
     assert counts(pool) == (4, 1, 0)
 
@@ -182,8 +182,8 @@ def test_only_new_blocks_are_published_each_with_its_parent() -> None:
     pool.publish(pool.take(1), content([A]))
     pool.publish(pool.take(1), content([C]))
     pool.take_changes()
-    whole = Stored((A, B, C, D), None, tuple(range(16)))
-    pool.publish(pool.take(4), whole)
+    stored = Stored((A, B, C, D), None, tuple(range(16)))
+    pool.publish(pool.take(4), stored)
     assert pool.take_changes() == [Stored((B,), A, (4, 5, 6, 7)), Stored((D,), C, (12, 13, 14, 15))]
 
 
