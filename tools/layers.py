@@ -107,7 +107,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.checkpoint",
         "models.folder",
         "models.trainer_group",
-        "models.weights",
+        "models.weight_digest",
     ),
     "policies": (),
     "text": ("policies", "engine", "transfer.ticket"),

@@ -1,4 +1,4 @@
-"""The seam of the system: everything that turns token ids into token ids is an `Engine`, also the router."""
+"""The interface of engines: everything that turns token ids into token ids is an `Engine`, also the router."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class GroupStream(Protocol):
     def __anext__(self) -> Awaitable[GroupDelta]: ...
 
     async def aclose(self) -> None:
-        """Ends the group: its blocks are free one step later at the latest. May be called at any time, twice too."""
+        """Ends the group. Its blocks are free one step later at the latest. Can be called at any time, and twice."""
         ...
 
 
@@ -35,31 +35,31 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def generate(self, request: GenerateRequest) -> GroupStream:
-        """Submits a group at once (not at the first `__anext__`). If it has a ticket, the engine notifies the lease
-        when the group does not need it any more, however the group ends. May raise at once what the stream would
+        """Submits a group at once (not at the first `__anext__`). If the group has a ticket, the engine releases it as
+        soon as the group does not need it any more, however the group ends. Can raise at once what the stream would
         raise."""
         ...
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Computes the KV of the prompt without its last token, and keeps it for `readers`. It has at least two tokens.
+        """Computes the KV of a prompt of at least two tokens, without the last token, and keeps it for `readers`.
 
         Cancelling it frees the group, and the lease if there is one already. Raises what `generate` raises."""
         ...
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
-        """Ends the lease of a ticket that no reader will use. Never raises: a lease that cannot be reached expires.
-        `trace`: the client's request id, for other servers' logs."""
+        """Releases a ticket that no reader will use. Never raises: a lease that cannot be reached expires. `trace`: the
+        client's request id, for other servers' logs."""
         ...
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        """Ends one choice early, e.g. at a stop string. After this returns, only deltas that were on their way come;
-        the stream ends when the last choice has ended. Unknown ids and ended choices are ignored."""
+        """Ends one choice early, e.g. at a stop string. After that, only deltas come that were already on their way.
+        The stream ends when the last choice has ended. Unknown ids and ended choices are ignored."""
         ...
 
     async def stats(self) -> EngineStats: ...
 
     async def close(self) -> None:
-        """Ends all groups with `EngineClosedError` and frees everything. May be called twice."""
+        """Ends all groups with `EngineClosedError` and frees everything. Can be called twice."""
         ...
 
 
@@ -80,17 +80,17 @@ class WorkerState(StrEnum):
     """The state of a worker. Only one that is ready gets new groups."""
 
     STARTING = "starting"
-    """It has not answered yet, or its process is being started again."""
+    """The worker has not answered so far, or its process is being restarted."""
     READY = "ready"
     DRAINING = "draining"
-    """It finishes its groups and takes no new ones."""
+    """The worker finishes its groups and takes no new ones."""
     SILENT = "silent"
-    """It gives no sign of life; its groups go on elsewhere."""
+    """The worker gives no sign of life. Its groups move to other workers."""
     DEAD = "dead"
 
 
 ANSWERING = (WorkerState.READY, WorkerState.DRAINING)
-"""The states in which a worker answers questions."""
+"""The states in which a worker answers calls."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Worker:
     """An engine with the name and address that routing knows it by."""
 
     id: str
-    """A name such as `prefill-0`, which never changes."""
+    """Name such as `prefill-0`, which never changes."""
     engine: Engine
     address: str
-    """Its URL, or the address of its side channel."""
+    """URL of the worker, or address of its side channel."""
     local: bool = True
     """True if this server publishes its figures."""
     kill: Callable[[], None] | None = None
@@ -110,19 +110,20 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """A worker as `/status` shows it. Role and kind are None until somebody has reached it; `worker` is None if it has
-    no engine to ask; `models` lists the models beside its engine's own."""
+    """A worker as `/status` shows it. Role and kind are None until the worker has been reached."""
 
     id: str
     address: str
     state: WorkerState
     role: Role | None = None
     worker: Worker | None = None
+    """The worker; None if it has no engine."""
     last_decision: str | None = None
-    """The reason why it got its last group."""
+    """Reason for which it got its last group."""
     note: str | None = None
-    """The reason for its state, if there is something to say."""
+    """Reason for its state, if there is something to explain."""
     kind: EngineKind | None = None
     models: tuple[ModelName, ...] = ()
+    """The models other than its engine's own."""
     resumable: bool = True
-    """True if its answers can go on elsewhere when it is lost."""
+    """True if other workers can continue its answers when it is lost."""

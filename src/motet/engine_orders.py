@@ -43,14 +43,15 @@ class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
 
     version: str
     digest: str = ""
-    """Digest of the prepared weights to apply. Empty: whichever are prepared."""
+    """Digest of the prepared weights to apply. If it is empty, any prepared weights are applied."""
 
 
 class DropWeights(msgspec.Struct, frozen=True, tag=True):
     """Forget the prepared weights."""
 
     digest: str = ""
-    """Digest of the prepared weights to drop. Empty: whichever are prepared or are being read."""
+    """Digest of the prepared weights to drop. If it is empty, any weights are dropped, also if they are still being
+    read."""
 
 
 class NameWeights(msgspec.Struct, frozen=True, tag=True):
@@ -83,10 +84,10 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """Give the memory of the KV cache back to the system. The engine must be held."""
+    """Release the memory of the KV cache to the system. The engine must be held."""
 
     weights: bool
-    """True if the memory of the weights is given back too: then a complete checkpoint must be applied before the next
+    """True if the memory of the weights is released too: then a complete checkpoint must be applied before the next
     step."""
 
 
@@ -98,7 +99,7 @@ class ReadStats(msgspec.Struct, frozen=True, tag=True):
     """Report the figures of this moment. Answer: EngineFigures."""
 
     check: bool = False
-    """True: run the consistency checks too. A failed check ends the process."""
+    """True if the consistency checks run too. A failed check ends the process."""
 
 
 WorkerOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWeights | Hold | ForgetPrefixes | Connect

@@ -4,8 +4,8 @@
 
     weights.push("http://127.0.0.1:8000", model.named_parameters(), version="1")
 
-The tensors become one safetensors file: in memory, which the server opens, if it runs on the same machine as the same
-user; else in the body of a request. The server must have been started with `--rl`.
+The tensors become one safetensors file. If the server runs on the same machine as the same user, the file is in memory,
+and the server opens it; else it is the body of a request. The server must have been started with `--rl`.
 """
 
 import http.client
@@ -20,7 +20,7 @@ import torch
 from motet.models.checkpoint import MemoryFile, TensorFacts, safetensors_header
 
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-"""Their names in safetensors files."""
+"""The name of each dtype in safetensors files."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TIMEOUT_S = 600.0
 
@@ -28,15 +28,15 @@ NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
 class Delivery(StrEnum):
-    """How the tensors get to the server."""
+    """The way in which the tensors get to the server."""
 
     MEMORY = "memory"
-    """Through memory that both processes see: on one machine, in one container, as one user."""
+    """Through memory that both processes can open: on one machine, in one container, as one user."""
     HTTP = "http"
 
 
 class PushError(Exception):
-    """The server has not taken the weights, and has those that it had before. `status`: that of its answer."""
+    """The server has refused the weights, and keeps its previous ones. `status`: status code of its response."""
 
     def __init__(self, message: str, *, status: int, param: str | None = None) -> None:
         super().__init__(message)
@@ -53,14 +53,14 @@ def push(
     way: Delivery | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> str:
-    """Gives all engines of a server, or of the servers behind a gateway, new weights, and returns their version.
+    """Gives all engines of a server, or of a gateway's workers, new weights, and returns their version.
 
-    `server`: its URL, with or without /v1. `named_tensors`: `model.named_parameters()`, a state dict, or only some of
-    their tensors, with the names of the Hugging Face checkpoint, in bfloat16, float16 or float32 and on any device; the
-    engines round them to their own dtype. `version`: what the weights are called, by default the number of updates.
-    `way`: by default memory if the server's address is this machine's own and it can open that, else HTTP. Raises
-    PushError if the server refuses, ValueError for tensors that cannot be sent, OSError if there is no connection or no
-    memory."""
+    `server`: URL of the server, with or without /v1. `named_tensors`: `model.named_parameters()`, a state dict, or only
+    some of their tensors, with the names of the Hugging Face checkpoint, in bfloat16, float16 or float32 and on any
+    device; the engines round them to their own dtype. `version`: name of the weights, by default the number of updates.
+    `way`: by default memory if the server's address is a loopback address and the server can open that memory, else
+    HTTP. Raises PushError if the server refuses the weights, ValueError for tensors that cannot be sent, OSError if
+    there is no connection or no memory."""
     target = Target.of(server, admin_key=admin_key, timeout_s=timeout_s)
     tensors = dict(named_tensors)
     if way is Delivery.HTTP or (way is None and target.url.hostname not in LOOPBACK):
@@ -83,11 +83,11 @@ class Target:
     def of(cls, server: str, *, admin_key: str | None, timeout_s: float) -> "Target":
         url = urlsplit(server.rstrip("/").removesuffix("/v1"))
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"'{server}' is no URL of a server: expected http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"'{server}' is not the URL of a server: expected http://HOST:PORT or https://HOST:PORT")
         return cls(url, {"authorization": f"Bearer {admin_key}"} if admin_key else {}, timeout_s)
 
     def post(self, query: Mapping[str, str], body: Iterable[memoryview], *, content_type: str, length: int) -> str:
-        """Posts to /update_weights, and returns the version that the server has then. Raises PushError."""
+        """Posts to /update_weights, and returns the new version of the weights. Raises PushError."""
         make = http.client.HTTPSConnection if self.url.scheme == "https" else http.client.HTTPConnection
         connection = make(self.url.hostname or "", self.url.port, timeout=self.timeout_s)
         try:
@@ -97,9 +97,9 @@ class Target:
                 connection.putheader(name, value)
             connection.endheaders()
             try:
-                for piece in body:
-                    connection.send(piece)
-            except ConnectionError:  # a server that refuses does not read the rest
+                for part in body:
+                    connection.send(part)
+            except ConnectionError:  # a server that refuses the weights does not read the rest
                 pass
             response = connection.getresponse()
             return _version_in(response.status, response.read())
@@ -109,14 +109,16 @@ class Target:
 
 def _version_in(status: int, body: bytes) -> str:
     try:
-        told = json.loads(body)
+        fields = json.loads(body)
     except ValueError:
-        told = {}
-    if status == http.HTTPStatus.OK and isinstance(told, dict):
-        if "weight_version" not in told:
-            raise PushError("The server has an update in pieces open, and has taken these for one.", status=status)
-        return str(told["weight_version"])
-    error = told.get("error") if isinstance(told, dict) else None
+        fields = {}
+    if status == http.HTTPStatus.OK and isinstance(fields, dict):
+        if "weight_version" not in fields:
+            raise PushError(
+                "The server has an update in several bodies open, and has added these tensors to it.", status=status
+            )
+        return str(fields["weight_version"])
+    error = fields.get("error") if isinstance(fields, dict) else None
     error = error if isinstance(error, dict) else {}
     message = error.get("message") or body[:500].decode(errors="replace")
     raise PushError(f"The server answered {status}: {message}", status=status, param=error.get("param"))
@@ -127,8 +129,8 @@ def _share(target: Target, tensors: Mapping[str, torch.Tensor], *, version: str 
     file = MemoryFile.create(len(header) + sum(tensor.nbytes for tensor in tensors.values()))
     try:
         at = 0
-        for piece in _pieces(header, tensors):
-            at = file.write(piece, at)
+        for part in _parts(header, tensors):
+            at = file.write(part, at)
         file.seal()
         order = {"weight_file": str(file.path)} | ({} if version is None else {"weight_version": version})
         body = json.dumps(order).encode()
@@ -141,11 +143,11 @@ def _send(target: Target, tensors: Mapping[str, torch.Tensor], *, version: str |
     header = _header(tensors)
     query = {} if version is None else {"weight_version": version}
     length = len(header) + sum(tensor.nbytes for tensor in tensors.values())
-    return target.post(query, _pieces(header, tensors), content_type="application/octet-stream", length=length)
+    return target.post(query, _parts(header, tensors), content_type="application/octet-stream", length=length)
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Raises ValueError for a tensor that cannot be in a file of weights."""
+    """Returns the header of the file. Raises ValueError for a tensor that the file cannot have."""
     facts = []
     for name, tensor in tensors.items():
         if (dtype := DTYPES.get(tensor.dtype)) is None:
@@ -154,8 +156,8 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return safetensors_header(facts)
 
 
-def _pieces(header: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    """Yields the bytes of a safetensors file. A tensor on another device is copied here when its turn has come."""
+def _parts(header: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    """Yields the bytes of a safetensors file. A tensor on another device is copied when its turn comes."""
     yield memoryview(header)
     for tensor in tensors.values():
         if tensor.numel():

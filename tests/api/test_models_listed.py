@@ -187,7 +187,7 @@ async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Serve
     assert (await post(served, "/engine/generate", group())).status_code == 404
     async with server_client() as client:
         server = EngineServer(served.url, client)
-        with pytest.raises(EngineError, match="Name the servers behind it") as refused:
+        with pytest.raises(EngineError, match="Use the workers of this server") as refused:
             await server.report(timeout_s=PATIENCE_S)
         assert type(refused.value) is EngineError  # else it would be asked as a server of another kind
         models.listed.pop()

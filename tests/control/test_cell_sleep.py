@@ -269,7 +269,7 @@ async def test_engines_on_a_gpu_are_only_paused() -> None:
     one = on_cpu()
     one.info = msgspec.structs.replace(one.info, device="cuda:0")
     cell = SleepingCell(one)
-    with pytest.raises(RequestError, match="/sleep gives back memory of engines on the CPU only") as refused:
+    with pytest.raises(RequestError, match="/sleep releases memory of engines on the CPU only") as refused:
         await cell.fall_asleep(1)
     assert (refused.value.param, one.held, cell.sleep.asleep) == ("level", False, False)
     await cell.fall_asleep(0)

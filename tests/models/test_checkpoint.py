@@ -14,7 +14,7 @@ from safetensors.torch import save
 from motet.errors import ModelLoadError
 from motet.models.checkpoint import Checkpoint, MemoryFile, available_bytes, checkpoint_files
 from motet.models.folder import check_safetensors
-from motet.models.weights import weights_digest
+from motet.models.weight_digest import weights_digest
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
 
@@ -66,8 +66,8 @@ def test_only_sealed_files_in_memory_are_opened(tmp_path: Path) -> None:
     unsealed = MemoryFile.create(3)
     with on_disk.open("rb") as disk:
         for path, why in (
-            (on_disk, "no file in memory"),
-            (Path("/proc/self/fd/0"), "no file in memory"),
+            (on_disk, "is not a file in memory"),
+            (Path("/proc/self/fd/0"), "is not a file in memory"),
             (Path(f"/proc/{os.getpid()}/fd/{disk.fileno()}"), "sealed"),
             (unsealed.path, "sealed"),
             (Path("/proc/1/fd/99999"), "cannot be opened"),

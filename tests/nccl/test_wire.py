@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 
 from motet.engines.native.cuda.nccl import Communicator, Nccl, NcclError, id_in, join
-from motet.engines.native.cuda.receive import Piece, pieces_of
+from motet.engines.native.cuda.receive import Broadcast, broadcasts_of
 from motet.models.checkpoint import TensorFacts, safetensors_header
 from motet.models.trainer_group import TrainerGroup
 from tests.nccl.library import fake_nccl
@@ -66,7 +66,7 @@ class Evil:
 def test_a_pickle_that_is_no_id_is_refused_and_nothing_in_it_is_run(tmp_path: Path) -> None:
     wrong = [pickle.dumps(Evil(tmp_path / "run")), pickle.dumps(ID), pickle.dumps(["ncclUniqueId", ID[1:]]), b"", ID]
     for data in wrong:
-        with pytest.raises(NcclError, match="no id of a group"):
+        with pytest.raises(NcclError, match="does not have the id of a group"):
             id_in(data)
     assert not (tmp_path / "run").exists()
     assert id_in(pickle.dumps(["ncclUniqueId", ID])) == ID
@@ -75,7 +75,7 @@ def test_a_pickle_that_is_no_id_is_refused_and_nothing_in_it_is_run(tmp_path: Pa
 @pytest.mark.parametrize("buffer_bytes", [1, 10, 23, 24, 33, 34, 35, 36, 195, 196, 209, 210, 1000])
 def test_both_sides_cut_at_the_same_tensors_whatever_the_size_of_a_buffer(buffer_bytes: int) -> None:
     sent = list(packed(TENSORS.values(), buffer_bytes=buffer_bytes))
-    expected = [*pieces_of(FACTS, group(buffer_bytes=buffer_bytes))]
+    expected = [*broadcasts_of(FACTS, group(buffer_bytes=buffer_bytes))]
     assert [piece.num_bytes for piece in expected] == [one.nbytes for one in sent]
     assert {piece.dtype for piece in expected} == {torch.uint8}
     whole = b"".join(one.numpy().tobytes() for one in sent)
@@ -83,7 +83,9 @@ def test_both_sides_cut_at_the_same_tensors_whatever_the_size_of_a_buffer(buffer
 
 
 def test_without_packing_each_tensor_comes_alone_in_its_own_dtype() -> None:
-    assert [*pieces_of(FACTS, group(packed=False))] == [Piece(one.numel(), one.dtype) for one in TENSORS.values()]
+    assert [*broadcasts_of(FACTS, group(packed=False))] == [
+        Broadcast(one.numel(), one.dtype) for one in TENSORS.values()
+    ]
 
 
 def test_a_header_with_the_bytes_behind_it_is_a_file_that_safetensors_reads() -> None:

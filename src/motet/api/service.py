@@ -121,8 +121,8 @@ class Service:
             case [ServedModel() as model]:
                 return model
         raise NoSingleModelError(
-            f"This server has {', '.join(self.model_names) or 'no model'}; a worker is a server with one of its own. "
-            "Name the servers behind it as workers instead."
+            f"This server has {', '.join(self.model_names) or 'no model'}; a worker is a server with one model of its "
+            "own. Use the workers of this server instead."
         )
 
     def check_size(

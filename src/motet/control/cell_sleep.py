@@ -1,11 +1,11 @@
-"""A cell that sleeps: its engines give memory back to the system for a while, for a trainer on the same machine.
+"""A cell that sleeps: its engines release memory to the system for a while, for a trainer on the same machine.
 
-    sleep    1. the pause: groups end, are waited for, or are kept; new ones wait in the queue
-             2. every engine gives back its KV cache, at level 2 its weights too
+    sleep    1. the pause: groups end, are waited for, or are kept; new groups wait in the queue
+             2. every engine releases its KV cache, at level 2 its weights too
     wake     3. the weights are read again from their checkpoints, unless an update has brought others
-             4. when all memory is taken again, groups continue; those that were kept recompute their KV
+             4. when all memory is taken again, groups continue; kept groups recompute their KV
 
-An engine that dies and is started again in between sleeps as the others do.
+An engine that is restarted in between sleeps as the others do.
 """
 
 import asyncio
@@ -46,20 +46,20 @@ class CellSleep:
         self._weights = weights
         self._pause = pause
         self.tags: set[SleepTag] = set()
-        """Memory that is still given back; empty while the engines are awake."""
+        """Memory that is released now; empty while the engines are awake."""
 
     @property
     def asleep(self) -> bool:
-        """True while the engines compute nothing, even if they have given no memory back."""
+        """True while the engines compute nothing, even if they have released no memory."""
         return self._engines.paused or bool(self.tags)
 
     def check_awake(self) -> None:
-        """Raises RequestError while any memory is given back."""
+        """Raises RequestError while any memory is released."""
         if self.tags:
             raise asleep()
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
-        """Pauses. Level 1 gives back the KV caches too, level 2 also the weights. Raises RequestError if the engines
+        """Pauses. Level 1 also releases the KV caches, level 2 the weights too. Raises RequestError if the engines
         cannot."""
         if level:
             self._check_possible()
@@ -68,8 +68,9 @@ class CellSleep:
             await asyncio.shield(asyncio.ensure_future(self._sleep(weights=level > 1)))
 
     async def wake(self, tags: Collection[SleepTag]) -> bool:
-        """Takes all memory again, or only that of these tags. Returns True if all is taken, and groups continue. Raises
-        EngineError if the weights cannot be read again: then an update can still bring others."""
+        """Takes the memory of these tags again; without tags, all of it. Returns True if nothing is released any more,
+        and groups continue. Raises EngineError if the weights cannot be read again: an update can still bring
+        others."""
         return await asyncio.shield(asyncio.ensure_future(self._wake(MEMORY.intersection(tags) if tags else MEMORY)))
 
     async def let_groups_end(self) -> None:
@@ -117,7 +118,7 @@ class CellSleep:
         for engine in self._engines.present(local_only=True):
             if engine.info.device != "cpu":
                 raise RequestError(
-                    f"Invalid 'level': /sleep gives back memory of engines on the CPU only, and this one is on "
+                    f"Invalid 'level': /sleep releases memory of engines on the CPU only, and this one is on "
                     f"{engine.info.device}; level 0 pauses it.",
                     param="level",
                     code="unsupported_value",

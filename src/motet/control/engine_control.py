@@ -100,7 +100,8 @@ class EngineControl:
             await self.engines.give(lambda engine: engine.send(order), to=self.engines.present())
 
     async def abort(self, traces: Collection[str] | None) -> int:
-        """Ends groups where they are: all, or those of the requests with these `x-request-id`. Returns their number."""
+        """Ends groups where they are: all, or only the groups of requests with these `x-request-id`. Returns their
+        number."""
         return await self._router.cut(traces)
 
     async def obey(self, order: ControlOrder, *, uploaded: Checkpoint | None = None) -> OrderAnswer:
@@ -126,7 +127,7 @@ class EngineControl:
         return Done()
 
     async def _hold(self, held: bool) -> None:
-        """Does for a gateway what a pause does to the engines."""
+        """Starts or ends a pause that a gateway controls: the gateway's queue holds back new groups."""
         await self.weights.drop()  # a gateway that pauses is in no update any more
         async with self.lock:
             if not held:

@@ -66,7 +66,7 @@ class WeightHistory:
         await self._bring_name(engine)
 
     async def bring_again(self, engine: ControlledEngine) -> None:
-        """Gives an engine that has lost its weights those of the server. Raises what `bring` raises."""
+        """Gives an engine without weights the weights of the server. Raises what `bring` raises."""
         if not (self._applied and self._applied[0].complete):
             await self._bring_start(engine)
         await self._bring_applied(engine, self._applied)

@@ -3,9 +3,9 @@
     1. every engine prepares the checkpoint, while its weights serve. One that cannot, or is not there, ends the update
     2. the engines here are held between two steps. All apply what they have prepared, and continue
 
-An engine that dies in 2 gets the new weights when it is started again, as any that dies later does: it reads them
-again, and does not serve if their folder holds others by then (`weight_history`). The engines of a gateway are those of
-its workers. To a worker, its gateway gives the orders that a server gives to its engines, so 1 and 2 are methods too.
+An engine that dies in 2 or later gets the new weights when it is restarted: it reads them again, and does not serve if
+their folder holds others by then (`weight_history`). A gateway updates the engines of its workers. It gives a worker
+the orders that a server gives to its engines, so 1 and 2 are methods of their own too.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class PreparedUpdate:
     prepared: PreparedWeights
     slowest: str
     seconds: float
-    """As in `WeightUpdate`."""
+    """Time in seconds that the slowest worker took."""
     started_s: float
 
 
@@ -134,7 +134,7 @@ class WeightUpdates:
         return self._ready.prepared
 
     async def apply(self, version: str, *, digest: str = "") -> None:
-        """Does the second step. Raises EngineError if nothing is prepared, or other weights than those of `digest`."""
+        """Does the second step. Raises EngineError if nothing is prepared, or weights with another digest."""
         if (ready := self._take_ready(digest)) is None:
             raise EngineError(f"these new weights are not prepared; they are kept for {PREPARED_S:g} s")
         try:
@@ -143,7 +143,7 @@ class WeightUpdates:
             self._engines.lock.release()
 
     async def drop(self, digest: str = "") -> None:
-        """Forgets what is prepared, unless it is something else than the weights of `digest`."""
+        """Forgets the prepared weights, unless they have another digest."""
         if (ready := self._take_ready(digest)) is not None:
             try:
                 await drop(ready.checkpoint, [(engine, ready.prepared.digest) for _, engine in ready.engines])
@@ -264,4 +264,4 @@ async def drop(checkpoint: Checkpoint, engines: Sequence[tuple[ControlledEngine,
 
 
 def asleep() -> RequestError:
-    return RequestError("The engines of this server are asleep: POST /wake_up lets them go on.", code="asleep")
+    return RequestError("The engines of this server are asleep: POST /wake_up lets them continue.", code="asleep")

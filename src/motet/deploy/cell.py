@@ -1,20 +1,20 @@
-"""The engines of one server, which are started, watched, started again and closed together.
+"""The engines of one server, which are started, watched, restarted and closed together.
 
     one engine                    a fleet of one
-    --prefill P --decode D        P + D engines; without prefill engines, D that do it all
-    --role decode --prefill-url   the engine, and prefill servers elsewhere
+    --prefill P --decode D        P + D engines; without prefill engines, D engines that do both
+    --role decode --prefill-url   the engine, and prefill workers on other servers
 
-1. all engine processes start at once; one that cannot start ends the others
-2. each gets the weights of the cell, and every decode engine meets every prefill engine, so that no request pays for
-   connecting
-3. `watch` runs beside the server: each engine has a keeper (`LocalKeeper`), which starts it again when it dies, and
-   prefill servers elsewhere are looked after as a gateway looks after its workers
+1. all engine processes start at the same time; one that cannot start ends the others
+2. each gets the weights of the cell, and every decode engine connects to every prefill engine, so that no request
+   waits for a connection
+3. `watch` runs next to the server: each engine has a keeper (`LocalKeeper`), which restarts it when it dies. Prefill
+   workers on other servers are watched as a gateway watches its workers
 
        ready ──died──► dead ──back-off──► starting ──► met ──► ready, with a new process
                         └── after `restarts` in a row ──► given up
 
-   in a row: without having been ready for `STEADY_S` between two deaths; the back-off grows with each
-4. the cell is `dead` when no engine that decodes is left or will come; it goes on without prefill engines
+   in a row: without being ready for `STEADY_S` between two deaths; the back-off grows with each death
+4. the cell is `dead` when no engine that decodes is left or expected; it continues without prefill engines
 5. `close` ends every process
 """
 
@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULTS = GatewayConfig()
 STEADY_S = 10.0
+"""Time in seconds for which an engine must be ready before a death counts as the first in a row."""
 FIRST_BACKOFF_S = 0.25
 
 
@@ -82,12 +83,12 @@ class Cell:
         self.control = control
         self._keepers = keepers
         self._prefill: Gateway | None = None
-        """Prefill servers elsewhere; None if it asks none."""
+        """Prefill workers on other servers; None if there are none."""
         self._needed = [keeper for keeper in keepers if keeper.role is not Role.PREFILL] or keepers
 
     @property
     def workers(self) -> list[Worker]:
-        """The workers that are there now."""
+        """The workers that have an engine now."""
         return [member.worker for member in self.router.fleet.members if member.worker is not None]
 
     @property
@@ -106,22 +107,22 @@ class Cell:
             await keeper.given_up.wait()
 
     async def connect(self, address: TransferAddress) -> None:
-        """Connects its engines that fetch KV to a worker elsewhere. Raises MotetError if one cannot."""
-        fetching = [keeper.id for keeper in self._keepers if keeper.role is Role.DECODE]
+        """Connects its engines that pull KV to a worker on another server. Raises MotetError if one cannot connect."""
+        pulling = [keeper.id for keeper in self._keepers if keeper.role is Role.DECODE]
         for worker in self.workers:
-            if worker.id in fetching and isinstance(worker.engine, ControlledEngine):
+            if worker.id in pulling and isinstance(worker.engine, ControlledEngine):
                 await worker.engine.send(Connect(address))
 
     def endpoint(self) -> str | None:
-        """Returns the address of its block events, if there is exactly one."""
+        """Returns the address of its block events; None unless there is exactly one."""
         return self._keepers[0].block_events.endpoint if len(self._keepers) == 1 else None
 
     async def start(self, plan: ServerPlan, client: Client) -> None:
-        """Starts the engines, and asks each prefill server of the plan how it is."""
+        """Starts the engines, and queries each prefill server of the plan."""
         for keeper in self._keepers:
             self.router.fleet.expect(keeper.id, "-", role=keeper.role)
         await start_all(self._keepers)
-        # Decode first: each newcomer meets all workers that are there.
+        # Decode first: each engine that joins meets all workers that have joined.
         for keeper in sorted(self._keepers, key=lambda keeper: keeper.role is Role.PREFILL):
             await keeper.join()
         if plan.cell.prefill_urls:
@@ -142,7 +143,8 @@ class Cell:
                 tasks.create_task(self._prefill.watch())
 
     async def close(self) -> None:
-        """Ends open groups with `EngineClosedError`, and all processes. `watch` must have ended. May come twice."""
+        """Ends open groups with `EngineClosedError`, and all processes. `watch` must have ended. Can be called
+        twice."""
         await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
         await self.control.close()
@@ -153,7 +155,7 @@ class Cell:
 async def start_cell(
     plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client, tracer: Tracer = NO_TRACES
 ) -> Cell:
-    """Starts all engines of the plan, or none. `address`: of the server itself; `client`: for prefill servers."""
+    """Starts all engines of the plan, or none. `address`: address of the server; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
     router = make_router(plan.routing, plan.cell, role=plan.role, tracer=tracer)
     control = EngineControl(router)
@@ -190,14 +192,14 @@ def prefill_members(
     introduces: bool = True,
     listed: WorkerList | None = None,
 ) -> Gateway:
-    """Makes the gateway part of a server that decodes and answers clients itself: prefill servers in its fleet.
+    """Makes the gateway part of a server that decodes and answers clients itself: the prefill servers in its fleet.
 
-    They are asked and watched as a gateway's workers are. A decode server names them from the start
-    (`--prefill-url`); on Ray they come and go with the directory."""
+    They are queried and watched like a gateway's workers. A decode server names them from the start (`--prefill-url`).
+    On Ray they join and leave with the directory."""
     model = cell.workers[0].engine.info.model
 
     async def learn(report: EngineReport, server: FoundServer) -> None:
-        """Refuses prefill servers with another model; nothing else is needed from them."""
+        """Refuses prefill servers with another model. Nothing else is needed from them."""
         if report.info.model != model:
             raise EngineError(
                 f"{server.url} has the model {report.info.model}, and this server {model}: "
@@ -209,7 +211,8 @@ def prefill_members(
 
 
 async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
-    """Starts all engines side by side. The first that cannot start ends the other starts; the owner closes the rest."""
+    """Starts all engines at the same time. The first that cannot start ends the other starts. The owner closes all
+    keepers."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for keeper in keepers:
@@ -219,7 +222,7 @@ async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
 
 
 class LocalKeeper:
-    """Keeps one engine of this machine alive. Its owner starts it the first time: `start`, then `join`."""
+    """Keeps one engine of this machine alive. The owner starts the engine the first time: `start`, then `join`."""
 
     def __init__(
         self,
@@ -236,11 +239,12 @@ class LocalKeeper:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`restarts`: most starts in a row; `address`: its address, None for that of its side channel."""
+        """`restarts`: maximum number of restarts in a row; `address`: address of the worker, by default the
+        address of its side channel."""
         self.id = id
         self.role = config.role
         self.given_up = asyncio.Event()
-        """Set when it will not be started again."""
+        """Set when the engine will not be restarted any more."""
         self.restarted = 0
         self._config = config
         self._fleet = fleet
@@ -259,8 +263,8 @@ class LocalKeeper:
         self._engine = await self._start_engine(self._config)
 
     async def join(self) -> None:
-        """Adds the started engine to the fleet, with the weights of the others: it meets them, and gets groups from now
-        on. Raises MotetError if it cannot get these weights."""
+        """Adds the started engine to the fleet, with the weights of the other engines: it meets them, and gets groups
+        from now on. Raises MotetError if it cannot get these weights."""
         async with self._control.lock:
             await self._join()
 
@@ -278,7 +282,7 @@ class LocalKeeper:
         self._fleet.put(worker)
 
     async def keep(self) -> None:
-        """Runs until it is cancelled, or the engine is given up. It owns only the engine that the fleet knows."""
+        """Runs until it is cancelled, or the engine is given up. Owns only the engine that the fleet knows."""
         in_a_row = 0
         while self._engine is not None:
             ready_s = self._clock()
@@ -293,7 +297,7 @@ class LocalKeeper:
                 await self._wait(backoff_s(in_a_row, longest_s=self._longest_backoff_s))
                 in_a_row += 1
                 await self._start_again(in_a_row)
-        logger.error("%s is not started again", self.id)
+        logger.error("%s is not restarted any more", self.id)
         self._fleet.give_up(self.id)
         self.given_up.set()
 
@@ -311,12 +315,13 @@ class LocalKeeper:
             self.restarted += 1
 
     async def close(self) -> None:
-        """Must be called after `keep` has ended. Also ends an engine that never got into the fleet."""
+        """Ends the engine, also one that never joined the fleet. Must be called after `keep` has ended."""
         if self._engine is not None:
             await self._engine.close()
         await self.block_events.close()
 
 
 def backoff_s(in_a_row: int, *, longest_s: float) -> float:
-    """Returns the seconds before the next start: 0.25, 0.5, 1, 2 ... One death alone may be an accident."""
+    """Returns the time in seconds before the next start: 0.25, 0.5, 1, 2 ... The first restart is quick, since a single
+    death may be an accident."""
     return min(longest_s, FIRST_BACKOFF_S * 2.0**in_a_row)

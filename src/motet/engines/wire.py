@@ -153,7 +153,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def checked(report: EngineReport, name: str, *, texts: bool = False) -> EngineReport:
     """Returns the report of server `name`. Raises WorkerFaultError if it cannot be true, or has more entries than any
-    server needs. `texts`: the report is that of a text upstream, which has no sizes."""
+    server needs. `texts`: True for a text upstream, which has no sizes."""
     if fault := next(_faults(report, texts=texts), None):
         raise WorkerFaultError(f"{name} reports {fault}")
     return report

@@ -1,8 +1,8 @@
-"""Where new weights are: safetensors files in a folder, or in memory.
+"""Checkpoints: the tensors that engines read, in safetensors files in a folder or in memory.
 
-A file in memory (Linux's memfd) is in no folder. Processes open it as `/proc/PID/fd/FD`, and it is gone with the last
-one that has it open, however that ends. A whole file is sealed: from then on nobody can write to it or cut it, not even
-the process that made it, so all that read it read the same.
+A file in memory (Linux's memfd) is in no folder. Processes open it as `/proc/PID/fd/FD`, and it is gone as soon as no
+process has it open any more. A complete file is sealed: from then on no process can write to it or cut it, so all
+readers read the same.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from motet.models.folder import weight_files
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
-"""The size of an element of each dtype that weights may have, under its name in safetensors files."""
+"""Size in bytes of an element of each dtype that weights can have, by its name in safetensors files."""
 
 
 class TensorFacts(msgspec.Struct, frozen=True):
-    """A tensor of a safetensors file, without its elements."""
+    """The name, dtype and shape of a tensor in a safetensors file."""
 
     name: str
     dtype: str
-    """One of `ITEM_BYTES`."""
+    """A key of `ITEM_BYTES`."""
     shape: tuple[int, ...]
 
     @property
@@ -42,7 +42,7 @@ class TensorFacts(msgspec.Struct, frozen=True):
 
 
 def safetensors_header(tensors: Iterable[TensorFacts]) -> bytes:
-    """Returns the beginning of a file in which the elements of these tensors follow in this order: the length of the
+    """Returns the start of a file in which the elements of these tensors follow in this order: the length of the
     header, 8 bytes little endian, and the header as JSON."""
     entries: dict[str, dict[str, object]] = {}
     end = 0
@@ -54,7 +54,7 @@ def safetensors_header(tensors: Iterable[TensorFacts]) -> bytes:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, *, at: int) -> int:
-    """Writes to an open file from `at` on, and returns the place after it."""
+    """Writes all of `data` to an open file from offset `at` on, and returns the offset after it."""
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, at)
@@ -63,21 +63,21 @@ def write_all(descriptor: int, data: bytes | memoryview, *, at: int) -> int:
 
 
 class MemoryFile:
-    """A file in memory that this process has open, until `close`."""
+    """A file in memory that this process keeps open until `close`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-        """Processes of the same user open it under this name."""
+        """The name under which processes of the same user can open it."""
 
     @classmethod
     def create(cls, num_bytes: int) -> "MemoryFile":
-        """Returns a file of zeros, for which the memory is there. Raises OSError if it is not."""
+        """Returns a file of zeros whose memory is allocated. Raises OSError if there is not enough memory."""
         if num_bytes > (free := available_bytes()):
             raise OSError(errno.ENOMEM, f"{num_bytes} bytes are needed, and {free} bytes of memory are free")
         file = cls(os.memfd_create("motet-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         try:
-            os.posix_fallocate(file._descriptor, 0, max(1, num_bytes))  # ten times as quick as page by page
+            os.posix_fallocate(file._descriptor, 0, max(1, num_bytes))  # ten times as fast as page by page
             os.ftruncate(file._descriptor, num_bytes)
         except BaseException:
             file.close()
@@ -86,9 +86,9 @@ class MemoryFile:
 
     @classmethod
     def opened(cls, path: Path) -> "MemoryFile":
-        """Opens the file of another process. Raises ModelLoadError unless it is in memory, and sealed."""
+        """Opens the file of another process. Raises ModelLoadError unless it is in memory and sealed."""
         if MEMORY_FILE.fullmatch(str(path)) is None:
-            raise ModelLoadError(f"{path} is no file in memory: its name would be /proc/PID/fd/FD")
+            raise ModelLoadError(f"{path} is not a file in memory: its name would be /proc/PID/fd/FD")
         try:
             file = cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except OSError as exc:
@@ -104,14 +104,14 @@ class MemoryFile:
         return os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes | memoryview, at: int) -> int:
-        """Writes all of `data`, and returns the place after it."""
+        """Writes all of `data`, and returns the offset after it."""
         return write_all(self._descriptor, data, at=at)
 
     def seal(self) -> None:
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Closes the file. Can be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -120,31 +120,31 @@ class MemoryFile:
 class CheckpointKind(StrEnum):
     FILES = "files"
     MEMORY = "memory"
-    """Files in memory: nobody else reads them again."""
+    """Files in memory. Their digest is not kept: no later start reads them."""
     ZEROS = "zeros"
-    """No files: all tensors are zeros."""
+    """All tensors are zeros. There are no files."""
     START = "start"
-    """No files: the weights with which an engine was started."""
+    """The weights with which an engine was started. There are no files."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by their names: all of a model, or some. `close` forgets those in memory."""
+    """Tensors by their names: all of a model, or some. `close` closes the files in memory."""
 
     kind: CheckpointKind
     paths: tuple[Path, ...] = ()
     """Folders, or safetensors files."""
     memory: tuple[MemoryFile, ...] = ()
-    """Those of the files that are in memory."""
+    """The files in memory, if there are any."""
 
     @property
     def name(self) -> str:
-        """Names it for people."""
+        """Name of the checkpoint in messages."""
         return ", ".join(map(str, self.paths)) if self.kind is CheckpointKind.FILES else self.kind
 
     @classmethod
     def of(cls, *paths: Path) -> "Checkpoint":
-        """Returns that in folders or files."""
+        """Returns the checkpoint in these folders or files."""
         return cls(CheckpointKind.FILES, paths)
 
     @classmethod
@@ -167,7 +167,7 @@ def checkpoint_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def available_bytes() -> int:
-    """Returns the memory that the system can give away, by its own estimate."""
+    """Returns the memory that is available by the system's own estimate."""
     with Path("/proc/meminfo").open() as lines:
         free = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(free) * 1024

@@ -1,7 +1,7 @@
 """The routes with which a trainer on the same machine gets the engines' memory for a while (`--rl`), in vLLM's words.
 
-POST /sleep                 a pause in which the engines give back the KV cache, at level 2 the weights too
-POST /wake_up               the engines take memory again, all or that of `tags`; when all is taken, groups continue
+POST /sleep                 a pause in which the engines release the KV cache, at level 2 the weights too
+POST /wake_up               the engines take the memory of `tags` again, or all of it; then groups continue
 """
 
 from typing import Annotated
@@ -26,7 +26,7 @@ def sleep_router(service: Service) -> APIRouter:
     async def sleep(
         level: Annotated[int, Query(ge=0, le=MAX_LEVEL)] = 1, mode: PauseMode = PauseMode.ABORT
     ) -> Response:
-        """Returns as soon as the memory is given back."""
+        """Returns as soon as the memory is released."""
         await opened().sleep(level, mode)
         return json_response({"status": "sleeping", "level": level})
 

@@ -48,7 +48,7 @@ def order_router(service: Service) -> APIRouter:
 
     @router.post("/checkpoint")
     async def upload_file(request: Request, file: FileNumber) -> Response:
-        """Receives one file of a checkpoint. The first file replaces those of an earlier checkpoint."""
+        """Receives one file of a checkpoint. The first file replaces an earlier checkpoint."""
         check_protocol(request)
         service.opened(service.control)
         tensors = await read_tensors(request)

@@ -24,7 +24,7 @@ from motet.engines.native.weight_loader import StartWeights, WeightLoader
 from motet.errors import ConfigError, KVMemoryError
 from motet.grammar.compiled_grammar import Grammars
 from motet.ids import ModelName, new_engine_id
-from motet.models.weights import begin_weights_digest
+from motet.models.weight_digest import start_weights_digest
 from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.proof import Proof
@@ -109,7 +109,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     if config.gpu_memory_utilization is None:
         blocks_in(config.kv_cache_gb)
     cache = cache_folder(environment())
-    weights = begin_weights_digest([folder], cache)
+    weights = start_weights_digest([folder], cache)
     load = partial(load_model, folder, hf_config, dtype=dtype, device=device)
     model = load()
     model_id = model_digest(hf_config, weights.result())

@@ -50,7 +50,7 @@ class ModelWeights(Protocol):
         ...
 
     def release_pages(self) -> None:
-        """Gives their memory back to the system. Complete staged weights must be applied before the next run."""
+        """Releases their memory to the system. Complete staged weights must be applied before the next run."""
         ...
 
 
@@ -76,7 +76,7 @@ class TensorWeights:
 
     @classmethod
     def of(cls, model: nn.Module) -> "TensorWeights":
-        """Returns the weights of a model whose parameters are those of the checkpoint."""
+        """Returns the weights of a model that has the parameters of the checkpoint."""
         slots = {name: Slot(one.detach()) for name, one in model.named_parameters(remove_duplicate=False)}
         return cls(slots, tied=tied_names(names_of(model)), dtype=next(model.parameters()).dtype)
 

@@ -1,10 +1,10 @@
-"""An engine that sleeps: it is held, and gives its memory back to the system, for a trainer on the same machine.
+"""An engine that sleeps: it is held, and releases its memory to the system, for a trainer on the same machine.
 
-    level 1   the KV cache. Groups that were kept wait, and recompute their KV afterwards
-    level 2   the weights too. Weights must be applied before the next step: those of the start, or a trainer's
+    level 1   the KV cache. Kept groups wait, and recompute their KV afterwards
+    level 2   the weights too. The weights of the start or a trainer's must be applied before the next step
 
 Addresses do not change, so nothing in the engine must be built again. Network cards that read KV may have pinned its
-pages, so they are withdrawn from the transfers before they are given back, and advertised again when the engine wakes.
+pages, so they are withdrawn from the transfers before they are released, and advertised again when the engine wakes.
 """
 
 import logging
@@ -27,7 +27,7 @@ class Sleeper:
         self._withdrawn = False
 
     def sleep(self, *, weights: bool) -> None:
-        """Gives back the KV cache; with `weights`, the weights too. The engine must be held."""
+        """Releases the KV cache; with `weights`, the weights too. The engine must be held."""
         self._core.forget_kv()
         if self._withdraw():
             self._storage.release_pages()
@@ -38,7 +38,7 @@ class Sleeper:
         trim_heap()
 
     def wake(self) -> None:
-        """Takes the KV cache again. Weights that were given back come as an update does."""
+        """Takes the KV cache again. Released weights come as an update does."""
         if self._withdrawn and self._core.transfers is not None:
             self._core.transfers.offer()
         self._withdrawn = False

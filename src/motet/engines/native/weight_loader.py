@@ -30,7 +30,7 @@ from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
 from motet.models.checkpoint import CheckpointKind, checkpoint_files
 from motet.models.folder import check_safetensors
-from motet.models.weights import begin_weights_digest, weights_digest
+from motet.models.weight_digest import start_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
 from motet.types import EngineInfo
 
@@ -75,7 +75,7 @@ class WeightLoader:
         self._name_of = name_of
         self._cache = cache
         self._released = False
-        """True while the system has the memory of the weights."""
+        """True while the memory of the weights is released."""
 
     def over(self, live: ModelWeights) -> "WeightLoader":
         """Returns a loader for a model that has the same weights in other memory."""
@@ -105,7 +105,7 @@ class WeightLoader:
                 raise unusable(
                     min(missing), "it is not there, and the old weights are asleep: POST /wake_up?tags=weights"
                 )
-            digesting = begin_weights_digest(paths, cache)
+            digesting = start_weights_digest(paths, cache)
             staged = self._live.stage(complete=not missing)
             with ExitStack() as stack:
                 for name, tensor in _tensors(stack, headers, tied=self._live.tied):
@@ -149,7 +149,7 @@ class WeightLoader:
         return sums
 
     def release_pages(self) -> None:
-        """Gives the memory of the weights back. A complete checkpoint must be applied before the next step."""
+        """Releases the memory of the weights. A complete checkpoint must be applied before the next step."""
         self._live.release_pages()
         self._released = True
 

@@ -1,12 +1,16 @@
-"""A trainer's NCCL group, which this process joins as one of its ranks; the trainer is rank 0.
+"""A trainer's NCCL group, which this process joins as one of its ranks. The trainer is rank 0.
 
     1. the trainer opens a store (torch's TCPStore) at its address; all ranks connect to it
     2. rank 0 puts the group's id there: 128 bytes, in a pickle of vLLM's `ncclUniqueId`
-    3. each rank calls ncclCommInitRank with the id, and all add up one float, which connects them
-    4. broadcasts of rank 0 follow, of whose order and sizes both sides have agreed elsewhere
+    3. each rank calls ncclCommInitRank with the id, and all ranks add up one float, which connects them
+    4. rank 0 broadcasts; the server knows the order and sizes from the trainer's HTTP requests
 
-A trainer without a store says the id itself; then 1 and 2 fall away. This is the rendezvous of vLLM's trainers
-(`StatelessProcessGroup`, `PyNcclCommunicator`). NCCL is called through ctypes: torch's own groups meet in another way.
+A trainer without a store sends the id over HTTP, in place of 1 and 2. This is the rendezvous of vLLM's trainers
+(`StatelessProcessGroup`, `PyNcclCommunicator`).
+
+NCCL is called through ctypes because torch.distributed cannot join a group by its id: `ProcessGroupNCCL` takes a store
+instead, and reads the id from a numbered key of it that torch may change. Builds of torch without CUDA, with which the
+tests run a library in NCCL's place, do not have `ProcessGroupNCCL` at all.
 """
 
 import ctypes
@@ -14,26 +18,26 @@ import pickletools
 from datetime import timedelta
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports it
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from motet.models.trainer_group import TrainerGroup
 
 ID_BYTES = 128
 ID_KEY = "broadcast_from/0/0"
-"""Where the trainer puts the id: the first object that rank 0 tells all."""
+"""The key under which the trainer stores the id: the first object that rank 0 sends to all ranks."""
 ID_CLASS = "ncclUniqueId"
 SUCCESS, IN_PROGRESS = 0, 7
 SUM = 0
 DATA_TYPES = {torch.uint8: 1, torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
-"""From nccl.h, as all numbers here."""
+"""Numbers of NCCL's data types. All numbers here are from nccl.h."""
 
 Buffer = ctypes.c_void_p
 Handle = ctypes.c_void_p
-"""A communicator, or a CUDA stream."""
+"""Address of a communicator or a CUDA stream."""
 
 
 class NcclError(Exception):
-    """NCCL or the rendezvous says what is wrong."""
+    """NCCL or the rendezvous has failed. The message has the reason."""
 
 
 class UniqueId(ctypes.Structure):
@@ -49,10 +53,10 @@ SIGNATURES: dict[str, list[object]] = {
 
 
 class Nccl:
-    """The library. Raises NcclError if it is not there."""
+    """The NCCL library. Raises NcclError if it is not there."""
 
     def __init__(self, path: str) -> None:
-        """`path`: its file, or the name under which the system, or torch before, has loaded it."""
+        """`path`: file of the library, or the name under which the system or torch has loaded it."""
         try:
             self._library = ctypes.CDLL(path)
             for name, arguments in SIGNATURES.items():
@@ -64,7 +68,7 @@ class Nccl:
             raise NcclError(f"NCCL cannot be used: {exc}") from exc
 
     def call(self, name: str, *arguments: object) -> None:
-        """Raises NcclError, with NCCL's words, if it does not succeed."""
+        """Calls a function. Raises NcclError, with NCCL's message, if it fails."""
         self.check(name, getattr(self._library, name)(*arguments))
 
     def check(self, name: str, result: int) -> None:
@@ -74,28 +78,28 @@ class Nccl:
 
 
 class Communicator:
-    """A rank of a group, on the CUDA device that is current when it is made. It ends with its process."""
+    """A rank of a group, on the CUDA device that is current when the rank is made. It ends with its process."""
 
     def __init__(self, nccl: Nccl, unique_id: bytes, *, rank: int, world_size: int) -> None:
-        """Returns when all ranks are there. Raises NcclError."""
+        """Returns when all ranks have joined. Raises NcclError."""
         self._nccl = nccl
         self._handle = Handle()
         identity = UniqueId.from_buffer_copy(unique_id)
         nccl.call("ncclCommInitRank", ctypes.byref(self._handle), world_size, identity, rank)
 
     def broadcast(self, tensor: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        """Receives a contiguous tensor from rank 0; on a GPU it is there once the stream has come so far."""
+        """Receives a contiguous tensor from rank 0. On a GPU it is complete when the stream has reached this point."""
         kind, place = DATA_TYPES[tensor.dtype], Buffer(tensor.data_ptr())
         self._nccl.call("ncclBroadcast", None, place, tensor.numel(), kind, 0, self._handle, _handle(stream))
 
     def add_up(self, tensor: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        """Makes each element of a contiguous tensor the sum of those of all ranks."""
+        """Replaces each element of a contiguous tensor by its sum over all ranks."""
         kind, place = DATA_TYPES[tensor.dtype], Buffer(tensor.data_ptr())
         self._nccl.call("ncclAllReduce", place, place, tensor.numel(), kind, SUM, self._handle, _handle(stream))
 
     def check(self) -> None:
-        """Raises NcclError if something went wrong beside the calls, such as a connection that broke. Any thread may
-        call it."""
+        """Raises NcclError if something failed outside the calls, such as a connection. Can be called from any
+        thread."""
         result = ctypes.c_int()
         self._nccl.call("ncclCommGetAsyncError", self._handle, ctypes.byref(result))
         self._nccl.check("a broadcast", result.value)
@@ -106,7 +110,8 @@ def _handle(stream: torch.cuda.Stream | None) -> Handle:
 
 
 def connect_store(group: TrainerGroup, *, timeout_s: float) -> TCPStore | None:
-    """Connects to the trainer's store; None if the group needs none. Raises NcclError if nobody is there."""
+    """Returns a connection to the trainer's store; None if the group has no store. Raises NcclError if the store cannot
+    be reached."""
     if group.unique_id:
         return None
     limit = timedelta(seconds=timeout_s)
@@ -118,7 +123,7 @@ def connect_store(group: TrainerGroup, *, timeout_s: float) -> TCPStore | None:
 
 
 def join(group: TrainerGroup, store: TCPStore | None, *, nccl: Nccl, device: torch.device) -> Communicator:
-    """Returns when all ranks have met, and the connections are there. Raises NcclError."""
+    """Returns when all ranks have met and are connected. Raises NcclError."""
     unique_id = group.unique_id
     if store is not None:
         try:
@@ -135,18 +140,18 @@ def join(group: TrainerGroup, store: TCPStore | None, *, nccl: Nccl, device: tor
 
 
 def id_in(pickled: bytes) -> bytes:
-    """Returns the bytes of a group's id: the only bytes in the pickle of a `ncclUniqueId`, of whatever module. The
-    pickle is looked through and not loaded, so that nothing that it names is run. Raises NcclError for another one."""
+    """Returns the bytes of a group's id: the only bytes in the pickle of a `ncclUniqueId` of any module. The pickle is
+    scanned and not loaded, so that nothing that it names is run. Raises NcclError for another pickle."""
     try:
         constants = [argument for _, argument, _ in pickletools.genops(pickled)]
-    except Exception as exc:  # a pickle may be wrong in any way
-        raise NcclError(f"what the trainer's store has is no id of a group: {exc}") from exc
+    except Exception as exc:  # a pickle can be wrong in any way
+        raise NcclError(f"the trainer's store does not have the id of a group: {exc}") from exc
     found = [constant for constant in constants if isinstance(constant, bytes)]
     if ID_CLASS not in constants or [*map(len, found)] != [ID_BYTES]:
-        raise NcclError("what the trainer's store has is no id of a group")
+        raise NcclError("the trainer's store does not have the id of a group")
     return found[0]
 
 
 def first_line(error: Exception) -> str:
-    """Returns what an error says; torch's say in further lines where they were raised."""
+    """Returns the message of an error. In torch's errors, further lines have the place where it was raised."""
     return str(error).partition("\n")[0]

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from motet.errors import ModelLoadError
-from motet.models import weights
+from motet.models import weight_digest
 from motet.models.folder import INDEX
-from motet.models.weights import KEPT, begin_weights_digest, weights_digest
+from motet.models.weight_digest import KEPT, start_weights_digest, weights_digest
 from tests.patience import PATIENCE_S
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -71,7 +71,7 @@ def test_files_and_metadata_make_no_difference(tmp_path: Path) -> None:
 def test_the_digest_of_large_weights_is_kept_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "MIN_KEPT_BYTES", 1)
+    monkeypatch.setattr(weight_digest, "MIN_KEPT_BYTES", 1)
     folder, cache = saved(tmp_path / "model", WEIGHTS), tmp_path / "cache"
     real = weights_digest([folder], cache)
     (kept,) = (cache / KEPT).iterdir()
@@ -92,7 +92,7 @@ def test_small_weights_leave_nothing_and_a_cache_that_cannot_be_written_does_no_
     folder, no_folder = saved(tmp_path / "model", WEIGHTS), tmp_path / "file"
     real = weights_digest([folder], tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr(weights, "MIN_KEPT_BYTES", 1)
+    monkeypatch.setattr(weight_digest, "MIN_KEPT_BYTES", 1)
     no_folder.write_text("")
     assert weights_digest([folder], no_folder) == real
 
@@ -101,7 +101,7 @@ def test_the_thread_that_computes_the_digest_reports_broken_files(tmp_path: Path
     folder = saved(tmp_path / "model", WEIGHTS)
     (folder / "model-0.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelLoadError, match="download it again"):
-        begin_weights_digest([folder], tmp_path).result(PATIENCE_S)
+        start_weights_digest([folder], tmp_path).result(PATIENCE_S)
 
 
 def test_a_file_of_the_hubs_cache_that_was_damaged_is_noticed(tmp_path: Path) -> None:

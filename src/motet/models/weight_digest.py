@@ -2,12 +2,12 @@
 
     sha256 over, for each tensor in the order of names: sha256 of name | dtype | shape | bytes
 
-It does not depend on how tensors are spread over files. The digest of large weights is kept in Motet's cache, by the
-paths, sizes and times of the files, so that later starts do not read them twice. SHA-256 has instructions of its own on
-today's processors: 0.16 s for 269 MB, half the time of BLAKE2b. Two threads share the tensors.
+The digest does not depend on how the tensors are spread over files. The digest of large weights is kept in Motet's
+cache, by the paths, sizes and times of the files, so that later starts do not read them twice. Current processors have
+instructions for SHA-256: 0.16 s for 269 MB, half the time of BLAKE2b. Two threads share the tensors.
 
-Hugging Face's cache names each large file by its SHA-256. It is compared when the digest is computed, so that a file
-that was damaged after its download is noticed.
+Hugging Face's cache names each large file by its SHA-256. This name is checked when the digest is computed, so that a
+file that was damaged after its download is noticed.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from motet.models.folder import check_safetensors
 
 SHA256 = re.compile("[0-9a-f]{64}")
 KEPT = "weights-2"
-"""The folder of kept digests. Digests of another form belong into another one."""
+"""The folder of kept digests. A change of their form needs another folder."""
 THREADS = 2
 MIN_KEPT_BYTES = 2**27
-"""Digests of smaller weights are computed at every start, which takes at most 0.1 s."""
+"""Minimum size of weights whose digest is kept. For smaller ones it is computed at every start, in at most 0.1 s."""
 
 
-def begin_weights_digest(paths: Sequence[Path], cache: Path | None) -> "Future[str]":
-    """Computes `weights_digest` in a thread of its own while the weights are loaded."""
+def start_weights_digest(paths: Sequence[Path], cache: Path | None) -> "Future[str]":
+    """Computes `weights_digest` in its own thread while the weights are loaded."""
     future: Future[str] = Future()
 
     def work() -> None:
@@ -50,8 +50,8 @@ def begin_weights_digest(paths: Sequence[Path], cache: Path | None) -> "Future[s
 
 
 def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:
-    """Returns 64 hexadecimal digits for the tensors in folders or files. `cache`: where digests of large files are
-    kept; None: nowhere. Raises ModelLoadError for files that are missing or broken."""
+    """Returns 64 hexadecimal digits for the tensors in folders or files. `cache`: folder in which digests of large
+    files are kept; None if they are not kept. Raises ModelLoadError for files that are missing or broken."""
     headers = {file: check_safetensors(file) for file in checkpoint_files(paths)}
     files = list(headers)
     if cache is None or sum(file.stat().st_size for file in files) < MIN_KEPT_BYTES:
@@ -70,14 +70,14 @@ def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:
 
 
 def _key(files: list[Path]) -> str:
-    """Returns a key that changes as soon as a file is written or replaced."""
+    """Returns a key that changes when a file is written or replaced."""
     stats = [(str(file.resolve()), file.stat()) for file in files]
-    told = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in stats]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    facts = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in stats]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _checked(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
-    """Raises ModelLoadError for a file of Hugging Face's cache that has another content than its name says."""
+    """Returns the digest. Raises ModelLoadError for a file in Hugging Face's cache whose SHA-256 is not its name."""
     for file in headers:
         blob = file.resolve()
         if blob.parent.name == "blobs" and SHA256.fullmatch(blob.name):
