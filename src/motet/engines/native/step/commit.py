@@ -17,7 +17,7 @@ from motet.engines.native.sample.top_logprobs import prompt_logprobs
 from motet.engines.native.step.inputs import NextToken, PromptRows
 from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import ChoiceSequence, Group
-from motet.engines.native.step.step_plan import StepPlan
+from motet.engines.native.step.step_plan import StepPlan, TailChunk, TrunkChunk
 from motet.errors import EngineError, GrammarError, MotetError
 from motet.kv_events.changes import Stored
 from motet.metrics.stats import EngineStats
@@ -100,30 +100,37 @@ class Commit:
 
     def advance(self, plan: StepPlan, *, trunk_tokens_joined: int = 0) -> None:
         """Counts the tokens of a step as computed: their KV is stored. `trunk_tokens_joined`: see `ModelRunner`."""
-        counters = self.counters
-        counters.steps += 1
+        self.counters.steps += 1
         for chunk in plan.trunks:
-            group, num_tokens = chunk.group, chunk.end - chunk.begin
-            group.trunk.num_computed = chunk.end
-            counters.prefill_tokens += num_tokens
-            if group.request.ticket is not None:
-                counters.recomputed_tokens += num_tokens
-            self.scheduler.publish(group)
-        counters.trunk_tokens_read -= trunk_tokens_joined
-        last = None
-        for tail in plan.tails:
+            self._advance_trunk(chunk)
+        self.counters.trunk_tokens_read -= trunk_tokens_joined
+        self._advance_tails(plan.tails)
+
+    def _advance_trunk(self, chunk: TrunkChunk) -> None:
+        group, num_tokens = chunk.group, chunk.end - chunk.begin
+        group.trunk.num_computed = chunk.end
+        self.counters.prefill_tokens += num_tokens
+        if group.request.ticket is not None:
+            self.counters.recomputed_tokens += num_tokens
+        self.scheduler.publish(group)
+
+    def _advance_tails(self, tails: Iterable[TailChunk]) -> None:
+        counters, prompt_tokens = self.counters, 0
+        group: Group | None = None
+        origin: tuple[int, int] | None = None
+        for tail in tails:
             sequence = tail.sequence
             sequence.num_computed = tail.end
             first_new = len(sequence.output_tokens) - sequence.num_new
             if tail.begin < first_new:
                 counters.replayed_tokens += min(tail.end, first_new) - tail.begin
-            group = sequence.group
-            prompt_tokens = len(group.prompt)
-            counters.draft_tokens += len(tail.drafts)
+            if sequence.group is not group:
+                group, prompt_tokens = sequence.group, len(sequence.group.prompt)
+                if group.trunk.origin != origin:  # tails of one trunk are adjacent: it was read once for all of them
+                    origin = group.trunk.origin
+                    counters.trunk_tokens_read += prompt_tokens
             counters.trunk_tokens_unshared += prompt_tokens
-            if (origin := group.trunk.origin) != last:  # tails of one trunk are adjacent
-                counters.trunk_tokens_read += prompt_tokens
-                last = origin
+            counters.draft_tokens += len(tail.drafts)
 
     def append(self, new: Iterable[NewTokens]) -> list[GroupDelta]:
         """Appends the new tokens to their sequences. Returns one delta for each group."""
