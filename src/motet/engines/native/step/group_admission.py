@@ -26,7 +26,10 @@ from motet.types import EngineInfo
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
+    """Limits of a step, and the sizes of blocks."""
+
     block_size: int
+    """Number of tokens in a block."""
     bytes_per_block: int
     max_num_seqs: int
     """Maximum number of running sequences."""
@@ -46,7 +49,7 @@ class AdmissionResult(Enum):
 
 @dataclass(eq=False, kw_only=True)
 class GroupAdmission:
-    """Owned by the scheduler."""
+    """Admits groups that are ready. Owned by the scheduler."""
 
     pool: BlockPool
     limits: SchedulerLimits
@@ -65,40 +68,47 @@ class GroupAdmission:
     def admit(self, group: Group) -> AdmissionResult:
         """Takes the blocks of a group that is ready and starts it, or lets it follow another group, or does nothing.
 
-        A suspended or resumed group may have more output tokens than all blocks together can hold. Such a group is
+        A suspended or resumed group can have more output tokens than all blocks together can hold. Such a group is
         admitted once nothing else runs, with as many tails as fit; the other sequences are preempted from the start. If
         leases and pulls hold the blocks even then, the group waits for them.
         """
-        if self.running.num_sequences + len(group.sequences) > self.limits.max_num_seqs or self.running.preempted:
-            return AdmissionResult.REFUSED
-        if self._refused == (group, self.pool.num_gains):
+        too_many = self.running.num_sequences + len(group.sequences) > self.limits.max_num_seqs
+        if too_many or self.running.preempted or self._refused == (group, self.pool.num_gains):
             return AdmissionResult.REFUSED
         shared = self.sharing.trunk_of(group)
-        computed = shared if shared is not None and shared.complete else None
-        hits = self._hits(group) if computed is None else computed.blocks
-        if computed is None and (followed := self._group_to_follow(group, shared, num_hits=len(hits))) is not None:
+        joined = shared if shared is not None and shared.complete else None
+        hits = self._hits(group) if joined is None else joined.blocks
+        if joined is None and (followed := self._group_to_follow(group, shared, num_hits=len(hits))) is not None:
             self.waiting.ready.remove(group)
             self.sharing.follow(group, followed, complete=shared is not None)
             return AdmissionResult.FOLLOWS
-        trunk, num_missing = group.trunk, blocks_for(group.trunk.num_tokens, self.limits.block_size) - len(hits)
-        tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
-        self.pool.share(hits)
-        if not self.kept.ensure_free(num_missing + sum(tails if self.running.groups else tails[:1]), spare=computed):
-            self.pool.release(hits)
-            self._refused = (group, self.pool.num_gains)
+        if not self._take_trunk(group, hits, joined=joined):
+            self._refused = group, self.pool.num_gains
             return AdmissionResult.REFUSED
         self.waiting.ready.remove(group)
-        trunk.blocks = hits + self.pool.take(num_missing, after=hits[-1] if hits else None)
-        trunk.num_computed, trunk.num_published = len(hits) * self.limits.block_size, len(hits)
-        trunk.path = tuple(trunk.blocks[:: STRETCH // self.limits.block_size])
-        trunk.shared = computed is not None or trunk.num_computed >= STRETCH
-        if computed is not None:
-            self.handover.abandon(group)
-            trunk.joined, trunk.origin = True, computed.first.trunk.origin
-            trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
         self.running.enter(group)
         self._count(group)
         return AdmissionResult.ADMITTED
+
+    def _take_trunk(self, group: Group, hits: list[int], *, joined: SharedTrunk | None) -> bool:
+        """Takes the blocks of a trunk: `hits`, which are the trunk `joined` or blocks in the prefix cache, and free
+        blocks for the rest. Returns False, and takes none, if the trunk and the group's tails do not fit."""
+        trunk, block_size = group.trunk, self.limits.block_size
+        num_missing = blocks_for(trunk.num_tokens, block_size) - len(hits)
+        tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
+        self.pool.share(hits)
+        if not self.kept.ensure_free(num_missing + sum(tails if self.running.groups else tails[:1]), spare=joined):
+            self.pool.release(hits)
+            return False
+        trunk.blocks = hits + self.pool.take(num_missing, after=hits[-1] if hits else None)
+        trunk.num_computed, trunk.num_published = len(hits) * block_size, len(hits)
+        trunk.path = tuple(trunk.blocks[:: STRETCH // block_size])
+        trunk.shared = joined is not None or trunk.num_computed >= STRETCH
+        if joined is not None:
+            self.handover.abandon(group)
+            trunk.joined, trunk.origin = True, joined.first.trunk.origin
+            trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
+        return True
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use."""

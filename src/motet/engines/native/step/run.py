@@ -36,8 +36,8 @@ class ModelRunner(Protocol):
         ...
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Returns logits [len(inputs.logit_rows), vocab_size], valid until the next run. The rows of padding may be
-        missing, and a GPU may still be computing the others."""
+        """Returns logits [len(inputs.logit_rows), vocab_size], valid until the next run. The rows of padding can be
+        missing, and a GPU can still be computing the others."""
         ...
 
     def verify(self) -> None:
