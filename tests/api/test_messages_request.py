@@ -164,7 +164,7 @@ def test_a_turn_of_the_assistant_at_the_end_is_to_be_continued() -> None:
 def test_fields_of_sampling_have_the_same_names_but_for_the_stop_strings() -> None:
     body = chat(temperature=0.5, top_p=0.5, top_k=5, stop_sequences=["a"], seed=3, cache_salt="s", keep_s=2.0)
     assert (body.temperature, body.top_p, body.top_k, body.stop) == (0.5, 0.5, 5, ["a"])
-    assert (body.seed, body.cache_salt, body.keep_s, body.max_tokens_asked, body.n) == (3, "s", 2.0, 2000, 1)
+    assert (body.seed, body.cache_salt, body.keep_s, body.requested_max_tokens, body.n) == (3, "s", 2.0, 2000, 1)
 
 
 def test_to_count_tokens_needs_no_most() -> None:

@@ -114,7 +114,7 @@ def test_fields_that_chats_have_too_are_passed_on() -> None:
         )
     )
     assert (chat.temperature, chat.top_p, chat.top_k, chat.seed, chat.stop) == (0.5, 0.9, 4, 7, ["END"])
-    assert (chat.max_tokens_asked, chat.num_logprobs, chat.n) == (9, 2, 1)
+    assert (chat.requested_max_tokens, chat.num_logprobs, chat.n) == (9, 2, 1)
     assert (chat.chat_template_kwargs, chat.include_reasoning, chat.reasoning_effort) == ({"x": 1}, False, "low")
     assert (chat.stream, chat.cache_salt, chat.priority) == (True, "s", 3)
 

@@ -83,7 +83,7 @@ def chat_request(body: MessagePrompt) -> ChatRequest:
     if body.continues:
         fields["continue_final_message"], fields["add_generation_prompt"] = True, False
     if body.output_config.format is not None:
-        form = {"name": "message", "schema": body.output_config.format.wanted}
+        form = {"name": "message", "schema": body.output_config.format.definition}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
     return ChatRequest.model_validate(fields | _thinking(body) | _tool_choice(body.tool_choice))
 

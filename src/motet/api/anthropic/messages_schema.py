@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.request_fields import GeneratingFields
-from motet.api.generation.sampling_fields import StopStrings
+from motet.api.generation.request_fields import RequestFields, StreamingFields
+from motet.api.generation.sampling_fields import SamplingFields, StopStrings
 from motet.api.http.failure import (
     FieldError,
     invalid_type,
@@ -20,7 +20,7 @@ from motet.api.http.failure import (
     unknown_parameter,
     unsupported_parameter,
 )
-from motet.api.http.schema import JsonObject, OpenSchema, Schema, check_told
+from motet.api.http.schema import JsonObject, OpenSchema, Schema, check_unicode
 from motet.api.openai.chat_schema import MAX_TOOLS
 from motet.errors import RequestError
 
@@ -193,7 +193,7 @@ class ThinkingField(Schema):
 
 class OutputFormat(Schema):
     type: Literal["json_schema"]
-    wanted: JsonObject = Field(alias="schema")
+    definition: JsonObject = Field(alias="schema")
 
 
 class OutputConfig(Schema):
@@ -233,7 +233,7 @@ class MessagePrompt(Schema):
     }
 
     model: str | None = None
-    system: Annotated[Texts, BeforeValidator(check_told)] = Field(default_factory=list)
+    system: Annotated[Texts, BeforeValidator(check_unicode)] = Field(default_factory=list)
     messages: list[TurnInput] = Field(min_length=1)
     tools: list[Annotated[MessageTool, PlainValidator(_read_tool)]] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: MessageToolChoice | None = None
@@ -261,7 +261,7 @@ class MessagePrompt(Schema):
         return self
 
 
-class MessagesRequest(MessagePrompt, StructuredFields, GeneratingFields):
+class MessagesRequest(MessagePrompt, StructuredFields, SamplingFields, RequestFields, StreamingFields):
     max_tokens: int = Field(ge=1)
     stop_sequences: StopStrings = Field(default_factory=list)
 

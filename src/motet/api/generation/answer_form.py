@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from motet.api.generation.sampling_fields import SamplingFields, in_range
+from motet.api.generation.sampling_fields import in_range
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unsupported_parameter
-from motet.api.http.schema import TOLD, JsonObject, Schema, TextOrObject, schema_text
+from motet.api.http.schema import UNICODE, JsonObject, Schema, TextOrObject, schema_text
 from motet.grammar.limits import MAX_SOURCE_CHARS
 from motet.types import Grammar, GrammarKind
 
@@ -38,7 +38,7 @@ class JsonSchemaFormat(Schema):
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
     strict: bool = False
-    wanted: JsonObject = Field(alias="schema")
+    definition: JsonObject = Field(alias="schema")
 
 
 class ResponseFormat(Schema):
@@ -58,7 +58,7 @@ class ResponseFormat(Schema):
         if self.json_schema is not None:
             called = f"schema for response_format '{self.json_schema.name}'"
             return AnswerForm(
-                Grammar(GrammarKind.JSON, schema_text(self.json_schema.wanted)), "response_format", called
+                Grammar(GrammarKind.JSON, schema_text(self.json_schema.definition)), "response_format", called
             )
         if self.type == "json_object":
             return AnswerForm(Grammar(GrammarKind.JSON, ANY_OBJECT), "response_format")
@@ -66,7 +66,7 @@ class ResponseFormat(Schema):
 
 
 def _check_choices(value: object) -> object:
-    if isinstance(value, list) and sum(len(one) for one in value if isinstance(one, str)) > MAX_SOURCE_CHARS:
+    if isinstance(value, list) and sum(len(text) for text in value if isinstance(text, str)) > MAX_SOURCE_CHARS:
         raise FieldError(invalid_value, None, f"the choices may have {MAX_SOURCE_CHARS} characters together")
     return value
 
@@ -77,10 +77,10 @@ class StructuredOutputs(Schema):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"disable_any_whitespace": (False,)}
 
     disable_additional_properties: bool = False
-    json_wanted: TextOrObject | None = Field(None, alias="json")
-    regex: Annotated[str, TOLD] | None = Field(None, min_length=1)
-    choice: Annotated[list[str], TOLD, BeforeValidator(_check_choices)] | None = Field(None, min_length=1)
-    grammar: Annotated[str, TOLD] | None = Field(None, min_length=1)
+    json_schema: TextOrObject | None = Field(None, alias="json")
+    regex: Annotated[str, UNICODE] | None = Field(None, min_length=1)
+    choice: Annotated[list[str], UNICODE, BeforeValidator(_check_choices)] | None = Field(None, min_length=1)
+    grammar: Annotated[str, UNICODE] | None = Field(None, min_length=1)
     json_object: bool | None = None
 
     @model_validator(mode="after")
@@ -106,31 +106,36 @@ class StructuredOutputs(Schema):
         return AnswerForm(Grammar(GrammarKind.JSON, source), param, closed=closed)
 
 
-class StructuredFields(SamplingFields):
-    """The fields of sampling, and the grammar that every choice must follow."""
+def refuse_former_names(cls: type[Schema], data: object) -> object:
+    """Checks that a body has none of the fields that vLLM had before `structured_outputs`."""
+    for key in ("json", "regex", "choice", "grammar", "json_object"):
+        name = FORMER_PREFIX + key
+        if isinstance(data, dict) and data.get(name) is not None:
+            raise FieldError(unsupported_parameter, name, f"is now 'structured_outputs': {{'{key}': ...}}")
+    return data
+
+
+class StructuredFields(Schema):
+    """The form of answers, on routes whose answers are not OpenAI's texts."""
 
     structured_outputs: StructuredOutputs | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_former_names(cls, data: object) -> object:
-        for key in ("json", "regex", "choice", "grammar", "json_object"):
-            name = FORMER_PREFIX + key
-            if isinstance(data, dict) and data.get(name) is not None:
-                raise FieldError(unsupported_parameter, name, f"is now 'structured_outputs': {{'{key}': ...}}")
-        return data
+    _refuse_former_names = model_validator(mode="before")(refuse_former_names)
 
     @property
     def form(self) -> AnswerForm | None:
         return None if self.structured_outputs is None else self.structured_outputs.form
 
 
-class FormattedFields(StructuredFields):
-    """The fields of the routes whose answers are texts."""
+class FormattedFields(Schema):
+    """The form of answers on OpenAI's routes, and the log-probabilities of the prompt."""
 
+    structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
-    """Alternatives beside each token of the prompt."""
+    """Number of alternatives to each token of the prompt."""
+
+    _refuse_former_names = model_validator(mode="before")(refuse_former_names)
 
     @model_validator(mode="after")
     def check_one_form(self) -> Self:
@@ -141,4 +146,6 @@ class FormattedFields(StructuredFields):
 
     @property
     def form(self) -> AnswerForm | None:
-        return super().form if self.response_format is None else self.response_format.form
+        if self.response_format is not None:
+            return self.response_format.form
+        return None if self.structured_outputs is None else self.structured_outputs.form

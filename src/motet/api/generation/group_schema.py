@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
-from motet.api.generation.request_fields import GeneratingFields, StreamingFields
+from motet.api.generation.request_fields import StreamingFields
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.api.http.schema import Schema
 from motet.errors import RequestError
@@ -197,15 +197,10 @@ class GroupFields(Schema):
         return invalid_value(f"{PARAM}.extract", f"{PARAM}.{who} compares values: say how one is found in an answer")
 
 
-class SteeredFields(GeneratingFields):
-    """The fields beside the sampling on the routes whose groups can be steered."""
+class SteeredFields(Schema):
+    """The policy of the groups, on routes whose groups can have one."""
 
     group: GroupFields | None = None
-
-    @model_validator(mode="after")
-    def check_group(self) -> Self:
-        check_keep(self, self.group)
-        return self
 
 
 def check_keep(fields: StreamingFields, group: GroupFields | None) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated
 import anyio
 import msgspec
 
-from motet.api.generation.request_fields import GeneratingFields
+from motet.api.generation.request_fields import RequestFields
 from motet.api.http.caller import Caller
 from motet.api.http.failure import invalid_value, unsupported_parameter
 from motet.api.served import ServedModel
@@ -66,7 +66,7 @@ class RequestContext:
 
 @asynccontextmanager
 async def request_context(
-    service: Service, body: GeneratingFields, *, caller: Caller, num_choices: int
+    service: Service, body: RequestFields, *, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
     """Surrounds the checks of a request. If one of them refuses it, even for its model, its tickets are released."""
     try:
@@ -84,7 +84,7 @@ async def request_context(
 
 @asynccontextmanager
 async def _read(
-    service: Service, served: ServedModel, *, body: GeneratingFields, caller: Caller, num_choices: int
+    service: Service, served: ServedModel, *, body: RequestFields, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
     """Releases the tickets also if reading them raises RequestError."""
     given, role = body.kv_transfer_params, served.info.role

@@ -20,7 +20,7 @@ from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
 from motet.api.generation.prompts import beside_the_loop
-from motet.api.generation.request_fields import GeneratingFields
+from motet.api.generation.request_fields import RequestFields, StreamingFields
 from motet.api.generation.sampling_fields import SamplingFields
 from motet.api.http.failure import above_maximum, invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
@@ -111,6 +111,7 @@ class RouteOptions:
     """The facts about a request that depend on its route."""
 
     context: RequestContext
+    streaming: StreamingFields
     prefix: str
     """Begins the answer's id, as in `chatcmpl-`."""
     prompt_param: str
@@ -144,14 +145,14 @@ def make_plan(
     prompts: Sequence[Sequence[int]],
     *,
     sampling: SamplingFields,
-    around: GeneratingFields,
+    request: RequestFields,
     options: RouteOptions,
 ) -> Plan:
     """Raises `RequestError` for what only the model's limits and the prompts can refuse. May run in a thread."""
     context, served = options.context, options.context.served
     context.check(prompts)
     rights = service.rights(context.caller.client)
-    _check_priority(around.priority, rights.min_priority)
+    _check_priority(request.priority, rights.min_priority)
     _check_alternatives(options, service.config.max_logprobs)
     check_scores(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)
@@ -166,12 +167,12 @@ def make_plan(
             prompt=tuple(prompt),
             choices=choice_starts(options.num_choices, service.draw_seed() if sampling.seed is None else sampling.seed),
             sampling=sampling_of(len(prompt)),
-            cache_salt=rights.cache_salt + around.cache_salt,
-            keep_s=around.keep_s,
-            priority=around.priority,
+            cache_salt=rights.cache_salt + request.cache_salt,
+            keep_s=request.keep_s,
+            priority=request.priority,
             ticket=context.ticket,
             trace=context.caller.trace,
-            session_id=context.caller.session_id or (answer_id if around.keep_s else ""),
+            session_id=context.caller.session_id or (answer_id if request.keep_s else ""),
             seeded=sampling.seed is not None,
             stops=bool(sampling.stop) or policy is not None,
         )
@@ -195,8 +196,8 @@ def make_plan(
             format=options.format,
         ),
         policy=policy,
-        include_usage=around.include_usage,
-        continuous_usage=around.continuous_usage,
+        include_usage=options.streaming.include_usage,
+        continuous_usage=options.streaming.continuous_usage,
     )
 
 
@@ -258,7 +259,7 @@ def _sampling(
     for name, tokens in (*named, ("allowed_token_ids", allowed)):
         _check_tokens(tokens, vocab_size, param=options.param + name)
     max_tokens = options.context.served.preparer.max_tokens(
-        prompt_len, fields.max_tokens_asked, default=options.default_max_tokens, param=options.prompt_param
+        prompt_len, fields.requested_max_tokens, default=options.default_max_tokens, param=options.prompt_param
     )
     if fields.min_tokens > max_tokens:
         why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"

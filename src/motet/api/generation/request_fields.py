@@ -1,12 +1,11 @@
-"""The fields of a request that do not concern sampling: the model, streaming, scheduling and caching."""
+"""The fields of a request that do not concern sampling: streaming, the model, scheduling and caching."""
 
 from typing import Annotated, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from motet.api.generation.sampling_fields import MIN_SEED
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
-from motet.api.http.schema import TOLD, Schema
+from motet.api.http.schema import UNICODE, Schema
 from motet.errors import RequestError
 
 IGNORED_FIELDS = frozenset(
@@ -20,14 +19,14 @@ IGNORED_FIELDS = frozenset(
         "user",
     }
 )
-"""Fields that OpenAI's clients send and a server of one model has no use for."""
+"""Fields that OpenAI's clients send and that have no meaning for this server."""
 
 IGNORED_OF_VLLM = frozenset({"routed_experts_prompt_start"})
-"""Fields of vLLM about data that no answer of ours has."""
+"""Fields of vLLM about data that Motet's answers do not have."""
 
-
+MIN_PRIORITY, MAX_PRIORITY = -(2**63), 2**63 - 1
 MAX_KEEP_S = 3600.0
-"""Seconds for which a prompt may be kept."""
+"""Maximum time in seconds for which a prompt is kept."""
 
 
 def _text_or_number(value: object) -> object:
@@ -47,7 +46,7 @@ class StreamOptions(Schema):
 
 
 class StreamingFields(Schema):
-    """How an answer is sent."""
+    """How an answer is sent: in one piece, or streamed."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -58,9 +57,9 @@ class StreamingFields(Schema):
             raise FieldError(_only_streamed, "stream_options")
         return self
 
-    def refuse_if_streamed(self, param: str, asked: object) -> None:
-        """Refuses a field that only whole answers have room for; None: it is not asked for."""
-        if self.stream and asked is not None:
+    def refuse_if_streamed(self, param: str, value: object) -> None:
+        """Refuses a field that only unstreamed answers support. `value`: None if the request does not use it."""
+        if self.stream and value is not None:
             raise FieldError(invalid_value, param, "it cannot be used with 'stream'")
 
     @property
@@ -76,14 +75,15 @@ def _only_streamed(param: str) -> RequestError:
     return RequestError(f"The '{param}' parameter is only allowed when 'stream' is enabled.", param=param)
 
 
-class GeneratingFields(StreamingFields):
-    """The fields beside the sampling: the model, streaming, and how the group is scheduled and cached."""
+class RequestFields(Schema):
+    """The model, and how the groups of a request are scheduled and cached."""
 
     model: str | None = None
     session_id: SessionId = None
-    """The conversation, for clients that cannot set the header `x-session-id`, which wins; -1: none, as in LMDeploy."""
-    cache_salt: Annotated[str, TOLD] = ""
+    """The conversation, for clients that cannot set the header `x-session-id`, which takes precedence. -1 means none,
+    as in LMDeploy."""
+    cache_salt: Annotated[str, UNICODE] = ""
     keep_s: float = Field(0.0, ge=0, le=MAX_KEEP_S)
-    priority: int = Field(0, ge=MIN_SEED, le=2**63 - 1)
+    priority: int = Field(0, ge=MIN_PRIORITY, le=MAX_PRIORITY)
     kv_transfer_params: object = None
-    """`kv_params` reads it: the values that it may have depend on the server."""
+    """Read by `kv_params`, since the values that it can have depend on the server."""

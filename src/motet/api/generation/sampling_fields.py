@@ -1,30 +1,44 @@
 """The sampling fields of a request, with the same names, ranges and defaults on every route that generates."""
 
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, create_model
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.api.http.schema import Schema
-from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, VERBATIM_FIELDS, SamplingParams
+from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
-MAX_STOP_CHARS_TOGETHER = 8192
-"""Their search is prepared in 7 ms."""
+MAX_TOTAL_STOP_CHARS = 8192
+"""Maximum number of characters of all stop strings. Their search takes 7 ms to prepare."""
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 16_384
 MAX_ALLOWED = 16_384
+
+DEFAULTS = SamplingParams(max_tokens=1)
+
+
+def declared(name: str) -> Any:
+    """Returns a field with the range and the default of the field of `SamplingParams` that has this name."""
+    return in_range(name, getattr(DEFAULTS, name))
+
+
+def in_range(name: str, default: object) -> Any:
+    """Returns a field with the range of the field of `SamplingParams` that has this name."""
+    field = SAMPLING_FIELDS[name]
+    at_least, above = (None, field.low) if field.above_low else (field.low, None)
+    return Field(default, ge=at_least, gt=above, le=field.high)
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 def _stop_strings(value: object) -> object:
-    if isinstance(value, list) and sum(len(one) for one in value if isinstance(one, str)) > MAX_STOP_CHARS_TOGETHER:
-        raise FieldError(invalid_value, None, f"the strings may have {MAX_STOP_CHARS_TOGETHER} characters together")
+    if isinstance(value, list) and sum(len(text) for text in value if isinstance(text, str)) > MAX_TOTAL_STOP_CHARS:
+        raise FieldError(invalid_value, None, f"the strings may have {MAX_TOTAL_STOP_CHARS} characters together")
     return [value] if isinstance(value, str) else value
 
 
@@ -33,14 +47,15 @@ StopStrings = Annotated[
     BeforeValidator(_stop_strings, json_schema_input_type=StopString | list[StopString]),
     Field(max_length=MAX_STOP_STRINGS),
 ]
-"""One string or a list of up to 64."""
+"""One string, or a list of strings."""
 
 
 TokenId = Annotated[int, Field(ge=0)]
 
 
 def _token_ids(value: object) -> object:
-    """Checks them one by one in Python, which lets other threads run: pydantic would not, for 100 ms and a million."""
+    """Checks token ids one by one in Python, which lets other threads run: pydantic would hold the GIL for 100 ms for a
+    million of them."""
     if not isinstance(value, list):
         raise FieldError(invalid_type, None, "an array of token ids, which are integers")
     for number, token in enumerate(value):
@@ -54,52 +69,36 @@ def _token_ids(value: object) -> object:
 TokenIds = Annotated[list[int], PlainValidator(_token_ids, json_schema_input_type=list[TokenId])]
 
 
-def in_range(name: str, default: object) -> Any:
-    """Returns a field with the range of the field of `SamplingParams` that has this name."""
-    declared = SAMPLING_FIELDS[name]
-    at_least, above = (None, declared.low) if declared.above_low else (declared.low, None)
-    return Field(default, ge=at_least, gt=above, le=declared.high)
-
-
-if TYPE_CHECKING:
-
-    class DrawingFields(Schema):
-        """For mypy: the fields that code reads by name."""
-
-        temperature: float = 1.0
-        top_p: float = 1.0
-else:
-    DrawingFields = create_model(
-        "DrawingFields",
-        __base__=Schema,
-        **{
-            name: (get_type_hints(SamplingParams)[name], in_range(name, getattr(SamplingParams(max_tokens=1), name)))
-            for name in VERBATIM_FIELDS
-        },
-    )
-    """The fields of `SamplingParams` that requests have under the same name and with the same meaning."""
-
-
 def _check_biases(value: object) -> object:
     if isinstance(value, dict) and len(value) > MAX_BIASES:
         raise FieldError(invalid_value, None, f"it may have {MAX_BIASES} tokens, and has {len(value)}")
     return value
 
 
-class SamplingFields(DrawingFields):
-    """How choices are drawn and where they end; the same names on every route that generates."""
+class SamplingFields(Schema):
+    """How the tokens of choices are sampled, and where choices end."""
 
+    # The fields of `SamplingParams` that a request has unchanged (`motet.types.VERBATIM_FIELDS`).
+    temperature: float = declared("temperature")
+    top_p: float = declared("top_p")
+    min_p: float = declared("min_p")
+    presence_penalty: float = declared("presence_penalty")
+    frequency_penalty: float = declared("frequency_penalty")
+    repetition_penalty: float = declared("repetition_penalty")
+    ignore_eos: bool = declared("ignore_eos")
+
+    # Fields from which `generation.plan` computes a field of `SamplingParams`, the choices, or the rules of their text.
     n: int = Field(1, ge=1)
     top_k: int = Field(0, ge=-1)
-    """-1 and 0: off."""
+    """-1 and 0 mean off."""
     logit_bias: Annotated[dict[str, Annotated[float, in_range("logit_bias", ...)]], BeforeValidator(_check_biases)] = (
         Field(default_factory=dict)
     )
     """Token id, as a JSON key -> the number that is added to its logit."""
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
-    """The only tokens that can be drawn; None: all."""
+    """The only tokens that can be sampled; None allows all."""
     logprob_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
-    """Tokens whose log-probabilities are told beside the drawn one's, in place of the likeliest."""
+    """Tokens whose log-probabilities are reported with each sampled token, in place of the most likely tokens."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
@@ -109,14 +108,19 @@ class SamplingFields(DrawingFields):
     skip_special_tokens: bool = True
 
     @property
-    def max_tokens_asked(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
+        """The maximum number of output tokens of a choice; None if the request does not limit it."""
         return self.max_tokens
 
-    def num_listed(self, num_top: int | None) -> int | None:
-        """Returns the number of tokens listed with each sampled token, None without log-probabilities: the `num_top`
-        most likely tokens, or the sampled token followed by `logprob_token_ids`."""
-        return 1 + len(self.logprob_token_ids) if self.logprob_token_ids and num_top is not None else num_top
 
-    def refuse_without_logprobs(self, num_top: int | None) -> None:
-        if self.logprob_token_ids and num_top is None:
-            raise FieldError(invalid_value, "logprob_token_ids", "'logprobs' must be set when it is given")
+def num_listed(sampling: SamplingFields, num_top: int | None) -> int | None:
+    """Returns the number of tokens listed with each sampled token, None without log-probabilities: the `num_top` most
+    likely tokens, or the sampled token followed by `logprob_token_ids`."""
+    named = len(sampling.logprob_token_ids)
+    return 1 + named if named and num_top is not None else num_top
+
+
+def check_named_logprobs(sampling: SamplingFields, num_top: int | None) -> None:
+    """Refuses `logprob_token_ids` in a request without log-probabilities."""
+    if sampling.logprob_token_ids and num_top is None:
+        raise FieldError(invalid_value, "logprob_token_ids", "'logprobs' must be set when it is given")

@@ -118,7 +118,7 @@ def schema_text(schema: object) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def check_told(value: T) -> T:
+def check_unicode(value: T) -> T:
     try:
         (value if isinstance(value, str) else schema_text(value)).encode()
     except UnicodeEncodeError as exc:
@@ -128,17 +128,17 @@ def check_told(value: T) -> T:
     return value
 
 
-TOLD = AfterValidator(check_told)
+UNICODE = AfterValidator(check_unicode)
 """Refuses a field with half a surrogate pair in a string, which JSON can write and no engine can be sent: for fields
 that somebody else reads, so that no schema looks at the strings inside them."""
 
-JsonObject = Annotated[dict[str, object], TOLD]
+JsonObject = Annotated[dict[str, object], UNICODE]
 
 
 def _text_or_object(value: object) -> object:
     if not isinstance(value, str | dict):
         raise FieldError(invalid_type, None, "a string or an object")
-    return check_told(value)
+    return check_unicode(value)
 
 
 TextOrObject = Annotated[str | dict[str, object], PlainValidator(_text_or_object)]

@@ -11,6 +11,7 @@ from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer,
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
+from motet.api.generation.sampling_fields import num_listed
 from motet.api.generation.usage_shape import chat_usage_json, usage_shape
 from motet.api.http.caller import caller_of
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
@@ -88,7 +89,7 @@ class ChatBody(BodyShape):
         return answer.openai_body("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        num_top = self._request.num_listed(self._request.num_logprobs)
+        num_top = num_listed(self._request, self._request.num_logprobs)
         if num_top is None:
             return None
         as_ids = self._request.return_tokens_as_token_ids
@@ -139,7 +140,7 @@ class ChatChunks(ChunkShape):
         self._template = template
         self._prompt = plan.groups[0].prompt
         self._tokenizer = plan.served.tokenizer
-        self._num_top = body.num_listed(body.num_logprobs)
+        self._num_top = num_listed(body, body.num_logprobs)
         self._as_ids = body.return_tokens_as_token_ids
         self._token_ids = body.return_token_ids
         self._reasoning = body.include_reasoning

@@ -45,6 +45,7 @@ async def plan_chat(
     """Returns the plan of a checked chat, for any form of its answer."""
     options = RouteOptions(
         context=context,
+        streaming=body,
         prefix=prefix,
         prompt_param=prompt_param,
         num_choices=body.n,
@@ -58,7 +59,7 @@ async def plan_chat(
     check_size(service, 1, options=options)
     prompt = await chat_prompt(context.served.preparer, body, param=prompt_param)
     options = await with_answer_rules(options, body, prompt=prompt)
-    return make_plan(service, [prompt], sampling=body, around=body, options=options)
+    return make_plan(service, [prompt], sampling=body, request=body, options=options)
 
 
 async def chat_prompt(preparer: PromptPreparer, chat: ChatPrompt, *, param: str = "messages") -> list[int]:

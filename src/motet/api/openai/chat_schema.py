@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from motet.api.generation.answer_form import FormattedFields
-from motet.api.generation.group_schema import SteeredFields
-from motet.api.generation.request_fields import IGNORED_FIELDS, IGNORED_OF_VLLM
-from motet.api.generation.sampling_fields import in_range
+from motet.api.generation.group_schema import SteeredFields, check_keep
+from motet.api.generation.request_fields import IGNORED_FIELDS, IGNORED_OF_VLLM, RequestFields, StreamingFields
+from motet.api.generation.sampling_fields import SamplingFields, check_named_logprobs, in_range
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
-from motet.api.http.schema import TOLD, JsonObject, OpenSchema, Schema, TextOrObject
+from motet.api.http.schema import UNICODE, JsonObject, OpenSchema, Schema, TextOrObject
 from motet.errors import RequestError
 from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 
@@ -116,7 +116,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 class FunctionField(OpenSchema):
     name: FunctionName
-    description: Annotated[str, TOLD] | None = None
+    description: Annotated[str, UNICODE] | None = None
     parameters: JsonObject = Field(default_factory=dict)
     """A JSON Schema of an object; empty: any object."""
     strict: bool = False
@@ -269,7 +269,7 @@ class ChatPrompt(Schema):
         )
 
 
-class ChatRequest(ChatPrompt, FormattedFields, SteeredFields):
+class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
     ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     refused = frozenset(
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
@@ -297,7 +297,7 @@ class ChatRequest(ChatPrompt, FormattedFields, SteeredFields):
     """True if thoughts stand apart from the content."""
 
     @property
-    def max_tokens_asked(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
@@ -313,6 +313,7 @@ class ChatRequest(ChatPrompt, FormattedFields, SteeredFields):
     def check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise FieldError(invalid_value, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given")
-        self.refuse_without_logprobs(self.num_logprobs)
+        check_named_logprobs(self, self.num_logprobs)
         self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
+        check_keep(self, self.group)
         return self

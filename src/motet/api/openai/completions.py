@@ -20,6 +20,7 @@ from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, held_to, make_plan
 from motet.api.generation.prompts import beside_the_loop, completion_prompts
+from motet.api.generation.sampling_fields import num_listed
 from motet.api.generation.usage_shape import usage_json, usage_shape
 from motet.api.http.caller import caller_of
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
@@ -69,6 +70,7 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
     """Returns the plan of checked completions."""
     options = RouteOptions(
         context=context,
+        streaming=body,
         prefix="cmpl",
         prompt_param="prompt",
         num_choices=body.num_generated,
@@ -82,7 +84,7 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
     check_size(service, len(body.prompt), options=options)
     prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
     options = await held_to(options, body.form)
-    plan = partial(make_plan, service, prompts, sampling=body, around=body, options=options)
+    plan = partial(make_plan, service, prompts, sampling=body, request=body, options=options)
     return await beside_the_loop(plan, GROUP_CHARS * len(prompts))
 
 
@@ -115,7 +117,7 @@ class CompletionTexts:
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
         self._plan = plan
         self._tokenizer = plan.served.tokenizer
-        self.num_top = body.num_listed(body.logprobs)
+        self.num_top = num_listed(body, body.logprobs)
         """Number of tokens listed with each sampled token; None without log-probabilities."""
         self._num_prompt_top = body.logprobs
         self._as_ids = body.return_tokens_as_token_ids

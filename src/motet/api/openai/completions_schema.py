@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import FormattedFields
-from motet.api.generation.group_schema import SteeredFields
+from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.prompts import Prompt, parse_prompts
-from motet.api.generation.request_fields import IGNORED_FIELDS, IGNORED_OF_VLLM
-from motet.api.generation.sampling_fields import in_range
+from motet.api.generation.request_fields import IGNORED_FIELDS, IGNORED_OF_VLLM, RequestFields, StreamingFields
+from motet.api.generation.sampling_fields import SamplingFields, check_named_logprobs, in_range
 from motet.api.http.failure import FieldError, invalid_value
 
 DEFAULT_MAX_TOKENS = 16
@@ -20,7 +20,7 @@ def _as_count(value: object) -> object:
     return (1 if value else None) if isinstance(value, bool) else value
 
 
-class CompletionRequest(FormattedFields, SteeredFields):
+class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
     ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "spaces_between_special_tokens": (True,),
@@ -56,7 +56,7 @@ class CompletionRequest(FormattedFields, SteeredFields):
         return self.model_copy(update=unasked)
 
     @property
-    def max_tokens_asked(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         """A token is drawn also if nobody wants one: it costs no step, since the prompt's last row is there."""
         return 1 if self.prompt_only else self.max_tokens
 
@@ -68,7 +68,7 @@ class CompletionRequest(FormattedFields, SteeredFields):
     def check_max_tokens(self) -> Self:
         if self.prompt_only and not self.echo:
             raise FieldError(invalid_value, "max_tokens", "0 tokens are an answer only with 'echo'")
-        self.refuse_without_logprobs(self.logprobs)
+        check_named_logprobs(self, self.logprobs)
         if self.prompt_only and self.logprob_token_ids:
             raise FieldError(invalid_value, "logprob_token_ids", "an answer of 0 tokens has no log-probabilities")
         return self
@@ -76,6 +76,7 @@ class CompletionRequest(FormattedFields, SteeredFields):
     @model_validator(mode="after")
     def check_best_of(self) -> Self:
         self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
+        check_keep(self, self.group)
         if self.best_of is None:
             return self
         if self.best_of < self.n:

@@ -19,7 +19,8 @@ from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
-from motet.api.generation.request_fields import GeneratingFields
+from motet.api.generation.request_fields import RequestFields, StreamingFields
+from motet.api.generation.sampling_fields import SamplingFields
 from motet.api.http.body import in_turn
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import MakeNames, Names, names_table, renamed, schema_failure
@@ -28,7 +29,14 @@ from motet.api.openai.chat_schema import ChatRequest
 from motet.api.service import Service
 from motet.errors import RequestError
 
-PASSED_ON = {*StructuredFields.model_fields, *GeneratingFields.model_fields, "chat_template_kwargs"}
+PASSED_ON = {
+    *(
+        name
+        for fields in (StructuredFields, SamplingFields, RequestFields, StreamingFields)
+        for name in fields.model_fields
+    ),
+    "chat_template_kwargs",
+}
 """Members that are the same in a chat."""
 FEW_PARTS = 50
 """Number of blocks or items above which they are converted in a thread; each takes 40 us."""

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.request_fields import IGNORED_FIELDS, GeneratingFields
-from motet.api.generation.sampling_fields import in_range
+from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, StreamingFields
+from motet.api.generation.sampling_fields import SamplingFields, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
-from motet.api.http.schema import TOLD, OpenSchema, Schema
+from motet.api.http.schema import UNICODE, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
 from motet.errors import RequestError
 
@@ -230,7 +230,7 @@ Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"
 """Encrypted thoughts are for servers that hide them; this one shows them, and takes them back as they are."""
 
 
-class ResponsesRequest(StructuredFields, GeneratingFields):
+class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, StreamingFields):
     ignored = (IGNORED_FIELDS - {"metadata"}) | {"client_metadata", "max_tool_calls"}
     refused = OF_KEPT | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -254,7 +254,7 @@ class ResponsesRequest(StructuredFields, GeneratingFields):
         BeforeValidator(as_items, json_schema_input_type=str | list[object]),
         Field(min_length=1),
     ]
-    instructions: Annotated[str, TOLD] | None = None
+    instructions: Annotated[str, UNICODE] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextField = TextField()
     reasoning: ReasoningField = ReasoningField()

@@ -72,6 +72,7 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
     sampling = body.sampling
     options = RouteOptions(
         context=context,
+        streaming=body,
         prefix="generate",
         prompt_param=body.prompt_param,
         num_choices=sampling.n,
@@ -87,7 +88,7 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
     check_size(service, len(given), options=options)
     prompts = await completion_prompts(preparer, given, add_special_tokens=True, param=body.prompt_param)
     options = await held_to(options, sampling.form)
-    make = partial(make_plan, service, prompts, sampling=sampling, around=body, options=options)
+    make = partial(make_plan, service, prompts, sampling=sampling, request=body, options=options)
     try:
         plan = await beside_the_loop(make, GROUP_CHARS * len(prompts))
     except RequestError as error:

@@ -8,10 +8,10 @@ from pydantic import Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm
 from motet.api.generation.prompts import Prompt, parse_prompts
-from motet.api.generation.request_fields import GeneratingFields
+from motet.api.generation.request_fields import RequestFields, StreamingFields
 from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED, SamplingFields, TokenId, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
-from motet.api.http.schema import TOLD, Schema
+from motet.api.http.schema import UNICODE, Schema
 from motet.api.trainers.weight_routes import MAX_VERSION_CHARS
 from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
 
@@ -50,15 +50,15 @@ class SglangSampling(SamplingFields):
     min_tokens: int = Field(0, ge=0, alias="min_new_tokens")
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, alias="sampling_seed")
     include_stop_str_in_output: bool = Field(False, alias="no_stop_trim")
-    regex: Annotated[str, TOLD] | None = Field(None, min_length=1)
-    json_schema: Annotated[str, TOLD] | None = Field(None, min_length=1)
+    regex: Annotated[str, UNICODE] | None = Field(None, min_length=1)
+    json_schema: Annotated[str, UNICODE] | None = Field(None, min_length=1)
 
     @property
     def prompt_only(self) -> bool:
         return self.max_tokens == 0
 
     @property
-    def max_tokens_asked(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         return 1 if self.prompt_only else self.max_tokens
 
     @property
@@ -111,7 +111,7 @@ def _input_ids(value: object) -> Prompts:
     return Prompts(prompts, isinstance(value, list) and isinstance(value[0], list))
 
 
-class SglangRequest(GeneratingFields):
+class SglangRequest(RequestFields, StreamingFields):
     """The body of /generate. What it lacks of SGLang's fields is unknown to it."""
 
     ignored = frozenset(

@@ -24,6 +24,7 @@ from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, held_to, make_plan
 from motet.api.generation.prompts import beside_the_loop
+from motet.api.generation.sampling_fields import num_listed
 from motet.api.generation.usage_shape import usage_json, usage_shape
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value
@@ -60,6 +61,7 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     sampling = body.sampling_params
     options = RouteOptions(
         context=context,
+        streaming=body,
         prefix="generate-tokens",
         prompt_param="token_ids",
         num_choices=body.num_choices,
@@ -75,7 +77,7 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
     await beside_the_loop(check, len(body.token_ids))
     options = await held_to(options, sampling.form)
-    plan = make_plan(service, [body.token_ids], sampling=sampling, around=body, options=options)
+    plan = make_plan(service, [body.token_ids], sampling=sampling, request=body, options=options)
     if body.choices is None:
         return plan
     num_tokens = sum(len(choice.token_ids) for choice in body.choices)
@@ -120,7 +122,7 @@ def tokens_writer(plan: Plan, body: TokensRequest, *, stream: bool) -> GroupsWri
 
 
 def token_logprobs(logprobs: Sequence[TokenLogprob], sampling: GenerateSampling) -> LogprobFields | None:
-    num_top = sampling.num_listed(sampling.num_logprobs)
+    num_top = num_listed(sampling, sampling.num_logprobs)
     if num_top is None:
         return None
     return {"content": id_logprobs(logprobs, num_top=num_top, ranked=not sampling.logprob_token_ids)}

@@ -6,14 +6,14 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.group_schema import SteeredFields
-from motet.api.generation.request_fields import IGNORED_OF_VLLM
-from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED, TokenIds, in_range
+from motet.api.generation.group_schema import SteeredFields, check_keep
+from motet.api.generation.request_fields import IGNORED_OF_VLLM, RequestFields, StreamingFields
+from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED, SamplingFields, TokenIds, in_range
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.schema import Schema
 
 
-class GenerateSampling(StructuredFields):
+class GenerateSampling(StructuredFields, SamplingFields):
     """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
 
     ignored = IGNORED_OF_VLLM | {"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"}
@@ -54,7 +54,7 @@ class StartedChoice(Schema):
     token_ids: TokenIds
 
 
-class TokensRequest(SteeredFields):
+class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     refused = frozenset({"features"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"output_mode": ("tokens",)}
 
@@ -89,6 +89,7 @@ class TokensRequest(SteeredFields):
     @model_validator(mode="after")
     def check_prompt_logprobs(self) -> Self:
         self.refuse_if_streamed("sampling_params.prompt_logprobs", self.sampling_params.prompt_logprobs)
+        check_keep(self, self.group)
         return self
 
     def without_answer(self) -> Self:
