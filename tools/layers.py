@@ -42,7 +42,7 @@ BELOW_API = (
     "models.trainer_group",
     "tracing",
 )
-API_SHARED = ("api.http", "api.known_groups", "api.served", "api.service")
+API_SHARED = ("api.http", "api.known_groups", "api.served", "api.checkpoint_upload", "api.service")
 API_GENERATION = (*API_SHARED, "api.generation")
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -125,8 +125,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "api": BELOW_API,
     "api.http": ("engines.wire", "metrics", "tracing", "transfer.ticket"),
     "api.known_groups": ("api.http",),
+    "api.checkpoint_upload": ("api.http", "engines.wire", "models.checkpoint", "models.folder"),
     "api.served": ("engine", "engines.upstream.text_source", "grammar", "text"),
-    "api.service": (*API_SHARED, "api.trainers.checkpoint_upload", *BELOW_API),
+    "api.service": (*API_SHARED, *BELOW_API),
     "api.generation": (*API_SHARED, *BELOW_API),
     "api.texts": (*API_GENERATION, *BELOW_API),
     "api.openai": (*API_GENERATION, "api.texts", *BELOW_API),
@@ -134,7 +135,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "api.vllm": (*API_GENERATION, "api.openai", *BELOW_API),
     "api.trainers": (*API_SHARED, *BELOW_API),
     "api.sglang": (*API_GENERATION, "api.trainers", *BELOW_API),
-    "api.worker": (*API_GENERATION, "api.trainers", *BELOW_API),
+    "api.worker": (*API_GENERATION, *BELOW_API),
     "api.operators": (*API_SHARED, *BELOW_API),
     "api.page": API_SHARED,
     "deploy": (

@@ -155,6 +155,8 @@ class SamplingField:
     verbatim: bool = True
     """True if requests have a field of this name, type, default and range whose value goes to the engine unchanged; the
     schemas then take it from here. False if the request's field differs, or its value must be computed."""
+    edits_logits: bool = False
+    """True if the native sampler changes logits for it, in `sample.edits`."""
 
     @property
     def words(self) -> str:
@@ -183,10 +185,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: Annotated[int, SamplingField(0, 2**31, verbatim=False)] = 0
     """0 means off."""
     min_p: Annotated[float, SamplingField(0, 1)] = 0.0
-    presence_penalty: Annotated[float, SamplingField(-2, 2)] = 0.0
-    frequency_penalty: Annotated[float, SamplingField(-2, 2)] = 0.0
-    repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True)] = 1.0
-    logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, verbatim=False)] = {}
+    presence_penalty: Annotated[float, SamplingField(-2, 2, edits_logits=True)] = 0.0
+    frequency_penalty: Annotated[float, SamplingField(-2, 2, edits_logits=True)] = 0.0
+    repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True, edits_logits=True)] = 1.0
+    logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, verbatim=False, edits_logits=True)] = {}
     """Number added to the logit of each of these tokens; the range applies to the numbers."""
     allowed_token_ids: tuple[int, ...] = ()
     """The only tokens that can be sampled; empty if all can. If each of them ends a choice, `min_tokens` is ignored."""
@@ -208,6 +210,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def edits_logits(self) -> bool:
+        """True if a field that is declared with `edits_logits` has another value than its default."""
+        return any(getattr(self, name) != default for name, default in _EDITS)
+
 
 SAMPLING_FIELDS: Mapping[str, SamplingField] = {
     name: metadata
@@ -218,6 +225,9 @@ SAMPLING_FIELDS: Mapping[str, SamplingField] = {
 
 VERBATIM_FIELDS = tuple(name for name, field in SAMPLING_FIELDS.items() if field.verbatim)
 """Fields that requests have unchanged."""
+
+_DEFAULTS = SamplingParams(max_tokens=1)
+_EDITS = tuple((name, getattr(_DEFAULTS, name)) for name, field in SAMPLING_FIELDS.items() if field.edits_logits)
 
 
 class ChoiceStart(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from motet.api.trainers.checkpoint_upload import CheckpointUpload
+from motet.api.checkpoint_upload import CheckpointUpload
 from motet.engine_orders import (
     ApplyWeights,
     Checksums,

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from msgspec import inspect as info
 
-from motet.engine import PreparedWeights
-from motet.engines.wire import PROTOCOL, CarriedError, EngineReport, StopChoice, WeightOrder, WeightVersion
-from motet.transfer.ticket import Ticket, TransferAddress
+from motet.engine_orders import OrderAnswer, WorkerOrder
+from motet.engines.wire import PROTOCOL, CarriedError, EngineReport, StopChoice
+from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
 
 LIST = Path(__file__).with_name("wire_fields.txt")
 MESSAGES = (
-    *(GenerateRequest, Ticket, StopChoice, TransferAddress, WeightOrder, WeightVersion),
-    *(GroupDelta, CarriedError, EngineReport, PreparedWeights),
+    *(GenerateRequest, Ticket, StopChoice, WorkerOrder),
+    *(GroupDelta, CarriedError, EngineReport, OrderAnswer),
 )
 """What a gateway sends to a worker, and what a worker answers."""
 
@@ -48,7 +48,9 @@ def _collect(kind: info.Type, parts: dict[str, list[str]]) -> None:
                 f"    {field.encode_name}: {_name(field.type)}{'' if field.required else ', optional'}"
                 for field in kind.fields
             ]
-            parts[kind.cls.__name__] = [f"{kind.cls.__name__} ({'array' if kind.array_like else 'map'})", *fields]
+            tag = "" if kind.tag is None else f", {kind.tag_field}: {kind.tag}"
+            form = "array" if kind.array_like else "map"
+            parts[kind.cls.__name__] = [f"{kind.cls.__name__} ({form}{tag})", *fields]
         case info.EnumType():
             parts[kind.cls.__name__] = [f"{kind.cls.__name__}: {', '.join(str(value.value) for value in kind.cls)}"]
     for inner in _inner(kind):

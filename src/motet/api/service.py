@@ -17,11 +17,11 @@ from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 
+from motet.api.checkpoint_upload import CheckpointUpload
 from motet.api.http.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.http.failure import above_maximum
 from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
-from motet.api.trainers.checkpoint_upload import CheckpointUpload
 from motet.control.engine_control import EngineControl
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engine import ANSWERING, WorkerReport, WorkerState

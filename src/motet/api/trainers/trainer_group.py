@@ -1,7 +1,7 @@
 """The routes of a trainer that broadcasts tensors over NCCL, in vLLM's words.
 
     /init_weight_transfer_engine {"init_info": ...}   the server joins the trainer's group, as one rank
-    /start_weight_update                              opens an upload (`api.trainers.checkpoint_upload`)
+    /start_weight_update                              opens an upload (`api.checkpoint_upload`)
     /update_weights {"update_info": ...}              names the next tensors; returns when they have come
     /finish_weight_update                             gives the engines all tensors that have come
     /shutdown_weight_transfer_engine                  the server leaves the group

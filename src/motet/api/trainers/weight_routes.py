@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue
 
+from motet.api.checkpoint_upload import read_tensors
 from motet.api.http.body_limit import is_tensors
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router, with_body
 from motet.api.http.schema import Schema
 from motet.api.service import Service
-from motet.api.trainers.checkpoint_upload import read_tensors
 from motet.api.trainers.trainer_group import InitInfo, UpdateInfo, join_group, leave_group, take_announced
 from motet.control.weight_updates import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
+from motet.api.checkpoint_upload import MAX_FILES, CheckpointUpload, read_tensors
 from motet.api.http.routes import new_router
 from motet.api.service import Service
-from motet.api.trainers.checkpoint_upload import MAX_FILES, CheckpointUpload, read_tensors
 from motet.api.worker.worker_bodies import check_protocol, msgpack_response, read_body
 from motet.engine_orders import Connect, Done, PrepareWeights, WorkerOrder
 from motet.errors import EngineError, NotFoundError, OverloadedError, RequestError

@@ -104,7 +104,7 @@ class ChoiceSampling:
         if params.allowed_token_ids and ending.issuperset(params.allowed_token_ids):
             ending = set()
         self._ending_ids = tuple(sorted(ending))
-        self._always_edits = matcher is not None or self.counts is not None or bool(self.bias)
+        self._always_edits = matcher is not None or bool(self.bias) or params.edits_logits
         self._edits_until = params.min_tokens if ending else 0
 
     @property
