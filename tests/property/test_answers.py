@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.text.answers import CallRules, ThoughtRules, ThoughtState, tagged_format
+from motet.text.answers import CallRules, ReasoningRules, ReasoningState, tagged_format
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.reasoning import tags_named
 from tests.property.text_oracle import cut
@@ -24,33 +24,33 @@ CUTS = st.lists(st.integers(0, 60), max_size=12)
 
 
 def read(
-    text: str, cuts: list[int], at_start: ThoughtState, *, cut_off: bool, tools: bool = True, separate: bool = True
+    text: str, cuts: list[int], at_start: ReasoningState, *, cut_off: bool, tools: bool = True, separate: bool = True
 ) -> list[Part]:
     form = CallRules(small_format(), tool_rules("f", "go").callable, parallel=True) if tools else None
-    parser = tagged_format(ThoughtRules(tags_named("think"), at_start, separate=separate), form).parser()
+    parser = tagged_format(ReasoningRules(tags_named("think"), at_start, separate=separate), form).parser()
     parts = [part for piece in cut(text, cuts) for part in parser.feed(piece, [0])]
     return joined(parts + parser.close(cut=cut_off))
 
 
-@given(TEXTS, CUTS, st.sampled_from(ThoughtState), st.booleans(), st.booleans(), st.booleans())
+@given(TEXTS, CUTS, st.sampled_from(ReasoningState), st.booleans(), st.booleans(), st.booleans())
 def test_parts_do_not_depend_on_where_the_text_was_cut(
-    text: str, cuts: list[int], at_start: ThoughtState, cut_off: bool, tools: bool, separate: bool
+    text: str, cuts: list[int], at_start: ReasoningState, cut_off: bool, tools: bool, separate: bool
 ) -> None:
     whole = read(text, [], at_start, cut_off=cut_off, tools=tools, separate=separate)
     assert read(text, cuts, at_start, cut_off=cut_off, tools=tools, separate=separate) == whole
 
 
-@given(TEXTS, CUTS, st.sampled_from(ThoughtState), st.booleans())
+@given(TEXTS, CUTS, st.sampled_from(ReasoningState), st.booleans())
 def test_without_tools_and_reasoning_the_content_is_the_text(
-    text: str, cuts: list[int], at_start: ThoughtState, cut_off: bool
+    text: str, cuts: list[int], at_start: ReasoningState, cut_off: bool
 ) -> None:
     parts = read(text, cuts, at_start, cut_off=cut_off, tools=False, separate=False)
     assert parts == ([Content(text)] if text else [])
 
 
-@given(TEXTS, CUTS, st.sampled_from(ThoughtState))
+@given(TEXTS, CUTS, st.sampled_from(ReasoningState))
 def test_an_answer_without_calls_loses_nothing_but_tags_and_white_space(
-    text: str, cuts: list[int], at_start: ThoughtState
+    text: str, cuts: list[int], at_start: ReasoningState
 ) -> None:
     parts = read(text, cuts, at_start, cut_off=False)
     if any(isinstance(part, ToolCallBegin) for part in parts):
@@ -69,7 +69,7 @@ def test_an_answer_without_calls_loses_nothing_but_tags_and_white_space(
 @given(TEXTS, CUTS, st.booleans())
 def test_calls_are_numbered_and_begin_before_their_arguments(text: str, cuts: list[int], cut_off: bool) -> None:
     begun = 0
-    for part in read(text, cuts, ThoughtState.MAY_COME, cut_off=cut_off):
+    for part in read(text, cuts, ReasoningState.POSSIBLE, cut_off=cut_off):
         if isinstance(part, ToolCallBegin):
             assert (part.number, part.id) == (begun, f"id{begun}")
             begun += 1

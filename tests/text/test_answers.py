@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from motet.text.answers import CallRules, ThoughtRules, ThoughtState, tagged_format
+from motet.text.answers import CallRules, ReasoningRules, ReasoningState, tagged_format
 from motet.text.parts import AnswerParser, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.reasoning import ReasoningTags, tags_named
 from motet.text.tools.cursor import Cursor
@@ -19,7 +19,7 @@ THINK = tags_named("think")
 def parser(
     *,
     tags: ReasoningTags | None = THINK,
-    at_start: ThoughtState = ThoughtState.MAY_COME,
+    at_start: ReasoningState = ReasoningState.POSSIBLE,
     separate: bool = True,
     form: ToolFormat | None = None,
     parallel: bool = True,
@@ -27,7 +27,7 @@ def parser(
     """Returns a parser for answers that may call the tools `f` and `go`."""
     rules = tool_rules("f", "go")
     return tagged_format(
-        None if tags is None else ThoughtRules(tags, at_start, separate=separate),
+        None if tags is None else ReasoningRules(tags, at_start, separate=separate),
         None if form is None else CallRules(form, rules.callable, parallel=parallel),
     ).parser()
 
@@ -45,34 +45,34 @@ def cut_anywhere(text: str, new: Callable[[], AnswerParser], *, cut: bool = Fals
     return read[0]
 
 
-MAY_COME, OPENED, UNDER_WAY, OVER = ThoughtState
+POSSIBLE, OPENED, STARTED, ENDED = ReasoningState
 GRANITE, HUNYUAN = tags_named("granite"), tags_named("hunyuan_a13b")
 THOUGHTLESS = ("a<think>b</think>c", "<thin k>", "<", " \n ", "a </think> b")
-THOUGHTS: list[tuple[ReasoningTags, ThoughtState, str, list[Part]]] = [
+THOUGHTS: list[tuple[ReasoningTags, ReasoningState, str, list[Part]]] = [
     # White space beside tags is dropped.
-    (THINK, MAY_COME, " \n<think>\n a <b\n\n</think>\n\n c \n d ", [Reasoning("a <b"), Content("c \n d ")]),
+    (THINK, POSSIBLE, " \n<think>\n a <b\n\n</think>\n\n c \n d ", [Reasoning("a <b"), Content("c \n d ")]),
     # Thoughts come only at the beginning; the first closing tag ends them, and an opening tag inside is text.
-    *[(THINK, MAY_COME, text, list[Part]([Content(text)])) for text in THOUGHTLESS],
-    (THINK, MAY_COME, "<<think>a", [Content("<<think>a")]),
-    (THINK, MAY_COME, "<think>a</think>b <think> c </think>", [Reasoning("a"), Content("b <think> c </think>")]),
-    (THINK, MAY_COME, "<think><think>a</think>b</think>", [Reasoning("<think>a"), Content("b</think>")]),
+    *[(THINK, POSSIBLE, text, list[Part]([Content(text)])) for text in THOUGHTLESS],
+    (THINK, POSSIBLE, "<<think>a", [Content("<<think>a")]),
+    (THINK, POSSIBLE, "<think>a</think>b <think> c </think>", [Reasoning("a"), Content("b <think> c </think>")]),
+    (THINK, POSSIBLE, "<think><think>a</think>b</think>", [Reasoning("<think>a"), Content("b</think>")]),
     # Thoughts that are never closed are the whole answer.
-    (THINK, MAY_COME, "<think>a </thin", [Reasoning("a </thin")]),
-    (THINK, MAY_COME, "<think>", []),
-    (THINK, MAY_COME, "<think></think>", []),
+    (THINK, POSSIBLE, "<think>a </thin", [Reasoning("a </thin")]),
+    (THINK, POSSIBLE, "<think>", []),
+    (THINK, POSSIBLE, "<think></think>", []),
     # The prompt has opened the thoughts, or has ended them.
     (THINK, OPENED, "\n a</think>b", [Reasoning("a"), Content("b")]),
     (THINK, OPENED, "<think>a</think>b", [Reasoning("<think>a"), Content("b")]),
-    (THINK, UNDER_WAY, " a</think>b", [Reasoning(" a"), Content("b")]),
-    (THINK, OVER, " <think>a</think>", [Content(" <think>a</think>")]),
+    (THINK, STARTED, " a</think>b", [Reasoning(" a"), Content("b")]),
+    (THINK, ENDED, " <think>a</think>", [Content(" <think>a</think>")]),
     # Granite has several opening phrases; Hunyuan's tags around the content are not shown.
-    (GRANITE, MAY_COME, "Here's my thought process: a. Here is my response: b", [Reasoning("a."), Content("b")]),
-    (HUNYUAN, MAY_COME, "<think>\na\n</think>\n<answer>\nb <i> c\n</answer>", [Reasoning("a"), Content("b <i> c")]),
+    (GRANITE, POSSIBLE, "Here's my thought process: a. Here is my response: b", [Reasoning("a."), Content("b")]),
+    (HUNYUAN, POSSIBLE, "<think>\na\n</think>\n<answer>\nb <i> c\n</answer>", [Reasoning("a"), Content("b <i> c")]),
 ]
 
 
 @pytest.mark.parametrize(("tags", "at_start", "text", "parts"), THOUGHTS)
-def test_thoughts_become_reasoning(tags: ReasoningTags, at_start: ThoughtState, text: str, parts: list[Part]) -> None:
+def test_thoughts_become_reasoning(tags: ReasoningTags, at_start: ReasoningState, text: str, parts: list[Part]) -> None:
     assert cut_anywhere(text, lambda: parser(tags=tags, at_start=at_start)) == parts
     assert cut_anywhere(text, lambda: parser(tags=tags, at_start=at_start, separate=False)) == [Content(text)]
 
@@ -87,7 +87,7 @@ def test_tokens_of_thoughts_are_counted_to_the_end_of_the_closing_tag() -> None:
 
 
 def test_an_answer_without_thoughts_has_no_reasoning_tokens() -> None:
-    for at_start, text in ((ThoughtState.MAY_COME, "<thi nk>"), (ThoughtState.OVER, "<think>a")):
+    for at_start, text in ((ReasoningState.POSSIBLE, "<thi nk>"), (ReasoningState.ENDED, "<think>a")):
         reader = parser(at_start=at_start)
         for char in text:
             reader.feed(char, [0])

@@ -1,11 +1,11 @@
-"""Answers in which tags tell what is what: thoughts first, then content and calls of tools.
+"""Answers whose parts are separated by tags: reasoning first, then content and tool calls.
 
     <think> ... </think>  content  <tool_call> ... </tool_call>  content
-    ThoughtReader         ContentReader
+    ReasoningReader       ContentReader
                                    CallRegion
 
-Thoughts stand at the beginning and nowhere else; the first closing tag ends them, and an opening tag within or behind
-them is text. White space between a tag and the text beside it is dropped.
+Reasoning is only at the start of an answer. The first closing tag ends it; an opening tag in the reasoning or after it
+is text. White space between a tag and the text next to it is dropped.
 """
 
 from collections.abc import Sequence
@@ -20,127 +20,132 @@ from motet.text.tools.cursor import Cursor
 from motet.text.tools.tool_format import ParsedCall, ParsedRegion, Tool, ToolFormat
 
 MIN_GROWTH = 4
-"""Number of new characters, about a token, after which a region of calls is read again at the earliest."""
+"""Minimum number of new characters, about a token, after which a region of calls is parsed again."""
 MAX_TAGS_IN_STRINGS = 16
-"""At most this many closing tags of one region may be text in a string: for each the region is read once more."""
+"""Maximum number of closing tags of one region that can be text in a string. Each costs one more parse."""
 
 
-class ThoughtState(Enum):
-    """Where an answer stands in its thoughts."""
+class ReasoningState(Enum):
+    """State of the reasoning at the end of the prompt."""
 
-    MAY_COME = auto()
+    POSSIBLE = auto()
+    """The answer can start with reasoning."""
     OPENED = auto()
-    """The opening tag has just come."""
-    UNDER_WAY = auto()
-    OVER = auto()
+    """The prompt ends with the opening tag."""
+    STARTED = auto()
+    """The prompt ends in the reasoning."""
+    ENDED = auto()
+    """The answer has no reasoning."""
 
 
 @dataclass(frozen=True)
-class ThoughtRules:
-    """How thoughts are marked in the answers of a request."""
+class ReasoningRules:
+    """The reasoning in the answers of a request."""
 
     tags: ReasoningTags
-    at_start: ThoughtState
-    """The state when the prompt ends."""
+    at_start: ReasoningState
     separate: bool
-    """False: thoughts are shown as content, but their tokens are counted."""
+    """True if reasoning is separated from the content. If not, it is part of the content, but its tokens are
+    counted."""
 
 
 @dataclass(frozen=True)
 class CallRules:
-    """How the answers of a request call tools."""
+    """The tool calls in the answers of a request."""
 
     form: ToolFormat
     callable: tuple[Tool, ...]
     parallel: bool = True
-    """False: only the first call is shown, and those behind it are dropped, as vLLM does."""
+    """True if an answer can have several calls. If not, calls after the first one are dropped, as in vLLM."""
 
 
 def tagged_format(
-    thoughts: ThoughtRules | None, calls: CallRules | None, *, visible: frozenset[int] = frozenset()
+    reasoning: ReasoningRules | None, calls: CallRules | None, *, visible: frozenset[int] = frozenset()
 ) -> AnswerFormat:
     tags = (
         *(calls.form.begins if calls else ()),
-        *(thoughts.tags.around_answer if thoughts and thoughts.separate else ()),
+        *(reasoning.tags.around_answer if reasoning and reasoning.separate else ()),
     )
-    return AnswerFormat(partial(TaggedParser, thoughts, calls, content_ends=StopStrings(tags)), visible)
+    return AnswerFormat(partial(TaggedParser, reasoning, calls, content_ends=StopStrings(tags)), visible)
 
 
 class TaggedParser:
     """The `AnswerParser` of one choice."""
 
-    def __init__(self, thoughts: ThoughtRules | None, calls: CallRules | None, *, content_ends: StopStrings) -> None:
-        """`content_ends`: tags that open calls, and those around the content, which are not shown."""
-        self._thoughts = ThoughtReader(thoughts) if thoughts and thoughts.at_start is not ThoughtState.OVER else None
+    def __init__(self, reasoning: ReasoningRules | None, calls: CallRules | None, *, content_ends: StopStrings) -> None:
+        """`content_ends`: tags that open calls, and tags around the content, which are not shown."""
+        self._reasoning = (
+            ReasoningReader(reasoning) if reasoning and reasoning.at_start is not ReasoningState.ENDED else None
+        )
         self._tokens = 0
-        """Number of tokens up to the end of the thoughts."""
+        """Number of tokens up to the end of the reasoning."""
         self._calls = ShownCalls(calls) if calls else None
         self._content = ContentReader(self._calls, content_ends)
 
     @property
     def reasoning_tokens(self) -> int:
-        return self._tokens if self._thoughts and self._thoughts.begun else 0
+        return self._tokens if self._reasoning and self._reasoning.started else 0
 
     @property
     def called(self) -> bool:
-        return self._calls is not None and self._calls.all_whole
+        return self._calls is not None and self._calls.all_complete
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Part]:
-        thoughts = self._thoughts
-        if thoughts is None or thoughts.over:
+        reasoning = self._reasoning
+        if reasoning is None or reasoning.ended:
             return self._content.feed(text)
         self._tokens += len(token_ids)
-        parts, behind = thoughts.feed(text)
-        if behind is None:
+        parts, rest = reasoning.feed(text)
+        if rest is None:
             return parts
-        if thoughts.begun and thoughts.separate:
+        if reasoning.started and reasoning.separate:
             self._content.follow_tag()
-        return parts + self._content.feed(behind)
+        return parts + self._content.feed(rest)
 
     def close(self, *, cut: bool) -> list[Part]:
-        if self._thoughts is None or self._thoughts.over:
+        if self._reasoning is None or self._reasoning.ended:
             return self._content.close(cut=cut)
-        return self._thoughts.close()
+        return self._reasoning.close()
 
 
-class ThoughtReader:
-    """Reads white space and an opening tag, if there is one, then thoughts up to the first closing tag."""
+class ReasoningReader:
+    """Reads white space and an opening tag, if there is one, then reasoning up to the first closing tag."""
 
-    def __init__(self, rules: ThoughtRules) -> None:
+    def __init__(self, rules: ReasoningRules) -> None:
         self.separate = rules.separate
-        self.begun = rules.at_start is not ThoughtState.MAY_COME
-        """True if there are thoughts."""
-        self.over = False
+        self.started = rules.at_start is not ReasoningState.POSSIBLE
+        """True if the answer has reasoning."""
+        self.ended = False
         self._opens = rules.tags.opens
         self._held = ""
-        """White space, and text that may still become an opening tag."""
+        """White space, and text that can still become an opening tag."""
         self._search = StopMatcher(rules.tags.close_tags)
-        self._margins = Margins(after_tag=rules.at_start is not ThoughtState.UNDER_WAY)
+        self._margins = Margins(after_tag=rules.at_start is not ReasoningState.STARTED)
 
     def feed(self, text: str) -> tuple[list[Part], str | None]:
-        """Returns thoughts, and the text behind them once they are over."""
+        """Returns reasoning, and the text after it; None as long as it has not ended."""
         shown: list[Part] = []
-        if not self.begun:
+        if not self.started:
             self._held += text
-            begun = self._held.lstrip()
-            tag = next((tag for tag in self._opens if begun.startswith(tag)), None)
+            stripped = self._held.lstrip()
+            tag = next((tag for tag in self._opens if stripped.startswith(tag)), None)
             if tag is None:
-                self.over = not any(tag.startswith(begun) for tag in self._opens)
-                return [], self._held if self.over else None
-            self.begun = True
-            text = begun[len(tag) :]
+                self.ended = not any(tag.startswith(stripped) for tag in self._opens)
+                return [], self._held if self.ended else None
+            self.started = True
+            text = stripped[len(tag) :]
             if not self.separate:
                 shown = _content(self._held[: len(self._held) - len(text)])
         found = self._search.feed(text)
-        self.over = found.stop is not None
+        self.ended = found.stop is not None
         if self.separate:
             shown = _reasoning(self._margins.feed(found.text))
         else:
             shown += _content(text[: len(text) - len(found.rest)])
-        return shown, found.rest if self.over else None
+        return shown, found.rest if self.ended else None
 
     def close(self) -> list[Part]:
-        if not self.begun:
+        if not self.started:
             return _content(self._held)
         if not self.separate:
             return []
@@ -148,18 +153,18 @@ class ThoughtReader:
 
 
 class ContentReader:
-    """Reads content, and the regions of calls in it."""
+    """Reads content, and the regions of tool calls in it."""
 
     def __init__(self, calls: "ShownCalls | None", ends: StopStrings) -> None:
         self._calls = calls
         self._bare = calls.rules.form.bare if calls else None
-        """A character that opens calls if the text begins with it; None once the text has begun."""
+        """Character that opens a region of calls at the start of the text; None after the start."""
         self._region: CallRegion | None = None
         self._search = StopMatcher(ends)
         self._margins = Margins(after_tag=False, before_tag=ends.longest > 0)
 
     def follow_tag(self) -> None:
-        """A tag has been read: white space at the beginning of the next text is dropped."""
+        """Drops white space at the start of the next text, since a tag has been read."""
         self._margins = Margins(after_tag=True, before_tag=self._margins.before_tag)
 
     def feed(self, text: str) -> list[Part]:
@@ -172,12 +177,12 @@ class ContentReader:
                 text, closed = self._region.rest, self._region.closed
                 self._region, self._margins = None, Margins(after_tag=closed)
                 continue
-            if self._bare is not None and (begun := text.lstrip()):
+            if self._bare is not None and (stripped := text.lstrip()):
                 bare, self._bare = self._bare, None
-                if begun.startswith(bare):
-                    self._margins.feed(text.removesuffix(begun))
+                if stripped.startswith(bare):
+                    self._margins.feed(text.removesuffix(stripped))
                     self._open("")
-                    text = begun
+                    text = stripped
                     continue
             found = self._search.feed(text)
             parts += _content(self._margins.feed(found.text))
@@ -193,7 +198,7 @@ class ContentReader:
         return _content(self._margins.feed(self._search.close()) + self._margins.close())
 
     def _open(self, tag: str) -> None:
-        """Begins a region of calls (bare calls have no tag), or drops a tag that stands around the content."""
+        """Opens a region of calls, or drops a tag around the content. `tag`: empty if calls have no tags."""
         space = self._margins.close()
         if self._calls is not None and tag in ("", *self._calls.rules.form.begins):
             self._region = CallRegion(self._calls, space + tag)
@@ -202,21 +207,21 @@ class ContentReader:
 
 
 class ShownCalls:
-    """Remembers how much of each call of one choice has been shown, in all its regions.
+    """The length of each call of one choice that has been shown, in all its regions.
 
-    A call is shown, its name first, once its arguments have begun; from then on they are shown as they come.
+    A call is shown, its name first, when its arguments start; then its arguments are shown as they arrive.
     """
 
     def __init__(self, rules: CallRules) -> None:
         self.rules = rules
         self.shown: list[int] = []
-        """For each call, the number of characters of its arguments that were shown."""
-        self._whole: set[int] = set()
+        """Number of characters of each call's arguments that were shown."""
+        self._complete: set[int] = set()
 
     @property
-    def all_whole(self) -> bool:
-        """True if there are calls, and each of them is whole."""
-        return 0 < len(self.shown) == len(self._whole)
+    def all_complete(self) -> bool:
+        """True if there are calls, and each of them is complete."""
+        return 0 < len(self.shown) == len(self._complete)
 
     def show(self, number: int, call: ParsedCall) -> list[Part]:
         """Returns the parts of a call that have not been shown yet."""
@@ -230,27 +235,27 @@ class ShownCalls:
             self.shown[number] = len(call.arguments)
             parts.append(ToolCallArguments(number, new))
         if call.whole:
-            self._whole.add(number)
+            self._complete.add(number)
         return parts
 
 
 class CallRegion:
-    """A region of calls, from a tag that opens it to one that closes it.
+    """A region of tool calls, from a tag that opens it to a tag that closes it.
 
-    Text that turns out to be no call becomes content, with its tags, except for whole calls before it; parts of a call
-    that were shown stay shown. The region is read again whenever it has grown by a sixteenth, wherever pieces end. So
-    the work is linear, and the parts do not depend on how the text was cut.
+    Text that cannot be parsed as a call becomes content, with its tags, except for complete calls before it. Parts of a
+    call that were shown stay shown. The region is parsed again each time it has grown by a sixteenth, whatever the cuts
+    between the pieces of text. So the work is linear, and the parts do not depend on the cuts.
     """
 
-    def __init__(self, calls: ShownCalls, begun: str) -> None:
-        """`begun`: the opening tag with the white space before it, which is shown if this is no call."""
+    def __init__(self, calls: ShownCalls, opening: str) -> None:
+        """`opening`: the opening tag with the white space before it, which is shown if the region is not a call."""
         self.rest: str | None = None
-        """Text behind the region; None while it goes on."""
+        """Text after the region; None while it is open."""
         self.closed = False
-        """True if a tag has closed it."""
+        """True if a tag has closed the region."""
         self._calls = calls
         self._first = len(calls.shown)
-        self._begun = begun
+        self._opening = opening
         self._search = StopMatcher(calls.rules.form.end_tags)
         self._pieces: list[str] = []
         self._length = 0
@@ -273,11 +278,11 @@ class CallRegion:
         return parts
 
     def close(self, *, cut: bool) -> list[Part]:
-        region, begun_tag = self._read(final=True), self._search.close()
+        region, partial_tag = self._read(final=True), self._search.close()
         parts = self._show(region)
         if region.whole:
-            return parts  # text after the last call was the beginning of a closing tag
-        unread = self._grow(begun_tag, parts)
+            return parts  # text after the last call was the start of a closing tag
+        unread = self._grow(partial_tag, parts)
         if unread is None:
             region = self._read(final=not cut)
             parts += self._show(region)
@@ -286,7 +291,7 @@ class CallRegion:
         return [*parts, *self._end_as_content(""), *_content(unread or "")]
 
     def _grow(self, text: str, parts: list[Part]) -> str | None:
-        """Reads on. If this is no call, returns the part of `text` that it has not looked at, else None."""
+        """Adds text to the region. If the region turns out not to be a call, returns the rest of `text`, else None."""
         while self._length + len(text) >= self._next_read:
             size = self._next_read - self._length
             self._add(text[:size])
@@ -304,7 +309,7 @@ class CallRegion:
         self._length += len(text)
 
     def _meet_tag(self, tag: str, rest: str) -> list[Part]:
-        """Ends the region at a closing tag, unless the tag stands in a string."""
+        """Ends the region at a closing tag, unless the tag is part of a string."""
         region = self._read(final=True)
         if region.whole:
             self.rest, self.closed = rest, True
@@ -328,24 +333,24 @@ class CallRegion:
         return [part for place, call in enumerate(region.calls) for part in self._calls.show(self._first + place, call)]
 
     def _end_as_content(self, rest: str) -> list[Part]:
-        """Ends the region: text after its whole calls is no call, and becomes content."""
+        """Ends the region: text after its complete calls is not a call, and becomes content."""
         self.rest = rest
         taken = self._read(final=False).taken
         text = "".join(self._pieces)
-        return [Content(text[taken:] if taken else self._begun + text)]
+        return [Content(text[taken:] if taken else self._opening + text)]
 
 
 class Margins:
-    """Drops the white space between a text and the tags around it; white space inside the text stays."""
+    """Drops the white space between a text and the tags around it. White space inside the text stays."""
 
     def __init__(self, *, after_tag: bool, before_tag: bool = True) -> None:
-        """`after_tag`: a tag stands before the text. `before_tag`: one may follow."""
+        """`after_tag`: True if the text follows a tag. `before_tag`: True if a tag can follow the text."""
         self._after_tag = after_tag
         self.before_tag = before_tag
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """Returns the text that may be shown. White space is held until it is known if a tag follows."""
+        """Returns the text that can be shown. White space is held until the text after it is known."""
         if self._after_tag:
             text = text.lstrip()
             self._after_tag = not text
@@ -359,7 +364,7 @@ class Margins:
         return shown
 
     def close(self) -> str:
-        """Returns the white space at the end of the text, which belongs to it unless a tag follows."""
+        """Returns held white space at the end of the answer, where no tag follows."""
         held, self._held = self._held, ""
         return held
 

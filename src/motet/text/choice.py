@@ -1,13 +1,14 @@
 """The text of one choice: tokens in, events out.
 
     delta ─► Detokenizer ─► StopMatcher ──► AnswerParser ─► event
-             holds parts    holds what may  holds what may
-             of characters  become a stop   become a tag; only
-                            string          where parts are told apart
+             holds parts    holds text      holds text that can
+             of characters  that can        become a tag; only if
+                            become a stop   reasoning and calls
+                            string          are separated
 
-A token stands in the event that shows the last of its text, with its log-probability; so the events of a choice are
-consistent wherever the stream is cut. Everything is done token by token: how an engine bundles tokens into deltas
-changes neither the text nor where it ends.
+An event contains a token, and its log-probability, if it shows the end of the token's text. So the events of a choice
+are consistent wherever the stream is cut. Tokens are processed one by one: the way in which an engine bundles tokens
+into deltas changes neither the text nor its end.
 """
 
 from collections import deque
@@ -27,49 +28,50 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of a request for the text of its choices."""
 
     stops: StopStrings | None = None
-    """Compiled once for all choices of a request; None: there are none."""
+    """Stop strings, compiled once for all choices of a request; None if there are none."""
     include_stop_str_in_output: bool = False
-    """True: the stop string, and the text of a stop token, are shown."""
+    """True if the stop string, and the text of a stop token, are part of the answer."""
     skip_special_tokens: bool = True
     min_tokens: int = 0
-    """Tokens before which no stop string may end."""
+    """Number of tokens before which no stop string may end."""
     logprobs: bool = False
-    written_known: bool = False
-    """True if the reader brought the tokens that choices start with: what it gets leaves them out, also those that are
-    held back, and counts without them."""
+    client_sent_output: bool = False
+    """True if the client sent the output tokens that choices start with. Events leave these tokens out, also if they
+    were held back, and counts do not include them."""
     prompt_only: bool = False
-    """True: a choice ends before its first token, which nobody wants."""
+    """True if only the prompt was requested: a choice ends before its first token."""
     format: AnswerFormat | None = None
-    """None: the text is shown as it is."""
+    """Format whose parts are separated; None if the text is shown unchanged."""
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
-    """The part of a choice that is shown after a step. The texts of all its events, joined, are the answer."""
+    """What a step adds to the answer of a choice. The texts of all its events, joined, are the answer."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    """The new tokens, with those whose text a stop string cut off, as in vLLM."""
+    """New tokens, including tokens whose text was cut off at a stop string, as in vLLM."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """The log-probability of each of `token_ids`, except tokens that were written before the choice was resumed."""
+    """Log-probability of each of `token_ids`, except tokens that were generated before the choice was resumed."""
     offsets: tuple[int, ...] | None = None
-    """Places in the answer where the texts of the same tokens begin, or would if they were not cut off."""
+    """Positions in the answer at which the texts of the same tokens start, also of texts that were cut off."""
     finish: FinishReason | None = None
-    """Set on the last event of a choice and on no other."""
+    """Set only on the last event of a choice."""
     stop_reason: str | int | None = None
-    """The stop string, or the token of `stop_token_ids`, that ended it."""
+    """Stop string, or token of `stop_token_ids`, that ended the choice."""
     parts: tuple[Part, ...] | None = None
-    """The parts in `text` and in what was held back before; None where they are not told apart. There may be text and
-    no parts: some of it may yet become a tag."""
+    """Parts in `text` and in text that was held back before; None if parts are not separated. There can be text without
+    parts, since text that can still become a tag is held back."""
     weight_versions: tuple[WeightSpan, ...] = ()
-    """On the last event: who has written its tokens; empty if it was the weights of the start alone."""
+    """On the last event, the weight versions that generated the tokens; empty if the first version generated all."""
 
 
 class ChoiceStream:
-    """Takes the deltas of one choice. One that starts with written tokens goes on as if it had been fed them.
+    """Takes the deltas of one choice. A resumed choice continues as if it had been fed its output tokens.
 
-    The log-probabilities of written tokens are not known to it and left out. If a stop string is among their last, the
-    choice has ended: the engine that wrote them did not know it yet. Raises `AnswerParserError` if the parser fails.
+    The log-probabilities of these tokens are not known and left out. If they end with a stop string, the choice has
+    ended: the engine that generated them was lost before it was requested to stop. Raises `AnswerParserError` if the
+    parser fails.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class ChoiceStream:
         self.stop_reason: str | int | None = None
         begin = _replay_from(start.output_tokens, tokenizer.special_ids, rules=rules)
         self.num_tokens = begin
-        """Tokens of the answer, up to the one that ended it."""
+        """Number of tokens of the answer, up to the token that ended it."""
         self._rules = rules
         past = (*prompt[-LOOK_BACK:], *start.output_tokens[max(0, begin - LOOK_BACK) : begin])
         self._detokenizer = Detokenizer(
@@ -98,14 +100,13 @@ class ChoiceStream:
         self._parser = rules.format.parser() if rules.format else None
         self._held = HeldTokens()
         self._quick = False
-        """True if the next token may pass alone: no token waits for its text, and nobody needs to know where in the
-        text a token begins."""
+        """True if the next token can pass alone: no token waits for its text, and offsets are not requested."""
         self._shown = 0
-        """Characters of the answer that events have shown."""
+        """Number of characters of the answer that events have shown."""
         self._num_known = 0
-        """Tokens held back that events leave out."""
+        """Number of held tokens that events leave out."""
         self.feed(ChoiceDelta(self.index, start.output_tokens[begin:]))  # its text was shown before
-        self._num_known = self._held.num_tokens if rules.written_known else 0
+        self._num_known = self._held.num_tokens if rules.client_sent_output else 0
 
     @property
     def ended(self) -> bool:
@@ -113,7 +114,7 @@ class ChoiceStream:
 
     @property
     def last_event(self) -> ChoiceEvent:
-        """The end of a choice that has ended, alone."""
+        """The end of a choice that has ended, without text."""
         return ChoiceEvent(self.index, "", (), finish=self.finish, stop_reason=self.stop_reason)
 
     @property
@@ -121,7 +122,7 @@ class ChoiceStream:
         return 0 if self._parser is None else self._parser.reasoning_tokens
 
     def feed(self, delta: ChoiceDelta) -> ChoiceEvent | None:
-        """Takes what a step added; None if there is nothing to show yet. Ignores all that comes after the end."""
+        """Takes the tokens of a step. Returns None if there is nothing to show yet. Ignores tokens after the end."""
         ids = delta.token_ids
         if self._quick and len(ids) == 1 and delta.finish is None:
             self.num_tokens += 1
@@ -138,8 +139,8 @@ class ChoiceStream:
         return event
 
     def _feed_any(self, delta: ChoiceDelta) -> ChoiceEvent | None:
-        """A parser gets one token after the other, however the engine bundles them, so neither the parts nor the count
-        of reasoning tokens depend on that."""
+        """Takes any delta. A parser gets the tokens one by one, so neither the parts nor the number of reasoning tokens
+        depend on the way in which the engine bundles tokens."""
         if self.ended:
             return None
         if self._rules.prompt_only and delta.token_ids:
@@ -165,14 +166,14 @@ class ChoiceStream:
         return self._event(text) if text else None
 
     def _without_text(self, delta: ChoiceDelta) -> tuple[int, ...]:
-        """Returns the end-of-sequence or stop token that ended the choice: its text is not in the answer."""
+        """Returns the end-of-sequence or stop token that ended the choice, whose text is not part of the answer."""
         finish = delta.finish
         if finish is None or finish.reason is not FinishReason.STOP or self._rules.include_stop_str_in_output:
             return ()
         return delta.token_ids[-1:]
 
     def _show(self, piece: str) -> str:
-        """Returns the text that may be shown now that `piece` has come; sets `finish` if it completes a stop string."""
+        """Returns the text that can be shown after `piece` was added. Sets `finish` if it completes a stop string."""
         self._held.advance(len(piece))
         if self._matcher is None:
             self._shown += len(piece)
@@ -189,7 +190,7 @@ class ChoiceStream:
     def _end(
         self, text: str, finish: Finish, *, ending: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None
     ) -> ChoiceEvent:
-        """Shows what was held, then the token without text, if any, as the engine has ended the choice."""
+        """Returns the last event, when the engine has ended the choice: held text, then the token without text."""
         if piece := self._detokenizer.close():
             text += self._show(piece)
         if not self.ended:
@@ -224,7 +225,7 @@ class ChoiceStream:
         )
 
     def _parsed(self, event: ChoiceEvent | None) -> ChoiceEvent | None:
-        """Adds the parts to an event where they are told apart."""
+        """Adds the parts to an event, if they are separated."""
         parser = self._parser
         if event is None or parser is None:
             return event
@@ -241,24 +242,26 @@ class ChoiceStream:
         return msgspec.structs.replace(event, finish=finish, parts=tuple(parts))
 
 
-def _replay_from(written: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules) -> int:
-    """Returns how many written tokens need not be read again: no held character and no stop string reaches behind.
+def _replay_from(output: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules) -> int:
+    """Returns the number of output tokens that need not be read again, since neither an incomplete character nor an
+    incomplete stop string can reach back to them.
 
-    With log-probabilities, offsets count from the beginning, and a parser reads whole answers, so all are read.
+    Offsets of log-probabilities count from the start of the answer, and a parser reads complete answers; in both cases
+    all tokens are read.
     """
     if rules.logprobs or rules.format is not None:
         return 0
-    begin = len(written)
-    needed = STUCK + 4 * (rules.stops.longest if rules.stops else 0)  # a character is 4 tokens at most
+    begin = len(output)
+    needed = STUCK + 4 * (rules.stops.longest if rules.stops else 0)  # a character has at most 4 tokens
     skipped = special_ids if rules.skip_special_tokens else frozenset[int]()
     while begin and needed:
         begin -= 1
-        needed -= written[begin] not in skipped
+        needed -= output[begin] not in skipped
     return begin
 
 
 class HeldToken(msgspec.Struct, frozen=True):
-    """A token whose text is [start, end) of the answer; tokens that make up a character have the same range."""
+    """A token whose text is [start, end) of the answer. Tokens that form a character together have the same range."""
 
     token_id: int
     logprob: TokenLogprob | None
@@ -271,9 +274,9 @@ class HeldTokens:
 
     def __init__(self) -> None:
         self.num_chars = 0
-        """Characters of the answer so far, with those that are held back."""
+        """Number of characters of the answer so far, including characters that are held back."""
         self.waiting: list[tuple[int, TokenLogprob | None]] = []
-        """Tokens whose text has not come yet."""
+        """Tokens whose text is not complete yet."""
         self._held: deque[HeldToken] = deque()
 
     @property
@@ -284,14 +287,14 @@ class HeldTokens:
         self.waiting.append((token_id, logprob))
 
     def advance(self, num_chars: int) -> None:
-        """The next text has come; it belongs to all tokens that wait."""
+        """Assigns the next `num_chars` characters to all tokens that wait for their text."""
         start, self.num_chars = self.num_chars, self.num_chars + num_chars
         for token_id, logprob in self.waiting:
             self._held.append(HeldToken(token_id, logprob, start, self.num_chars))
         self.waiting.clear()
 
     def take(self, shown: int) -> list[HeldToken]:
-        """Returns the tokens whose text is within the first `shown` characters and that were not taken before."""
+        """Returns the tokens whose text is within the first `shown` characters, without tokens returned before."""
         if shown == self.num_chars:
             taken = list(self._held)
             self._held.clear()
@@ -303,7 +306,7 @@ class HeldTokens:
 
 
 def _single(delta: ChoiceDelta) -> Iterator[ChoiceDelta]:
-    """Yields a delta for each token; the end of the choice goes with the last."""
+    """Yields a delta for each token; the last one has the end of the choice."""
     last = len(delta.token_ids) - 1
     for place, token_id in enumerate(delta.token_ids):
         logprobs = None if delta.logprobs is None else delta.logprobs[place : place + 1]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from motet.errors import ConfigError
-from motet.text.answers import CallRules, ThoughtRules, ThoughtState, tagged_format
+from motet.text.answers import CallRules, ReasoningRules, ReasoningState, tagged_format
 from motet.text.harmony import HARMONY, THOUGHT, harmony_format
 from motet.text.parts import AnswerFormat
 from motet.text.reasoning import GPT_OSS, ReasoningTags, tags_known_by, tags_named
@@ -135,9 +135,9 @@ class ModelFormats:
         if self.harmony:
             return harmony_format(calls, self._seen_in_calls)
         at_start, tags = self._thought_state(prompt, begun), self.reasoning
-        if calls is None and at_start is ThoughtState.OVER and not (tags and tags.around_answer):
+        if calls is None and at_start is ReasoningState.ENDED and not (tags and tags.around_answer):
             return None
-        thoughts = None if tags is None else ThoughtRules(tags, at_start, separate_reasoning)
+        thoughts = None if tags is None else ReasoningRules(tags, at_start, separate_reasoning)
         visible = self._seen_in_thoughts | (self._seen_in_calls if calls else frozenset())
         return tagged_format(thoughts, calls, visible=visible)
 
@@ -147,24 +147,24 @@ class ModelFormats:
         if self.harmony:
             return None if calls else THOUGHT
         thought = self._thought_state(prompt, begun)
-        if self.reasoning is None or thought is ThoughtState.OVER:
+        if self.reasoning is None or thought is ReasoningState.ENDED:
             return None
-        opened = thought is not ThoughtState.MAY_COME
+        opened = thought is not ReasoningState.POSSIBLE
         return Thinking(self.reasoning.opens[0], self.reasoning.closes[0], opened)
 
-    def _thought_state(self, prompt: Sequence[int], begun: str) -> ThoughtState:
+    def _thought_state(self, prompt: Sequence[int], begun: str) -> ReasoningState:
         """Returns where an answer stands when the prompt ends."""
         if self.reasoning is None:
-            return ThoughtState.OVER
+            return ReasoningState.ENDED
         opens, closes = self.reasoning.opens, self.reasoning.closes
         if written := begun.strip():
             if not written.startswith(opens) or any(tag in written for tag in closes):
-                return ThoughtState.OVER
-            return ThoughtState.OPENED if written.endswith(opens) else ThoughtState.UNDER_WAY
+                return ReasoningState.ENDED
+            return ReasoningState.OPENED if written.endswith(opens) else ReasoningState.STARTED
         tail = self.tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False).rstrip()
         if tail.endswith(opens):
-            return ThoughtState.OPENED
-        return ThoughtState.OVER if tail.endswith(closes) else ThoughtState.MAY_COME
+            return ReasoningState.OPENED
+        return ReasoningState.ENDED if tail.endswith(closes) else ReasoningState.POSSIBLE
 
     @cached_property
     def _seen_in_thoughts(self) -> frozenset[int]:

@@ -10,8 +10,8 @@ from motet.types import FIRST_VERSION, ChoiceDelta, Finish, FinishReason, Genera
 
 
 class GroupChoices:
-    """The `ChoiceStream` of each choice of a group. They exist from the first delta to `close`, since a request can
-    have thousands of groups, of which few run at a time."""
+    """The `ChoiceStream` of each choice of a group. They exist from the first delta to `close`: a request can have
+    thousands of groups, and only a few of them run at a time."""
 
     def __init__(self, request: GenerateRequest, *, tokenizer: Tokenizer, rules: TextRules) -> None:
         self._request = request
@@ -35,7 +35,7 @@ class GroupChoices:
         if self._fresh:
             self._fresh = False
             ended = self._open()
-            if self._rules.written_known:
+            if self._rules.client_sent_output:
                 events += [self._streams[index].last_event for index in ended]
         streams = self._streams
         if delta.weight_version:
@@ -86,7 +86,7 @@ class GroupChoices:
 
     def _known_tokens(self) -> Mapping[int, int]:
         """Returns the number of tokens of each choice that the client sent."""
-        if not self._rules.written_known:
+        if not self._rules.client_sent_output:
             return {}
         return {start.index: len(start.output_tokens) for start in self._request.choices}
 
@@ -99,12 +99,11 @@ class GroupChoices:
 
 
 class WeightVersions:
-    """The weight versions that have generated the tokens of a group, and how many tokens each choice had when a version
-    began to generate."""
+    """The weight versions that have generated the tokens of a group, and the lengths of the choices at each change."""
 
     def __init__(self) -> None:
         self._versions: list[tuple[str, Mapping[int, int]]] = []
-        """Versions after the first one, each with the number of tokens of each choice at that time."""
+        """Versions after the first one, each with the number of tokens of each choice at the change to it."""
 
     def __bool__(self) -> bool:
         return bool(self._versions)
@@ -115,11 +114,11 @@ class WeightVersions:
     def spans(self, index: int, num_tokens: int) -> tuple[WeightSpan, ...]:
         """Returns the spans of a choice with `num_tokens` tokens; none if the first version generated all of them."""
         spans = list[WeightSpan]()
-        begins = [(FIRST_VERSION, 0), *((version, tokens[index]) for version, tokens in self._versions)]
-        ends = [*(begin for _, begin in begins[1:]), num_tokens]
-        for (version, begin), end in zip(begins, ends, strict=True):
-            if end > begin and spans and spans[-1].version == version:
+        starts = [(FIRST_VERSION, 0), *((version, tokens[index]) for version, tokens in self._versions)]
+        ends = [*(start for _, start in starts[1:]), num_tokens]
+        for (version, start), end in zip(starts, ends, strict=True):
+            if end > start and spans and spans[-1].version == version:
                 spans[-1] = WeightSpan(version, spans[-1].start, end)
-            elif end > begin:
-                spans.append(WeightSpan(version, begin, end))
+            elif end > start:
+                spans.append(WeightSpan(version, start, end))
         return () if {span.version for span in spans} <= {FIRST_VERSION} else tuple(spans)

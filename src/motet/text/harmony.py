@@ -112,7 +112,7 @@ class HarmonyParser:
 
     @property
     def called(self) -> bool:
-        return self._calls.all_whole
+        return self._calls.all_complete
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Part]:
         self._tokens += len(token_ids)

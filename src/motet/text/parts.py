@@ -1,8 +1,8 @@
-"""The parts of a choice's text: what it thinks, what it says, and the tools that it calls.
+"""The parts of a choice's text: reasoning, content and tool calls.
 
-    text of tokens ─► AnswerParser ─► parts          one parser a choice, made by the AnswerFormat of the request
+    text of tokens ─► AnswerParser ─► parts          one parser for each choice, made by the AnswerFormat of the request
 
-A parser holds back text that may still become a tag. Its parts do not depend on where the text was cut.
+A parser holds back text that can still become a tag. Its parts do not depend on where the text was cut.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ class Reasoning(msgspec.Struct, frozen=True, gc=False):
 
 class ToolCallBegin(msgspec.Struct, frozen=True, gc=False):
     number: int
-    """The call's number inside its choice, from 0."""
+    """Number of the call in its choice, from 0."""
     id: str
     name: str
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True, gc=False):
-    """The next piece of a call that has begun; all pieces, joined, are one JSON object."""
+    """The next piece of the arguments of a call. All pieces of a call, joined, are one JSON object."""
 
     number: int
     text: str
@@ -42,28 +42,29 @@ class AnswerParser(Protocol):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of thoughts among those that were fed."""
+        """Number of reasoning tokens among the tokens that were fed."""
         ...
 
     @property
     def called(self) -> bool:
-        """True if tool calls were shown, and all of them are whole."""
+        """True if tool calls were shown, and all of them are complete."""
         ...
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Part]:
-        """Takes the next text. `token_ids`: the tokens whose text it is, often one, sometimes none."""
+        """Takes the next text. `token_ids`: tokens whose text ends in it, often one, sometimes none."""
         ...
 
     def close(self, *, cut: bool) -> list[Part]:
-        """Returns what is still held back at the end. `cut`: the model did not end the answer itself."""
+        """Returns the parts that are still held back at the end. `cut`: True if the model did not end the answer
+        itself."""
         ...
 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How the choices of one request are read."""
+    """The format in which the choices of a request separate their parts."""
 
     parser: Callable[[], AnswerParser]
     """Makes the parser of one choice."""
     visible: frozenset[int]
-    """Special tokens whose text the parser must see, whether or not special tokens are skipped."""
+    """Special tokens whose text the parser needs, also if special tokens are skipped."""

@@ -108,7 +108,7 @@ def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
     return replace(
         plan,
         groups=(msgspec.structs.replace(group, choices=tuple(starts), seeded=seeded),),
-        rules=msgspec.structs.replace(plan.rules, written_known=True),
+        rules=msgspec.structs.replace(plan.rules, client_sent_output=True),
     )
 
 
