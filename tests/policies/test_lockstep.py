@@ -26,7 +26,7 @@ def steps_of(lockstep: Lockstep) -> list[GroupDelta]:
 
 def begun(*indices: int) -> Lockstep:
     lockstep = Lockstep(GROUP)
-    lockstep.begin(indices)
+    lockstep.start(indices)
     return lockstep
 
 
@@ -67,7 +67,7 @@ def test_a_choice_that_begins_later_joins_at_the_present_step() -> None:
     lockstep = begun(0)
     lockstep.feed(delta(ChoiceDelta(0, (10, 11))))
     assert lockstep.next() == delta(ChoiceDelta(0, (10,)))
-    lockstep.begin([1])
+    lockstep.start([1])
     assert lockstep.next() is None
     lockstep.feed(delta(ChoiceDelta(1, (20,))))
     assert lockstep.next() == delta(ChoiceDelta(0, (11,)), ChoiceDelta(1, (20,)))

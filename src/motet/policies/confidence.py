@@ -1,14 +1,14 @@
-"""How sure a model was while it wrote a choice, and which choices are not worth going on with.
+"""The confidence of a model in its choices, and the choices that are lost because it is too low.
 
 This is DeepConf (arXiv 2508.15260), online. The confidence of a token is minus the mean of the k highest
-log-probabilities at its position: where one token is almost certain, the others have very low ones. The confidence of
-a choice is the lowest mean over any `window` consecutive tokens so far. A choice is lost when that falls below
-a threshold, which is given, or comes from the first choices, the warm-up: DeepConf's "top 10 percent" is their
-90th percentile.
+log-probabilities at its position: if the model is almost certain of one token, the others have very low ones. The
+confidence of a choice is the lowest mean over any `window` consecutive tokens so far. A choice is lost when its
+confidence is below a threshold. The threshold is given, or computed from the first choices, the warm-up: DeepConf's
+"top 10 percent" is the 90th percentile of their confidences.
 
-Means are compared exactly. Each token's confidence is rounded once to a multiple of 2^-32, and sums are sums of whole
-numbers. So a running sum cannot drift, a token costs the same in a long window as in a short one, and it makes no
-difference how tokens were bundled: sums of floats depend on their order, and would differ by the last bits.
+Means are compared exactly. Each token's confidence is rounded once to a multiple of 2^-32, and sums are sums of
+integers. So a running sum cannot drift, a token costs the same in a long window as in a short one, and the bundling of
+tokens makes no difference. Sums of floats depend on their order, and would differ in the last bits.
 """
 
 import math
@@ -21,56 +21,59 @@ from typing import Final
 from motet.types import TokenLogprob
 
 SCALE: Final = 2**32
-"""Confidences are kept as whole numbers, this many for 1.0; log-probabilities have about 24 significant bits."""
+"""Integer that stands for a confidence of 1.0. Log-probabilities have about 24 significant bits."""
 
 LOWEST_LOGPROB: Final = -1000.0
-"""Lower log-probabilities count as this one. A token that a filter or a grammar excludes has minus infinity."""
+"""Lower log-probabilities are raised to this one. A token that a filter or a grammar excludes has minus infinity."""
 
 
 @dataclass(frozen=True)
 class ConfidenceRule:
-    """Which choices are lost: those below a threshold that is fixed, or that the choices of the warm-up set."""
+    """The threshold below which choices are lost: a fixed one, or one that is computed from the warm-up."""
 
     window: int
     """Number of consecutive tokens in a mean. A choice with fewer tokens has no mean yet."""
     top: int
-    """Most log-probabilities in the confidence of a token."""
+    """Maximum number of log-probabilities in the confidence of a token."""
     below: float | None = None
-    """The fixed threshold; None: it comes from the warm-up."""
+    """Fixed threshold; None if the warm-up sets it."""
     warm_up: int = 0
-    """The choices [0, warm_up) set the threshold when all of them have ended, and are never lost themselves."""
+    """Number of choices, from 0, that set the threshold when all of them have ended. They are never lost themselves."""
     percentile: float = 0.0
-    """The percentile of their lowest means, by the nearest rank, above 0 and up to 100."""
+    """Percentile of the warm-up's lowest means that is the threshold, by the nearest rank, above 0 and up to 100."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice. `total` is the sum of `recent`, the last tokens, at most a window of them."""
+    """The confidences of one choice, all times `SCALE`."""
 
     recent: deque[int]
+    """Confidences of the last tokens, at most a window."""
     total: int = 0
+    """Sum of `recent`."""
     lowest_total: int | None = None
-    """The lowest sum of a full window so far."""
+    """Lowest sum of a full window so far."""
     ended: bool = False
 
 
 @dataclass
 class Confidences:
-    """The confidences of one group's choices."""
+    """The confidences of the choices of one group."""
 
     rule: ConfidenceRule
     threshold: float | None = field(init=False)
-    """Choices whose lowest mean is lower are lost. None: the warm-up goes on, or no choice of it had a full window."""
+    """Lowest mean below which a choice is lost; None during the warm-up, or if no choice of it had a full window."""
     _choices: dict[int, _Choice] = field(init=False, default_factory=dict)
-    _fallen: set[int] = field(init=False, default_factory=set)
-    """Unfinished choices below the threshold that `lost` has not told yet."""
-    _told: set[int] = field(init=False, default_factory=set)
+    _lost: set[int] = field(init=False, default_factory=set)
+    """Unfinished choices below the threshold that `lost` has not returned yet."""
+    _returned: set[int] = field(init=False, default_factory=set)
+    """Choices that `lost` has returned."""
 
     def __post_init__(self) -> None:
         self.threshold = self.rule.below
 
     def add(self, index: int, logprobs: Sequence[TokenLogprob]) -> None:
-        """Takes in the next tokens of a choice; those that come after its end are not counted."""
+        """Adds the next tokens of a choice. Tokens after its end are not counted."""
         choice = self._choice(index)
         if choice.ended:
             return
@@ -86,21 +89,22 @@ class Confidences:
         self._compare(index)
 
     def ended(self, index: int) -> None:
-        """The choice has ended, by itself or not. When all of the warm-up have, the threshold is known."""
+        """Notes the end of a choice, whatever the reason. The end of the last choice of the warm-up sets the
+        threshold."""
         choice = self._choice(index)
         if choice.ended:
             return
         choice.ended = True
         choice.recent.clear()
-        self._fallen.discard(index)
+        self._lost.discard(index)
         if self.threshold is None and index < self.rule.warm_up:
             self._end_warm_up()
 
     def lost(self) -> tuple[int, ...]:
-        """Returns the unfinished choices below the threshold that were not returned before, in the order of index."""
-        lost = tuple(sorted(self._fallen))
-        self._told.update(lost)
-        self._fallen.clear()
+        """Returns the unfinished choices below the threshold that were not returned before, ascending."""
+        lost = tuple(sorted(self._lost))
+        self._returned.update(lost)
+        self._lost.clear()
         return lost
 
     def lowest(self, index: int) -> float | None:
@@ -120,8 +124,8 @@ class Confidences:
         lowest = self.lowest(index)
         if self.threshold is None or lowest is None or lowest >= self.threshold:
             return
-        if not (index < self.rule.warm_up or index in self._told or self._choices[index].ended):
-            self._fallen.add(index)
+        if not (index < self.rule.warm_up or index in self._returned or self._choices[index].ended):
+            self._lost.add(index)
 
     def _end_warm_up(self) -> None:
         warm_up = range(self.rule.warm_up)
@@ -135,16 +139,16 @@ class Confidences:
 
 
 def scaled_confidence(logprob: TokenLogprob, top: int) -> int:
-    """Returns the confidence of a token, times `SCALE`. Without log-probabilities of other tokens, its own counts."""
+    """Returns the confidence of a token, times `SCALE`. Uses the token's own log-probability if it has no others."""
     logprobs = [value for _, value in logprob.top[:top]] or [logprob.logprob]
     total = sum(logprobs)
-    if not LOWEST_LOGPROB <= total <= 0:  # True also for a NaN; else none of them is below the lowest
+    if not LOWEST_LOGPROB <= total <= 0:  # also True for NaN; if not, none of them is below the lowest
         total = sum(min(0.0, max(LOWEST_LOGPROB, value)) for value in logprobs)
     return round(-SCALE * (total / len(logprobs)))
 
 
 def nearest_rank(values: Sequence[float], percentile: float) -> float:
     """Returns the smallest value such that at least `percentile` percent of them are not greater."""
-    # The decimal that the client wrote: 7 percent of 100 are 7, and in binary floats a little more.
+    # Computed with the decimal that the client sent: 7 percent of 100 are 7, and in binary floats a little more.
     rank = math.ceil(Fraction(str(percentile)) * len(values) / 100)
     return sorted(values)[max(rank, 1) - 1]

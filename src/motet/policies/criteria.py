@@ -1,12 +1,12 @@
-"""When a group knows enough: conditions on the answers that it has finished.
+"""Conditions that end a group early, on its finished choices.
 
     Finished(k)     k choices have finished
-    Agree(k)        k of them have the same value
-    Posterior(p)    the leading value leads for good with probability p     Adaptive-Consistency, arXiv 2305.11860
-    Window(w)       all w choices of one window have the same value          ESC, arXiv 2401.10480
-    AnyOf(...)      one of several
+    Agree(k)        k finished choices have the same value
+    Posterior(p)    the leading value is the most likely one with probability p   Adaptive-Consistency, arXiv 2305.11860
+    Window(w)       all w choices of one window have the same value               ESC, arXiv 2401.10480
+    AnyOf(...)      one of several conditions is met
 
-A value is what `extract` finds in an answer. An answer without a value has finished, and is otherwise not counted.
+`extract` finds the value of an answer. A choice without a value counts as finished, and for nothing else.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 
 class Majority(NamedTuple):
-    """A value and the number of answers that have it."""
+    """A value, and the number of choices with this value."""
 
     value: str
     votes: int
@@ -23,18 +23,18 @@ class Majority(NamedTuple):
 
 @dataclass
 class Answers:
-    """What a group of n choices has finished so far. Counts are kept up to date, since conditions are asked often."""
+    """The finished choices of a group of n. Counts are kept up to date, since conditions are evaluated often."""
 
     n: int
     values: dict[int, str | None] = field(init=False, default_factory=dict)
-    """Index of a choice -> its value, in the order in which choices finished. None: nothing was found."""
+    """Value of each finished choice, by index, in the order in which choices finished; None for no value."""
     lost: set[int] = field(init=False, default_factory=set)
     """Choices that will never finish."""
     counts: dict[str, int] = field(init=False, default_factory=dict)
-    """Value -> the number of answers that have it."""
+    """Number of choices with each value."""
     _leader: Majority | None = field(init=False, default=None)
     _second: int = field(init=False, default=0)
-    """How often the most frequent of the other values is there."""
+    """Number of choices with the most frequent of the other values."""
 
     def finish(self, index: int, value: str | None) -> None:
         self._check_open(index)
@@ -55,11 +55,11 @@ class Answers:
         self.lost.add(index)
 
     def majority(self) -> Majority | None:
-        """Returns the most frequent value, of several the one that had so many first; None if there is no value."""
+        """Returns the most frequent value, of several the one that reached this number first; None without a value."""
         return self._leader
 
     def leading(self) -> tuple[int, int]:
-        """Returns how often the most frequent value is there, and how often the next one; 0 where there is none."""
+        """Returns the numbers of choices with the most frequent value and with the next one; 0 if there is none."""
         return (0 if self._leader is None else self._leader.votes), self._second
 
     def _check_open(self, index: int) -> None:
@@ -70,19 +70,18 @@ class Answers:
 
 
 def posterior(first: int, second: int) -> Fraction:
-    """Returns the probability that the value which was seen `first` times is more frequent than the one which was seen
-    `second` times, if more answers are drawn.
+    """Returns the probability that a value with `first` choices is more likely than a value with `second` choices.
 
     This is Adaptive-Consistency's Beta criterion. The share x of the first value among the two has the uniform prior,
-    so Beta(first + 1, second + 1) after what was seen, and P(x > 1/2) is I_1/2(second + 1, first + 1). For whole
-    numbers that is the probability of more than `second` heads in first + second + 1 throws of a coin.
+    so the posterior Beta(first + 1, second + 1), and P(x > 1/2) is I_1/2(second + 1, first + 1). For integers this is
+    the probability of more than `second` heads in first + second + 1 coin tosses.
     """
-    throws = first + second + 1
-    ways = fewer = 1  # to get exactly 0 heads; to get `second` heads at most
+    tosses = first + second + 1
+    exactly = at_most = 1  # number of outcomes with exactly, and with at most, the present number of heads
     for heads in range(1, second + 1):
-        ways = ways * (throws - heads + 1) // heads
-        fewer += ways
-    return 1 - Fraction(fewer, 2**throws)
+        exactly = exactly * (tosses - heads + 1) // heads
+        at_most += exactly
+    return 1 - Fraction(at_most, 2**tosses)
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,8 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Window:
-    """All choices of one window have finished with the same value. Window k has the indices [k*w, (k+1)*w); those left
-    over at the end are in none. A lost choice, or one without a value, spoils its window."""
+    """All choices of one window have finished with the same value. Window k has the indices [k*w, (k+1)*w); remaining
+    choices at the end are in no window. A window with a lost choice, or a choice without a value, never counts."""
 
     w: int
     name: ClassVar[str] = "window"
@@ -143,7 +142,7 @@ class Window:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """One of several conditions is met; `met` names the first of them that is."""
+    """One of several conditions is met."""
 
     conditions: tuple["Condition", ...]
     name: ClassVar[str] = "any_of"
@@ -157,5 +156,5 @@ class AnyOf:
 
 
 Condition: TypeAlias = Finished | Agree | Posterior | Window | AnyOf
-"""`met` returns the name of the condition that is met, inside an `AnyOf` that of the inner one; None if it is not met.
-`needs_values` is False if it only counts choices."""
+"""`met` returns the name of the condition if it is met, else None. `AnyOf` returns the name of its first condition that
+is met. `needs_values` is False for a condition that only counts choices."""

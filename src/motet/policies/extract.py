@@ -1,9 +1,9 @@
-"""The value of an answer: the piece of its text that is compared with those of other answers.
+"""The value of an answer: the piece of its text that is compared with the values of other answers.
 
-A rule finds the piece, and `normalised` brings it into one form, so that "$1,000.50" and "1000.5" are the same answer.
+A rule finds the piece, and `normalised` converts it to one form, so that "$1,000.50" and "1000.5" are the same value.
 
-Answers are read on the server's event loop, and clients write the patterns. So every rule reads a bounded part of
-a text, from its end, and takes about 10 ms at worst (`MAX_WORK`).
+Answers are read on the server's event loop, and clients write the patterns. So every rule reads a bounded part at the
+end of a text, and takes at most about 10 ms (`MAX_WORK`).
 """
 
 import re
@@ -17,72 +17,74 @@ import msgspec
 import re2
 
 MAX_TEXT_CHARS: Final = 64 * 1024
-"""Rules read this many characters from the end of a text. A longer text is not read as JSON."""
+"""Number of characters that rules read at the end of a text. A longer text is not read as JSON."""
 
 MAX_VALUE_CHARS: Final = 4 * 1024
-"""A longer piece is no answer: a group keeps the values of all its choices."""
+"""Maximum length of a value. A longer piece has no value, since a group keeps the values of all its choices."""
 
 MAX_PATTERN_CHARS: Final = 1_000
 MAX_POINTER_CHARS: Final = 1_000
 
 MAX_INSTRUCTIONS: Final = 500
-"""Most instructions of RE2's program for a pattern. `\\pL`, the letters of all languages, has about 1,200."""
+"""Maximum number of instructions of a compiled RE2 pattern. `\\pL`, the letters of all languages, has about 1,200."""
 
 MAX_GROUPS: Final = 10
-"""Most groups of a pattern. RE2 keeps what each of them matched for each way in which a text may match."""
+"""Maximum number of groups of a pattern. RE2 keeps the match of each group for each way in which a text can match."""
 
 MAX_WORK: Final = 1_000_000
-"""Most instructions times bytes of text. RE2 is at its slowest where its automaton has too many states, as with
-`[ab]*a[ab]{20}c`: it then tries all instructions at each byte, which takes 5 to 12 ns for each."""
+"""Maximum number of instructions times bytes of text. RE2 is slowest if its automaton has too many states, as for
+`[ab]*a[ab]{20}c`: it then tries all instructions at each byte, which takes 5 to 12 ns for each instruction."""
 
 PATTERN_MEMORY_BYTES: Final = 256 * 1024
-"""Most memory of a compiled pattern. It also ends compiling, of `\\pL{1000}` for instance, after about 5 ms."""
+"""Maximum memory of a compiled pattern. It also bounds the time to compile one, `\\pL{1000}` for instance, to about
+5 ms."""
 
 MAX_NESTING: Final = 100
-"""Most arrays and objects inside one another in an answer that is JSON."""
+"""Maximum depth of arrays and objects in an answer that is JSON."""
 
 
 class ExtractError(ValueError):
-    """The pattern or the pointer of a rule cannot be used; the message says why, and what is allowed."""
+    """Raised if the pattern or the pointer of a rule cannot be used. The message says why, and what is allowed."""
 
 
 class ExtractKind(StrEnum):
-    """How the value is found in the text of an answer."""
+    """The rule that finds the value in the text of an answer."""
 
     LAST_LINE = "last_line"
     """The last line that is not blank."""
     LAST_NUMBER = "last_number"
-    """The longest number that ends with the last digit; `normalised` says what a number is. A sign belongs to it only
-    if no letter, digit or closing bracket stands before: the last number of "10-5" is 5."""
+    """The longest number that ends with the last digit. `normalised` defines numbers. A sign is part of the number only
+    if no letter, digit or closing bracket precedes it: the last number of "10-5" is 5."""
     BOXED = "boxed"
-    """What the last LaTeX `\\boxed{...}` holds, as in the answers of the MATH data set. None if it is not closed."""
+    """The contents of the last LaTeX `\\boxed{...}`, as in the answers of the MATH data set. No value if it is not
+    closed."""
     REGEX = "regex"
-    """What the first match of an RE2 pattern has in its first group, or the whole match if the pattern has no group.
+    """The first group of the first match of an RE2 pattern, or the complete match if the pattern has no group.
 
-    The first and not the last, since to find all matches can take time that grows with the square of the text, even
-    with RE2. A pattern that begins with `(?s).*` finds the last: `(?s).*answer is (\\d+)`.
+    Rules use the first match and not the last one, because finding all matches can take time quadratic in the length of
+    the text, even with RE2. A pattern that starts with `(?s).*` finds the last one: `(?s).*answer is (\\d+)`.
 
-    A pattern of 15 instructions or fewer reads 64 KiB of UTF-8 from the end of the text, one of 500 reads 2,000 bytes
-    (`MAX_WORK`). `^` and `\\A` hold where that part begins."""
+    A pattern with up to 15 instructions reads 64 KiB of UTF-8 at the end of the text, a pattern with 500 reads 2,000
+    bytes (`MAX_WORK`). `^` and `\\A` match at the start of this part."""
     JSON_POINTER = "json_pointer"
-    """What a JSON pointer (RFC 6901) finds in a text that is JSON as a whole: a string's text, and anything else as
-    compact JSON with sorted keys. Numbers are written as `normalised` says, those with exponents as they are."""
+    """The value that a JSON pointer (RFC 6901) finds in an answer that is JSON: the text of a string, and compact JSON
+    with sorted keys for anything else. Numbers are normalised; numbers with exponents stay unchanged."""
 
 
 @dataclass(frozen=True)
 class Extract:
-    """A rule. Raises `ExtractError` if its pattern or pointer cannot be used."""
+    """A rule that finds values. Raises `ExtractError` if its pattern or pointer cannot be used."""
 
     kind: ExtractKind
     source: str = ""
-    """The pattern or the pointer; empty for the other kinds."""
+    """Pattern or pointer; empty for the other kinds."""
     _find: Callable[[str], str | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_find", _finder(self.kind, self.source))
 
     def value(self, text: str) -> str | None:
-        """Returns the value of an answer, normalised; None if nothing is found."""
+        """Returns the normalised value of an answer; None if it has no value."""
         found = self._find(text)
         return None if found is None else normalised(found)
 
@@ -112,11 +114,11 @@ NUMBER: Final = re.compile(
 def normalised(piece: str) -> str | None:
     """Returns a piece of text in the form in which values are compared; None if it is blank or too long.
 
-    White space at the ends goes, and any other becomes one space. Upper and lower case stay as they are. If all of it
-    is a number, only the number stays: no `+`, commas, dollar sign or per cent sign, no zeros before the first digit or
-    after the last decimal, no point without decimals; minus zero is 0. A number is: a sign or none (+, -, or Unicode's
-    minus), `$` or nothing, digits with a comma at every thousand or without commas, a point and decimals or neither,
-    `%` or nothing. Digits may be missing before the point or after it.
+    White space at both ends is removed, and other white space becomes one space. Upper and lower case stay different.
+    If the piece is a number, `+`, commas, `$`, `%`, redundant zeros and a point without decimals are removed; minus
+    zero is 0. A number consists of an optional sign (+, -, or Unicode's minus), an optional `$`, digits with a comma at
+    every thousand or without commas, an optional point with decimals, and an optional `%`. Digits before the point or
+    after it can be missing.
     """
     words = " ".join(piece.split())
     if not words or len(words) > MAX_VALUE_CHARS:
@@ -148,14 +150,14 @@ NUMBER_BACKWARDS: Final = re.compile(
 def last_number(text: str) -> str | None:
     text = text[-MAX_TEXT_CHARS:]
     end = 1 + max(text.rfind(digit) for digit in "0123456789")
-    # Read from its end, a number has one beginning. Twice the longest value is more than enough to see what it is.
+    # Read backwards, a number has one end. Twice the length of the longest value is enough to find it.
     found = NUMBER_BACKWARDS.match(text[max(0, end - 2 * MAX_VALUE_CHARS) : end][::-1])
     return None if found is None else found.group()[::-1]
 
 
 BOX: Final = "\\boxed{"
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
-"""A brace, or an escaped character, which may be a brace that is only shown."""
+"""A brace, or an escaped character, which can be an escaped brace."""
 LATEX_FOR_PLAIN: Final = {
     "\\!": "",
     "\\,": "",
@@ -165,7 +167,7 @@ LATEX_FOR_PLAIN: Final = {
     "\\dfrac": "\\frac",
     "\\tfrac": "\\frac",
 }
-"""LaTeX that changes how a formula looks and not what it says -> what stands for it in a value."""
+"""LaTeX that changes only the look of a formula, and its replacement in a value."""
 ONLY_TEXT: Final = re.compile(r"\\text\{([^{}]*)\}")
 
 
@@ -190,8 +192,8 @@ def plain_latex(formula: str) -> str:
 
 
 class Pattern:
-    """An RE2 pattern whose worst case is bounded. RE2 has no look-around and no backreferences, so its time grows with
-    the text times the pattern, and never faster."""
+    """An RE2 pattern whose worst case is bounded. RE2 has no look-around and no backreferences, so its time is at most
+    proportional to the length of the text times the size of the pattern."""
 
     def __init__(self, source: str) -> None:
         if not 0 < len(source) <= MAX_PATTERN_CHARS:
@@ -200,10 +202,10 @@ class Pattern:
         options.max_mem = PATTERN_MEMORY_BYTES
         options.log_errors = False
         try:
-            # Bytes and not str: for each match in a str, the package would count characters up to it.
+            # Bytes and not str: for each match in a str, the package counts the characters before it.
             self._compiled = re2.compile(source.encode(), options)
         except UnicodeEncodeError as exc:
-            raise ExtractError("the pattern is no valid Unicode: it has half of a surrogate pair") from exc
+            raise ExtractError("the pattern is not valid Unicode: it has half of a surrogate pair") from exc
         except re2.error as exc:
             reason = exc.args[0].decode(errors="replace")
             raise ExtractError(
@@ -218,12 +220,12 @@ class Pattern:
                 f"repetitions such as {{100}} and classes such as \\pL make it large"
             )
         if groups > MAX_GROUPS:
-            raise ExtractError(f"the pattern has {groups:,} groups, at most {MAX_GROUPS}; (?:...) is no group")
+            raise ExtractError(f"the pattern has {groups:,} groups, at most {MAX_GROUPS}; (?:...) does not count")
         self.max_bytes = min(MAX_TEXT_CHARS, MAX_WORK // size)
-        """Most bytes at the end of a text that are read."""
+        """Number of bytes that are read at the end of a text."""
 
     def find(self, text: str) -> str | None:
-        # A cut through a character leaves bytes that RE2 takes for no character at all.
+        # A cut through a character leaves bytes that RE2 does not match as a character.
         data = text[-self.max_bytes :].encode(errors="replace")[-self.max_bytes :]
         found = self._compiled.search(data)
         if found is None:
@@ -244,7 +246,7 @@ def parsed_pointer(source: str) -> tuple[str, ...]:
 
 
 def _plain_float(digits: str) -> msgspec.Raw:
-    """What `normalised` does for a number, faster: JSON allows neither a plus nor zeros before the first digit."""
+    """Does the same as `normalised` for a number, faster: JSON allows neither `+` nor zeros before the first digit."""
     digits = digits.lower()
     if "e" not in digits:
         digits = digits.rstrip("0").rstrip(".")
@@ -252,7 +254,7 @@ def _plain_float(digits: str) -> msgspec.Raw:
 
 
 DECODER: Final = msgspec.json.Decoder(float_hook=_plain_float)
-"""Keeps floats as they are written: as binary floats, numbers with many digits would be equal that are not."""
+"""Keeps the decimal digits of floats: as binary floats, different numbers with many digits would be equal."""
 
 
 def find_in_json(text: str, *, pointer: tuple[str, ...]) -> str | None:
@@ -276,12 +278,13 @@ def find_in_json(text: str, *, pointer: tuple[str, ...]) -> str | None:
 
 
 def is_place(key: str, *, length: int) -> bool:
-    """Returns True if the key of a JSON pointer is the number of an element, written without zeros before it."""
+    """Returns True if the key of a JSON pointer is the number of an element, without leading zeros."""
     return re.fullmatch(r"0|[1-9][0-9]{0,5}", key) is not None and int(key) < length
 
 
 def is_too_deep(document: object) -> bool:
-    """Goes level by level, since Python's own limit of recursion depends on how deep the caller is."""
+    """Returns True if a document has too many levels. Counts level by level, since Python's recursion limit depends on
+    the depth of the caller."""
     level = containers([document])
     for _ in range(MAX_NESTING):
         level = containers(inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer))

@@ -1,12 +1,12 @@
-"""Puts the tokens of a group's choices into an order that depends on their number alone, not on when they came.
+"""Puts the tokens of a group's choices into an order that depends on their numbers alone, not on when they arrive.
 
-A step here is one token of every choice that is being written: the next step is given out once each of them has its
-next token. So whatever is decided after a step is the same under any load, and however the engine bundled the tokens:
+A step here is one token of every running choice. It is returned when each of them has its next token. So decisions
+after a step are the same under any load, and however the engine bundles the tokens:
 
-    engine    0: a b c . .      choice 1 was preempted      given out    a A | b B | c C
-              1: A . . B C                                   step         1     2     3
+    engine    0: a b c . .      choice 1 was preempted      returned    a A | b B | c C
+              1: A . . B C                                  step         1     2     3
 
-A choice that begins later joins with its first token at the next step.
+A choice that starts later joins with its first token at the next step.
 """
 
 from collections import deque
@@ -17,27 +17,28 @@ from motet.types import ChoiceDelta, GroupDelta, PromptReport
 
 
 class Lockstep:
-    """Deltas of the engine in, deltas of such steps out."""
+    """The engine's deltas in, deltas of one token of every running choice out."""
 
     def __init__(self, group: RequestId) -> None:
         self._group = group
         self._held: dict[int, deque[ChoiceDelta]] = {}
-        """The deltas of one token each that wait, for every choice that is being written."""
-        self._lacking: set[int] = set()
-        """Choices whose next token has not come."""
+        """Deltas of one token each that wait to be returned, for every running choice."""
+        self._missing: set[int] = set()
+        """Running choices whose next token has not arrived."""
         self._prompt: PromptReport | None = None
         self._worker = ""
         self._weight_version = ""
 
-    def begin(self, indices: Iterable[int]) -> None:
+    def start(self, indices: Iterable[int]) -> None:
+        """Adds choices that start now."""
         for index in indices:
             self._held[index] = deque()
-            self._lacking.add(index)
+            self._missing.add(index)
 
     def end(self, index: int) -> None:
-        """Forgets a choice that has been ended; what it has written beyond the present step was never given out."""
+        """Removes a choice that is ended at the present step. Its tokens after this step are dropped."""
         self._held.pop(index, None)
-        self._lacking.discard(index)
+        self._missing.discard(index)
 
     def feed(self, delta: GroupDelta) -> None:
         self._prompt = delta.prompt or self._prompt
@@ -47,18 +48,18 @@ class Lockstep:
             if (held := self._held.get(added.index)) is not None:
                 held.extend(_single(added))
                 if held:
-                    self._lacking.discard(added.index)
+                    self._missing.discard(added.index)
 
     def next(self) -> GroupDelta | None:
-        """Returns the next step; None if a token of it has not come yet, or nothing is being written."""
-        if self._lacking or not self._held:
+        """Returns the next step; None if one of its tokens has not arrived yet, or no choice is running."""
+        if self._missing or not self._held:
             return None
         step = [self._held[index].popleft() for index in sorted(self._held)]
         for one in step:
             if one.finish is not None:
                 self.end(one.index)
             elif not self._held[one.index]:
-                self._lacking.add(one.index)
+                self._missing.add(one.index)
         prompt, self._prompt = self._prompt, None
         worker, self._worker = self._worker, ""
         version, self._weight_version = self._weight_version, ""
@@ -66,7 +67,7 @@ class Lockstep:
 
 
 def _single(delta: ChoiceDelta) -> Iterator[ChoiceDelta]:
-    """Yields a delta for each token; an end goes with the last one, or alone."""
+    """Yields a delta for each token. The end of the choice is in the last one, or in a delta without a token."""
     ids, logprobs = delta.token_ids, delta.logprobs
     if len(ids) <= 1:
         if ids or delta.finish is not None:

@@ -81,7 +81,7 @@ class VoteReport(msgspec.Struct, frozen=True):
 
 class ConfidenceReport(msgspec.Struct, frozen=True):
     threshold: float | None
-    """None if it was not known before the end of the group."""
+    """Threshold of the group; None if it was not known before the end."""
     lowest: dict[int, float | None]
     """Lowest confidence of each choice that has started, by index; None for a choice with fewer tokens than a
     window."""

@@ -83,8 +83,8 @@ class ChoiceBatch:
 class SteeredStream(AsyncIterator[GroupDelta]):
     """A `GroupStream`. After its end it can be read again if more choices have started."""
 
-    def __init__(self, engine: Engine, request: GenerateRequest, *, start: int, lockstep: bool) -> None:
-        """Submits the first `start` choices at once. Raises what `Engine.generate` raises."""
+    def __init__(self, engine: Engine, request: GenerateRequest, *, first: int, lockstep: bool) -> None:
+        """Submits the first `first` choices at once. Raises what `Engine.generate` raises."""
         self._engine = engine
         self._request = request
         self._waiting = deque(request.choices)
@@ -95,9 +95,9 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         self._lockstep = Lockstep(request.request_id) if lockstep else None
         self._prompt = PromptOnce()
         self._closing: asyncio.Task[None] | None = None
-        self.begin(start)
+        self.start(first)
 
-    def begin(self, count: int) -> None:
+    def start(self, count: int) -> None:
         """Starts the next `count` choices."""
         starts = tuple(self._waiting.popleft() for _ in range(count))
         request, number = self._request, len(self._batches)
@@ -116,7 +116,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         indices = [start.index for start in starts]
         self._batch_of |= dict.fromkeys(indices, batch)
         if self._lockstep is not None:
-            self._lockstep.begin(indices)
+            self._lockstep.start(indices)
 
     def withdraw(self, index: int) -> None:
         """Removes a choice that has not started."""

@@ -96,7 +96,7 @@ class TextGroup:
         """The stream, if choices start later, or if steps are not the engine's."""
         if policy is not None and (policy.deterministic or policy.start is not None):
             first = policy.num_first(len(indices))
-            self._steered = SteeredStream(engine, request, start=first, lockstep=policy.deterministic)
+            self._steered = SteeredStream(engine, request, first=first, lockstep=policy.deterministic)
         self._stream: GroupStream | None = self._steered or engine.generate(request)
         """None once it is closed, so that its memory is freed before the request ends."""
 
@@ -171,7 +171,7 @@ class TextGroup:
             return ended, ()
         events += [last for index in decision.abort if (last := choices.abort(index)) is not None]
         if decision.start and self._steered is not None:
-            self._steered.begin(len(decision.start))
+            self._steered.start(len(decision.start))
         return [*ended, *decision.abort], decision.start
 
     async def _end(self, indices: Sequence[int], delta: GroupDelta) -> None:
