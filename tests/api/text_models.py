@@ -16,7 +16,7 @@ from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.api.two_models import ListedModels, served_as
-from tests.engines.upstream.asking import report_of
+from tests.engines.upstream.fake_upstream import report_of
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import CHAT, COMPLETIONS, Manners
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from motet.engines.openai import DONE, EventSplitter
 from motet.engines.upstream.bodies import PieceReader
 from motet.engines.upstream.text_source import TextRoute
-from tests.engines.upstream.asking import Whole
+from tests.engines.upstream.fake_upstream import GroupAnswer
 from tests.peers.openai_script import CHAT, Asked, Manners, Script, Usage
 
 manners = st.builds(
@@ -31,16 +31,16 @@ def asked(route: TextRoute, n: int, seed: int) -> Asked:
     return Asked(route, {}, {**prompt, "n": n, "seed": seed, "stream_options": {"include_usage": True}})
 
 
-def read(data: bytes, cuts: list[int], merge: PieceReader) -> Whole:
-    """Returns what a client gets from a stream that comes in pieces cut at `cuts`."""
-    reader, whole = EventSplitter(), Whole()
+def read(data: bytes, cuts: list[int], pieces: PieceReader) -> GroupAnswer:
+    """Returns the answer that a client gets from a stream that arrives in pieces, cut at `cuts`."""
+    reader, answer = EventSplitter(), GroupAnswer()
     bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for begin, end in itertools.pairwise(bounds):
         for event in reader.feed(data[begin:end]):
-            if event != DONE and (step := merge.chunk(event)) is not None:
-                whole.take(step)
-    merge.close()
-    return whole
+            if event != DONE and (step := pieces.chunk(event)) is not None:
+                answer.take(step)
+    pieces.close()
+    return answer
 
 
 def stream_of(script: Script) -> bytes:
@@ -59,7 +59,7 @@ def test_a_stream_of_n_choices_equals_n_streams_of_one(
 ) -> None:
     chat = route is TextRoute.CHAT
     together = read(stream_of(Script(asked(route, n, seed), how)), cuts, PieceReader(0, n, chat=chat))
-    alone = Whole()
+    alone = GroupAnswer()
     for number in range(n):
         ignoring = replace(how, ignores_n=True)
         single = read(

@@ -21,7 +21,7 @@ NO_CHUNKS = (
 
 
 def test_line_breaks_between_the_parts_of_a_chunk_are_not_passed_on() -> None:
-    """They would end the event of our own stream, and begin another one."""
+    """They would end the event in which Motet passes the chunk on, and start another one."""
     step = PieceReader(0, 1, chat=False).chunk(
         b'{"choices": [{"logprobs": {"a":\n\ndata: 1}}]}'.replace(b"data: ", b"\r")
     )
@@ -42,7 +42,7 @@ def test_line_breaks_between_the_parts_of_a_chunk_are_not_passed_on() -> None:
         (b"{}", ""),
     ],
 )
-def test_the_text_of_a_piece_is_its_content_without_thoughts(choice: bytes, text: str) -> None:
+def test_the_text_of_a_piece_is_its_content_without_reasoning(choice: bytes, text: str) -> None:
     step, _ = read_chunk(b'{"choices": [%b]}' % choice)
     assert step.pieces[0].text == text
 
@@ -54,7 +54,7 @@ def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "kind", "said"),
+    ("data", "kind", "message"),
     [
         (b'{"error": {"message": "too long", "code": 400}}', UpstreamRefusalError, "too long"),
         (b'{"error": {"message": "fell over", "code": 500}}', EngineError, "fell over"),
@@ -67,8 +67,8 @@ def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
         (b'{"choices": [{"index": -1, "text": "x"}]}', WorkerFaultError, "with the number -1"),
     ],
 )
-def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exception], said: str) -> None:
-    with pytest.raises(kind, match=said):
+def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
         PieceReader(0, 1, chat=False).chunk(data)
 
 
@@ -84,25 +84,25 @@ def test_errors_in_a_stream_are_raised_by_their_kind(data: bytes, kind: type[Exc
     ],
 )
 def test_usage_without_numbers_counts_as_missing(usage: bytes) -> None:
-    merge = PieceReader(0, 1, chat=False)
-    merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
-    merge.close()
-    assert merge.usage is None
+    reader = PieceReader(0, 1, chat=False)
+    reader.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
+    reader.close()
+    assert reader.usage is None
 
 
 def test_no_more_tokens_are_cached_than_the_prompt_has() -> None:
-    merge = PieceReader(0, 1, chat=False)
+    reader = PieceReader(0, 1, chat=False)
     usage = b'{"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 99}}'
-    merge.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
-    assert merge.usage == Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=9, reasoning_tokens=None)
+    reader.body(b'{"choices": [{"text": "x", "finish_reason": "stop"}], "usage": %b}' % usage)
+    assert reader.usage == Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=9, reasoning_tokens=None)
 
 
 def test_an_empty_finish_reason_is_none() -> None:
-    merge = PieceReader(0, 1, chat=False)
-    step = merge.chunk(b'{"choices": [{"text": "x", "finish_reason": ""}], "error": null}')
+    reader = PieceReader(0, 1, chat=False)
+    step = reader.chunk(b'{"choices": [{"text": "x", "finish_reason": ""}], "error": null}')
     assert step is not None
     assert [piece.finish for piece in step.pieces] == [None]
-    assert merge.unfinished == [0]
+    assert reader.unfinished == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A text upstream is asked and reports: keys, time-outs, certificates and all kinds of refusals."""
+"""Requests to a text upstream and its reports: keys, time-outs, certificates and all kinds of refusals."""
 
 import asyncio
 import ssl
@@ -21,7 +21,7 @@ from motet.errors import (
     UpstreamRefusalError,
 )
 from motet.types import EngineKind
-from tests.engines.upstream.asking import playing, read_all, request_for
+from tests.engines.upstream.fake_upstream import fake_upstream, read_all, request_for
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import CHAT, Manners, Refused
 
@@ -50,79 +50,79 @@ REFUSALS: dict[str, tuple[Refused, type[MotetError], int, str]] = {
 
 
 @pytest.mark.parametrize("name", list(REFUSALS))
-async def test_each_refusal_becomes_one_of_our_errors(name: str) -> None:
-    refused, kind, status, said = REFUSALS[name]
-    async with playing() as played:
-        played.peer.manners.not_ok.append(refused)
+async def test_each_refusal_becomes_one_of_motets_errors(name: str) -> None:
+    refused, kind, status, message = REFUSALS[name]
+    async with fake_upstream() as fake:
+        fake.peer.manners.not_ok.append(refused)
         with pytest.raises(kind) as caught:
-            await played.ask(request_for())
+            await fake.answer(request_for())
     assert caught.value.status == status
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "<" not in caught.value.message
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_html_page_as_an_answer_is_an_error(stream: bool) -> None:
-    async with playing() as played:
-        played.peer.manners.not_ok.append(Refused(200, b"<html></html>", (("content-type", "text/html"),)))
+    async with fake_upstream() as fake:
+        fake.peer.manners.not_ok.append(Refused(200, b"<html></html>", (("content-type", "text/html"),)))
         with pytest.raises(EngineError, match="Choice 0"):
-            await played.ask(request_for(stream=stream))
+            await fake.answer(request_for(stream=stream))
 
 
 async def test_the_configured_key_is_sent_and_never_the_clients() -> None:
-    async with playing(Manners(key="theirs"), options=UpstreamOptions(api_key="theirs", pass_key=True)) as played:
+    async with fake_upstream(Manners(key="theirs"), options=UpstreamOptions(api_key="theirs", pass_key=True)) as fake:
         request = request_for()
-        await played.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer ours"})
-        await played.ask(request)
-        assert {asked.headers["authorization"] for asked in played.peer.asked} == {"Bearer theirs"}
+        await fake.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer ours"})
+        await fake.answer(request)
+        assert {asked.headers["authorization"] for asked in fake.peer.asked} == {"Bearer theirs"}
 
 
-async def test_the_clients_key_is_passed_on_only_where_that_is_allowed() -> None:
+async def test_the_clients_key_is_passed_on_only_if_that_is_allowed() -> None:
     for allowed in (True, False):
-        async with playing(options=UpstreamOptions(pass_key=allowed)) as played:
-            reply = await played.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer client"})
+        async with fake_upstream(options=UpstreamOptions(pass_key=allowed)) as fake:
+            reply = await fake.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer client"})
             reply.close()
-            assert played.peer.asked[-1].headers.get("authorization") == ("Bearer client" if allowed else None)
+            assert fake.peer.asked[-1].headers.get("authorization") == ("Bearer client" if allowed else None)
 
 
 async def test_a_refused_key_of_the_gateway_is_a_server_error() -> None:
-    async with playing(options=UpstreamOptions(api_key="old")) as played:
-        played.peer.manners.key = "new"
+    async with fake_upstream(options=UpstreamOptions(api_key="old")) as fake:
+        fake.peer.manners.key = "new"
         with pytest.raises(EngineError, match="the key of this gateway") as caught:
-            await played.ask(request_for())
+            await fake.answer(request_for())
     assert caught.value.status == 500
 
 
 async def test_a_refused_key_of_the_client_is_the_clients_error() -> None:
-    async with playing(options=UpstreamOptions(pass_key=True)) as played:
-        played.peer.manners.key = "another"
+    async with fake_upstream(options=UpstreamOptions(pass_key=True)) as fake:
+        fake.peer.manners.key = "another"
         with pytest.raises(UpstreamRefusalError) as caught:
-            await played.ask(request_for())
+            await fake.answer(request_for())
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_server_that_is_silent_before_the_first_byte_is_given_up(stream: bool) -> None:
     options = UpstreamOptions(timeout_s=0.05)
-    async with playing(options=options, learn=False) as played:
-        played.peer.shut()
+    async with fake_upstream(options=options, learn=False) as fake:
+        fake.peer.shut()
         with pytest.raises(EngineSilentError, match=r"no sign of life for 0\.05 s"):
-            await played.ask(request_for(stream=stream))
+            await fake.answer(request_for(stream=stream))
 
 
 async def test_a_stream_that_falls_silent_is_given_up() -> None:
-    async with playing(learn=False) as played:
-        gate = played.peer.shut()
+    async with fake_upstream(learn=False) as fake:
+        gate = fake.peer.shut()
         gate.release()
-        group = played.upstream.generate(request_for())
+        group = fake.upstream.generate(request_for())
         await group.read()
-        played.upstream.server.options = UpstreamOptions(timeout_s=0.05)
-        gate.release()  # what comes after this piece must come within the new time
-        with pytest.raises(EngineSilentError, match="cannot go on elsewhere"):
+        fake.upstream.server.options = UpstreamOptions(timeout_s=0.05)
+        gate.release()  # the next piece must arrive within the new time limit
+        with pytest.raises(EngineSilentError, match="No other server can continue"):
             await read_all(group)
 
 
-async def test_a_server_that_is_not_there_is_dead() -> None:
+async def test_a_server_that_cannot_be_reached_is_dead() -> None:
     async with FakeOpenAI() as peer:
         url = peer.url
     async with server_client() as client:
@@ -154,8 +154,8 @@ async def test_a_file_of_certificates_that_cannot_be_read_is_a_config_error(tmp_
 
 async def test_a_report_has_models_with_their_lengths_and_parents() -> None:
     cards = ({"id": "adapter", "parent": "base"}, {"id": "base", "max_model_len": 99, "root": "org/base"})
-    async with playing(Manners(models=cards), learn=False) as played:
-        report = await played.upstream.server.report()
+    async with fake_upstream(Manners(models=cards), learn=False) as fake:
+        report = await fake.upstream.server.report()
     assert (report.info.model, report.info.max_model_len, report.info.kind) == ("base", 99, EngineKind.OPENAI)
     assert [(card.name, card.parent, card.max_model_len) for card in report.models] == [
         ("base", None, 99),
@@ -166,10 +166,10 @@ async def test_a_report_has_models_with_their_lengths_and_parents() -> None:
 
 @pytest.mark.parametrize("refused", [Refused(404), Refused(200, b"hello"), Refused(200, b"[]")])
 async def test_a_server_without_a_list_of_models_is_another_kind_of_server(refused: Refused) -> None:
-    async with playing(learn=False) as played:
-        played.peer.manners.listing = refused
+    async with fake_upstream(learn=False) as fake:
+        fake.peer.manners.listing = refused
         with pytest.raises(OtherServerError):
-            await played.upstream.server.report()
+            await fake.upstream.server.report()
 
 
 def _encoded() -> bytes:

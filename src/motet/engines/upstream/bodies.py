@@ -1,26 +1,27 @@
-"""Bodies in OpenAI's form: requests to text upstreams, and their answers. Pure.
+"""Bodies of OpenAI's API: requests to text upstreams, and their answers. Pure.
 
-    TextRequest ──► UpstreamCall.body() ──► server ──► read_chunk ──PieceReader──► TextStep
+    TextRequest ──► UpstreamCall.body() ──► server ──► read_chunk ──► PieceReader ──► TextStep
 
-A group is sent as one request, or as one for each choice. All fields go as the client wrote them, except
+A group is sent as one request, or as one request for each choice. All fields pass unchanged, except
 
-    model             the server's own name for it
-    n                 left out where one choice is asked for
+    model             the server's own name for the model
+    n                 left out if one choice is requested
     seed              s + i for choice i, modulo 2^64, in the signed form, which every server takes
     prompt            the one prompt of the choice
-    stream_options    `include_usage` where the server takes it, so that the server tells the usage
-    best_of, session_id  left out where a group is several requests: one session cannot write two answers at once
+    stream_options    `include_usage` if the server takes it, so that the server reports the usage
+    best_of, session_id  left out if a group is several requests: one session cannot generate two answers at a time
 
-In an answer, all JSON in a choice and beside `choices` stays as it is, except
+In an answer, all JSON in a choice and next to `choices` stays unchanged, except
 
-    index           as the server counts it -> the number of the choice in the group; a missing one is 0. Choices of a
-                    whole answer that are all number 0 are numbered by their order
-    role            once a choice, in its first piece, whether the server repeats it or leaves it out
-    finish_reason   once a choice, in OpenAI's words; all after it is dropped. "", null and none are the same
-    usage           of a stream, the one of a chunk without choices; with a single choice, the last one of any chunk
+    index           the server's number -> the number of the choice in the group; a missing number is 0. If all choices
+                    of an answer that is not streamed have the number 0, their order numbers them
+    role            once for each choice, in its first piece, whether the server repeats it or leaves it out
+    finish_reason   once for each choice, one of OpenAI's values; data after it is dropped. "" and null are the same as
+                    a missing field
+    usage           of a stream, from a chunk without choices; with a single choice, the last usage of any chunk
 
-A choice has ended only when its `finish_reason` has come. A stream that ends without it was cut somewhere, and an
-answer that looks whole and is not would be worse than an error.
+A choice has ended only when its `finish_reason` has arrived. A stream that ends without it was cut, and an incomplete
+answer that looks complete would be worse than an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,12 +42,15 @@ INCLUDE_USAGE = msgspec.Raw(b'{"include_usage":true}')
 
 @dataclass(frozen=True)
 class UpstreamCall:
+    """A request to an upstream, for some choices of a group."""
+
     request: TextRequest
-    wants_usage: bool
-    """True if a stream is asked for its usage."""
+    include_usage: bool
+    """True if the usage of a stream is requested."""
     first: int
-    """Number of its first choice in the group."""
+    """Number of the first choice in the group."""
     count: int
+    """Number of choices."""
 
     @property
     def name(self) -> str:
@@ -57,7 +61,7 @@ class UpstreamCall:
         fields = dict(request.body)
         fields["model"] = _raw(request.model)
         fields.pop("stream_options", None)
-        if request.stream and self.wants_usage:
+        if request.stream and self.include_usage:
             fields["stream_options"] = INCLUDE_USAGE
         number = 0
         if self.count < request.num_choices:
@@ -73,29 +77,30 @@ class UpstreamCall:
         return msgspec.json.encode(fields)
 
 
-def ask_at_once(request: TextRequest, *, wants_usage: bool) -> list[UpstreamCall]:
-    return [UpstreamCall(request, wants_usage, 0, request.num_choices)]
+def joint_call(request: TextRequest, *, include_usage: bool) -> list[UpstreamCall]:
+    """Returns one request for all choices."""
+    return [UpstreamCall(request, include_usage, 0, request.num_choices)]
 
 
-def ask_singly(request: TextRequest, *, wants_usage: bool) -> list[UpstreamCall]:
-    """Returns a request for each choice. Raises RequestError for `best_of`, which single requests cannot give."""
+def single_calls(request: TextRequest, *, include_usage: bool) -> list[UpstreamCall]:
+    """Returns a request for each choice. Raises RequestError for `best_of`, which single requests cannot have."""
     if request.num_choices > 1 and request.best_of is not None and request.best_of > request.n:
         raise RequestError(
-            f"Unsupported parameter: the server of `{request.model}` has no 'best_of' for several choices.",
+            f"Unsupported parameter: 'best_of' with several choices, on the server of `{request.model}`.",
             param="best_of",
             code="unsupported_parameter",
         )
-    return [UpstreamCall(request, wants_usage, number, 1) for number in range(request.num_choices)]
+    return [UpstreamCall(request, include_usage, number, 1) for number in range(request.num_choices)]
 
 
-def usage_of(asks: Sequence[UpstreamCall], told: Mapping[int, Usage]) -> Usage | None:
-    """Returns the usage of a group: each prompt once, the choices summed; None if one request has not reported it,
-    since nothing is guessed. `told`: the reports, by the first choice of each request that has ended."""
-    if len(told) < len(asks):
+def usage_of(calls: Sequence[UpstreamCall], reports: Mapping[int, Usage]) -> Usage | None:
+    """Returns the usage of a group: each prompt once, and the sum of the choices; None if one request has not reported
+    its usage, since usage is never guessed. `reports`: reported usage, by the first choice of each request."""
+    if len(reports) < len(calls):
         return None
     total, counted = Usage(prompt_tokens=0, completion_tokens=0), set[int]()
-    for ask in asks:
-        usage, prompt = told[ask.first], ask.first // ask.request.n
+    for call in calls:
+        usage, prompt = reports[call.first], call.first // call.request.n
         total += replace(usage, prompt_tokens=0, cached_tokens=0) if prompt in counted else usage
         counted.add(prompt)
     return total
@@ -111,7 +116,7 @@ def choices_named(numbers: Sequence[int]) -> str:
 
 
 def aborted(request: TextRequest, index: int, *, shown: bool) -> TextPiece:
-    """Returns the last piece of a choice that is ended here. `shown`: pieces of it have been read."""
+    """Returns the last piece of a choice that Motet ends. `shown`: True if pieces of the choice have been read."""
     if request.route is TextRoute.COMPLETIONS:
         fields = {"text": _EMPTY}
     elif request.stream:
@@ -123,64 +128,65 @@ def aborted(request: TextRequest, index: int, *, shown: bool) -> TextPiece:
 
 
 class PieceReader:
-    """Turns the answer to one request into the choices `first` to `first + count - 1` of a group. Fed in order."""
+    """Reads the answer to one request as the choices `first` to `first + count - 1` of a group."""
 
     def __init__(self, first: int, count: int, *, chat: bool) -> None:
         self.usage: Usage | None = None
         self._first = first
         self._count = count
         self._chat = chat
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
         self._finished: set[int] = set()
 
     @property
     def unfinished(self) -> list[int]:
-        """The numbers, within the group, of choices that have not finished."""
+        """Choices that have not finished, by their numbers in the group."""
         return [self._first + number for number in range(self._count) if number not in self._finished]
 
     def chunk(self, data: bytes) -> TextStep | None:
-        """Reads one event of a stream; returns None if it has nothing to show. Raises EngineError,
+        """Reads an event of a stream. Returns None if it has nothing to show. Raises EngineError and
         UpstreamRefusalError."""
         chunk, usage = read_chunk(_in_one_line(data))
         if usage is not None and (self._count == 1 or not chunk.pieces):
             self.usage = usage
-        pieces = [piece for part in chunk.pieces if (piece := self._part(part)) is not None]
+        pieces = [shown for piece in chunk.pieces if (shown := self._streamed(piece)) is not None]
         return TextStep(tuple(pieces), chunk.extras) if pieces else None
 
     def body(self, data: bytes) -> TextStep:
-        """Reads a whole answer. Raises the same."""
-        whole, self.usage = read_chunk(data)
-        numbers = [choice.index for choice in whole.pieces]
+        """Reads an answer that is not streamed. Raises the errors of `chunk`."""
+        answer, self.usage = read_chunk(data)
+        numbers = [choice.index for choice in answer.pieces]
         if len(numbers) == self._count and not any(numbers):
             numbers = list(range(self._count))
         pieces = [
             TextPiece(self._first + number, choice.fields, choice.finish)
-            for choice, number in zip(whole.pieces, numbers, strict=True)
+            for choice, number in zip(answer.pieces, numbers, strict=True)
             if self._is_new(number, ends=choice.finish is not None)
         ]
-        return TextStep(tuple(pieces), whole.extras)
+        return TextStep(tuple(pieces), answer.extras)
 
     def close(self) -> None:
-        """Called at the end of the answer. Raises EngineDiedError if a choice has not ended."""
+        """Must be called at the end of the answer. Raises EngineDiedError if a choice has not ended."""
         if unfinished := self.unfinished:
             raise EngineDiedError(f"its answer ended before the finish_reason of {choices_named(unfinished)}")
 
-    def _part(self, part: TextPiece) -> TextPiece | None:
-        first = part.index not in self._begun
-        if not self._is_new(part.index, ends=part.finish is not None):
+    def _streamed(self, piece: TextPiece) -> TextPiece | None:
+        """Returns a piece of a stream with its number in the group; None if it has nothing to show."""
+        first = piece.index not in self._started
+        if not self._is_new(piece.index, ends=piece.finish is not None):
             return None
-        fields = _with_role_once(part.fields, first=first) if self._chat else part.fields
-        if not first and part.finish is None and all(bytes(value) in _NOTHING for value in fields.values()):
+        fields = _with_role_once(piece.fields, first=first) if self._chat else piece.fields
+        if not first and piece.finish is None and all(bytes(value) in _EMPTY_VALUES for value in fields.values()):
             return None
-        return TextPiece(self._first + part.index, fields, part.finish)
+        return TextPiece(self._first + piece.index, fields, piece.finish)
 
     def _is_new(self, number: int, *, ends: bool) -> bool:
-        """Returns False for a piece that comes after the end of its choice."""
+        """Notes a piece of a choice. Returns False if the choice has ended before."""
         if not 0 <= number < self._count:
             raise WorkerFaultError(f"it sent a choice with the number {number}, but {self._count} were requested")
         if number in self._finished:
             return False
-        self._begun.add(number)
+        self._started.add(number)
         if ends:
             self._finished.add(number)
         return True
@@ -200,8 +206,8 @@ def _with_role_once(fields: Fields, *, first: bool) -> Fields:
     return {**fields, "delta": msgspec.Raw(msgspec.json.encode(parts))}
 
 
-OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
-"""Fields of a chunk or a body that we write ourselves."""
+OWN_FIELDS = frozenset({"id", "object", "created", "model", "choices", "usage"})
+"""Fields of a chunk or a body that Motet writes itself."""
 NULL = msgspec.Raw(b"null")
 
 FINISH_REASONS = {
@@ -216,14 +222,14 @@ FINISH_REASONS = {
     **dict.fromkeys(("function_call", "tool_call", "tool_use"), FinishReason.TOOL_CALLS),
     **dict.fromkeys(("sensitive", "safety", "refusal", "recitation", "error_toxic"), FinishReason.CONTENT_FILTER),
 }
-"""Words of vLLM, SGLang, TGI, llama.cpp, Zhipu, Mistral, Cohere, Gemini and Anthropic, in lower case. Any other word
-counts as an ordinary end."""
+"""OpenAI's value for the values of vLLM, SGLang, TGI, llama.cpp, Zhipu, Mistral, Cohere, Gemini and Anthropic, in lower
+case. Any other value counts as an ordinary end."""
 FAILURES = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
-"""Servers use these words for a choice that they did not write to its end."""
+"""Values of `finish_reason` for a choice that the server did not generate to its end."""
 
 _ASSISTANT = msgspec.Raw(b'"assistant"')
 _EMPTY = msgspec.Raw(b'""')
-_NOTHING = frozenset({b"null", b"{}"})
+_EMPTY_VALUES = frozenset({b"null", b"{}"})
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -245,29 +251,29 @@ _fields = msgspec.json.Decoder(Fields)
 _maybe_fields = msgspec.json.Decoder(Fields | None)
 _choices = msgspec.json.Decoder(list[Fields] | None)
 _integer = msgspec.json.Decoder(int | None)
-_word = msgspec.json.Decoder(str | None)
+_string = msgspec.json.Decoder(str | None)
 _usage = msgspec.json.Decoder(_OpenAIUsage | None)
 
 
 def read_chunk(data: bytes) -> tuple[TextStep, Usage | None]:
-    """Reads a chunk of a stream, or a whole body; choices have the server's numbers, or 0 if it gives none. Raises
-    WorkerFaultError for anything else; EngineError for an error, or UpstreamRefusalError if it is the client's fault.
-    """
+    """Reads a chunk of a stream, or a body that is not streamed. Choices have the server's numbers; a missing number is
+    0. Raises EngineError if the server reports an error, UpstreamRefusalError if the client caused it, and
+    WorkerFaultError for anything else."""
     try:
         if not data.isascii():
-            data.decode()  # what is passed on as it is has not been read
+            data.decode()  # checks the parts that are passed on without being decoded
         fields = _fields.decode(data)
         if bytes(fields.get("error", NULL)) != b"null" or bytes(fields.get("object", NULL)) == b'"error"':
             raise _failure(any_error_in(data))
         choices = [_read_choice(choice) for choice in _choices.decode(fields.get("choices", NULL)) or ()]
-        extras = {name: value for name, value in fields.items() if name not in OURS}
+        extras = {name: value for name, value in fields.items() if name not in OWN_FIELDS}
         return TextStep(tuple(choices), extras), _read_usage(fields.get("usage", NULL))
     except UNREADABLE as error:
         raise WorkerFaultError(f"it sent what this server cannot read: {error}") from error
 
 
 def _in_one_line(data: bytes) -> bytes:
-    """Returns JSON without line breaks between its parts, each of which would end the event that it is passed on in."""
+    """Returns JSON without line breaks, since a line break would end the event in which it is passed on."""
     if b"\n" not in data and b"\r" not in data:
         return data
     try:
@@ -278,14 +284,14 @@ def _in_one_line(data: bytes) -> bytes:
 
 def _read_choice(fields: Fields) -> TextPiece:
     index = _integer.decode(fields.pop("index", NULL)) or 0
-    word = _word.decode(fields.pop("finish_reason", NULL)) or None
-    if word is None:
+    reason = _string.decode(fields.pop("finish_reason", NULL)) or None
+    if reason is None:
         return TextPiece(index, fields)
-    if word.lower() in FAILURES:
-        raise EngineError(f"it gave up, with finish_reason {word}")
-    finish = FINISH_REASONS.get(word.lower(), FinishReason.STOP)
-    if word != finish and bytes(fields.get("stop_reason", NULL)) == b"null":
-        fields["stop_reason"] = _raw(word)
+    if reason.lower() in FAILURES:
+        raise EngineError(f"it gave up, with finish_reason {reason}")
+    finish = FINISH_REASONS.get(reason.lower(), FinishReason.STOP)
+    if reason != finish and bytes(fields.get("stop_reason", NULL)) == b"null":
+        fields["stop_reason"] = _raw(reason)
     return TextPiece(index, fields, finish)
 
 
@@ -293,12 +299,12 @@ def _failure(error: OpenAIError | None) -> MotetError:
     if error is None:
         return EngineError("it sent an error without a message")
     if error.status is not None and error.status < 500:
-        return in_its_words(error, error.status)
+        return refusal_of(error, error.status)
     return EngineError(f"it sent an error: {error.message}")
 
 
-def in_its_words(error: OpenAIError, status: int, *, retry_after_s: int | None = None) -> UpstreamRefusalError:
-    """Returns a 4xx with the server's own message."""
+def refusal_of(error: OpenAIError, status: int, *, retry_after_s: int | None = None) -> UpstreamRefusalError:
+    """Returns the error for a 4xx of the server, with the server's message."""
     return UpstreamRefusalError(
         error.message,
         status=status,
@@ -311,15 +317,15 @@ def in_its_words(error: OpenAIError, status: int, *, retry_after_s: int | None =
 
 def _read_usage(raw: msgspec.Raw) -> Usage | None:
     try:
-        told = _usage.decode(raw)
-    except UNREADABLE:  # some servers leave fields out, or count below zero
+        usage = _usage.decode(raw)
+    except UNREADABLE:  # some servers leave fields out, or send negative numbers
         return None
-    if told is None:
+    if usage is None:
         return None
-    cached_tokens = (told.prompt_tokens_details or _UsageDetails()).cached_tokens
+    cached_tokens = (usage.prompt_tokens_details or _UsageDetails()).cached_tokens
     return Usage(
-        prompt_tokens=told.prompt_tokens,
-        completion_tokens=told.completion_tokens,
-        cached_tokens=None if cached_tokens is None else min(cached_tokens, told.prompt_tokens),
-        reasoning_tokens=(told.completion_tokens_details or _UsageDetails()).reasoning_tokens,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=None if cached_tokens is None else min(cached_tokens, usage.prompt_tokens),
+        reasoning_tokens=(usage.completion_tokens_details or _UsageDetails()).reasoning_tokens,
     )

@@ -1,6 +1,6 @@
-"""The seam between the API and text upstreams: JSON passes unchanged, but choices are separated.
+"""The interface between the API and text upstreams: JSON passes unchanged, but choices are separated.
 
-It is no `Engine`: there are no token ids, and another server cannot go on with what a choice has written.
+A text upstream is not an `Engine`: there are no token ids, and another server cannot continue a text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,25 +30,25 @@ class TextRoute(StrEnum):
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for choices, checked as far as we must understand it."""
+    """A request for choices. The fields that Motet has to understand are checked, the others are in `body` only."""
 
     route: TextRoute
     body: Mapping[str, msgspec.Raw]
     model: str
-    """The client's name for the model; whoever routes the request puts the server's name in its place."""
+    """Name of the model: first the client's, and then, set by the router, the server's."""
     n: int = 1
     prompts: tuple[msgspec.Raw, ...] = ()
-    """The prompts of completions, each by itself. Empty for a chat, which has one."""
+    """Each prompt of a completions request; empty for a chat, which has one prompt."""
     seed: int | None = None
     stream: bool = False
     best_of: int | None = None
     trace: str = ""
-    """The client's `x-request-id`, for the next hop."""
+    """The client's `x-request-id`, for the upstream."""
     traceparent: TraceContext | None = None
-    """The span that the request is a part of, for the next hop."""
+    """Span that the request is part of, for the upstream."""
     session_id: str = ""
     authorization: str = ""
-    """The client's own header, if it may be passed on: never a key of this server."""
+    """The client's `Authorization` header, if it may be passed on; never a key of this server."""
     start: tuple[int, ...] | None = None
     """Numbers of the choices that start at once, if each choice starts and ends by itself; None if all start and end
     together."""
@@ -68,25 +68,25 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextPiece(msgspec.Struct, frozen=True, gc=False):
-    """A part of one choice if the answer is streamed, else the whole choice."""
+    """A part of one choice if the answer is streamed, else the complete choice."""
 
     index: int
     """prompt x n + number."""
     fields: Fields
-    """All fields of the choice but `index` and `finish_reason`, as the server wrote them."""
+    """All fields of the choice except `index` and `finish_reason`, unchanged."""
     finish: FinishReason | None = None
-    """Its `finish_reason` in OpenAI's words, set on its last piece. If the server used another word, `fields` has that
-    as `stop_reason`."""
+    """The choice's `finish_reason`, one of OpenAI's values, on its last piece. If the server sent another value,
+    `fields` has it as `stop_reason`."""
 
     @property
     def text(self) -> str:
-        """The text of the answer in this piece. Of a content that is a list of parts these are the parts with a text;
-        where there is none, or it cannot be read, the text is empty."""
-        said = self.fields.get("delta") or self.fields.get("message")
+        """The text of the answer in this piece. If the content is a list of parts, these are the parts with a text.
+        Empty if there is no text, or if it cannot be read."""
+        message = self.fields.get("delta") or self.fields.get("message")
         try:
-            if said is None:
+            if message is None:
                 return _text.decode(self.fields.get("text", _NULL)) or ""
-            content = (_said.decode(said) or _MessageContent()).content or ""
+            content = (_message.decode(message) or _MessageContent()).content or ""
             return content if isinstance(content, str) else "".join(part.text or "" for part in content)
         except UNREADABLE:
             return ""
@@ -104,13 +104,13 @@ class _MessageContent(msgspec.Struct, frozen=True):
 
 _NULL = msgspec.Raw(b"null")
 _text = msgspec.json.Decoder(str | None)
-_said = msgspec.json.Decoder(_MessageContent | None)
+_message = msgspec.json.Decoder(_MessageContent | None)
 
 
 class TextStep(msgspec.Struct, frozen=True):
     pieces: tuple[TextPiece, ...]
     extras: Fields = {}
-    """The fields beside `choices`, except those that we write: id, object, created, model, usage."""
+    """Fields next to `choices`, except fields that Motet writes itself: id, object, created, model, usage."""
 
 
 class TextGroupStream(Protocol):
@@ -118,17 +118,17 @@ class TextGroupStream(Protocol):
 
     @property
     def worker(self) -> str:
-        """The id of the server that answers, once it is known."""
+        """Id of the server that answers; empty while it is not known."""
         ...
 
     @property
     def usage(self) -> Usage | None:
-        """Complete after the last step; None if the server did not report all of it."""
+        """Usage of the group, complete after the last step; None if the server did not report all of it."""
         ...
 
     async def read(self) -> Sequence[TextStep]:
-        """Returns the steps that have come, at least one; none at the end. Raises `MotetError`, as `GroupStream` does,
-        and `UpstreamRefusalError`."""
+        """Returns the steps that have arrived, at least one; an empty sequence at the end. Raises the errors of
+        `GroupStream`, and `UpstreamRefusalError`."""
         ...
 
     def start(self, indices: Sequence[int]) -> None:
@@ -142,11 +142,11 @@ class TextGroupStream(Protocol):
         ...
 
     def fail(self, error: MotetError) -> None:
-        """Ends the group with `error`, which its reader gets."""
+        """Ends the group. Its reader gets `error`."""
         ...
 
     async def aclose(self) -> None:
-        """Closes every connection. May be called at any time, twice too."""
+        """Closes every connection. Can be called at any time, also twice."""
         ...
 
 
@@ -156,6 +156,6 @@ never be answered."""
 
 
 def may_go_elsewhere(error: MotetError) -> bool:
-    """Returns True if a request without any answer yet may be tried once more: the server could not be reached, or was
-    overloaded. If a server took the request and then was silent for too long, another try would take as long again."""
+    """Returns True if a request that has no answer yet can be sent again: the server could not be reached, or was
+    overloaded. After the time-out of a server that took the request, another attempt would take the same time."""
     return error.may_retry and not isinstance(error, EngineSilentError)

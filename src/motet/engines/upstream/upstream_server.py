@@ -1,26 +1,27 @@
 """One text upstream: connections, keys, time-outs, the errors for its failures, its report and its abilities.
 
-    no connection, or it broke    EngineDiedError
-    nothing for too long          EngineSilentError
-    unreadable answer             EngineError
-    it refuses with
-        401, 403    for our own key: EngineError, since the client can do nothing about it; for the client's: passed on
-        other 4xx   UpstreamRefusalError: the client's fault, in the server's own words
-        502, 504    EngineDiedError: the proxy before it does not reach it
+    no connection, or a lost one        EngineDiedError
+    no data within the time limit       EngineSilentError
+    unreadable answer                   EngineError
+    refused with
+        401, 403    EngineError if the operator's key was sent, since the client cannot help it; else passed on
+        other 4xx   UpstreamRefusalError with the server's message: the client caused it
+        502, 504    EngineDiedError: the proxy in front of the server does not reach it
         503         OverloadedError
-        else        EngineError that quotes it; also for redirects, which are not followed, since they would get the key
+        else        EngineError that quotes the answer. Redirects are not followed, since they would get the key
 
-The server gets the key that is configured for it, else the client's own if that is allowed, else none. It never gets a
-key of ours, and no key follows a redirect.
+The server gets the key that is configured for it, or the client's key if that is allowed, or none. It never gets a key
+of the gateway, and no key follows a redirect.
 
-A probe finds out the abilities of a model. It asks for two choices of one token, streamed and whole:
+A probe finds out the abilities of a model. It requests two choices of one token, streamed and not streamed:
 
-    answers with indices 0 and 1, streamed and whole    n is honoured
-    any other answer, or a refusal                      n is not honoured: choices are requested one by one
-    a server error, no or an unreadable answer          not known: one by one as well, and probed again later
+    both answers have the indices 0 and 1              n is honoured
+    any other answer, or a refusal                     n is not honoured: choices are requested one by one
+    a server error, no answer, an unreadable answer    unknown: choices are requested one by one, and the probe is
+                                                       repeated later
 
-A probe that is refused is tried with other fields, since a server may refuse a field and not the number:
-`max_completion_tokens` in place of `max_tokens`, and a stream without `stream_options`.
+A probe that is refused is repeated with other fields, since a server can refuse a field and not the number:
+`max_completion_tokens` instead of `max_tokens`, and a stream without `stream_options`.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ from motet.engines.http import (
     ServerCalls,
 )
 from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels, OpenAIError, any_error_in, read_json
-from motet.engines.upstream.bodies import in_its_words, read_chunk
+from motet.engines.upstream.bodies import read_chunk, refusal_of
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH, TextRoute
 from motet.engines.wire import EngineReport, checked
 from motet.errors import (
@@ -69,7 +70,7 @@ CONNECT_TIMEOUT_S = 5.0
 REPORT_TIMEOUT_S = 2.0
 END_S = 0.05
 PROBE_S = 20.0
-"""The time for all probes of one model."""
+"""Time limit in seconds for all probes of one model."""
 CHOICES = 2
 MAX_PROBE_BYTES = 2**20
 
@@ -86,18 +87,18 @@ LIMITS: dict[TextRoute, tuple[str, ...]] = {
 @dataclass(frozen=True, kw_only=True)
 class UpstreamOptions:
     api_key: str | None = None
-    """The key that is sent to it in place of the client's."""
+    """Key that is sent to the server instead of the client's."""
     pass_key: bool = False
-    """True if it gets the client's own `Authorization`. Only for gateways without keys of their own."""
+    """True if the server gets the client's `Authorization` header. Only for gateways without keys of their own."""
     timeout_s: float = 300.0
-    """Time up to the first byte of an answer (its first token on a stream, else the whole of it), and from one byte to
-    the next; comments that keep a connection alive count."""
+    """Maximum time in seconds to the first byte of an answer (the first token of a stream, or the complete answer), and
+    from one byte to the next. Comments that keep a connection alive count."""
     max_singles: int = 16
-    """Most requests of one group at a time, if the server does not honour n."""
+    """Maximum number of requests of one group at a time, if choices are requested one by one."""
 
 
 class UpstreamReply:
-    """An answer that has begun. Closing it before its end ends the request there."""
+    """An answer whose headers have arrived. Closing it before its end ends the request at the server."""
 
     def __init__(self, server: "UpstreamServer", reply: Reply) -> None:
         self.is_stream = reply.is_stream
@@ -108,10 +109,10 @@ class UpstreamReply:
         self._reply.close()
 
     async def read(self) -> bytes:
-        """Returns the bytes that have come; none at the end."""
+        """Returns the bytes that have arrived; empty at the end."""
         return await self._server.in_time(self._reply.read(), self._server.options.timeout_s)
 
-    async def whole(self, *, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
+    async def read_all(self, *, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
         parts, num_bytes = [], 0
         while data := await self.read():
             parts.append(data)
@@ -129,10 +130,10 @@ class UpstreamReply:
 
 
 class UpstreamServer:
-    """One server. The client belongs to whoever made it."""
+    """One server. Does not own the HTTP client."""
 
     def __init__(self, url: str, client: Client, *, options: UpstreamOptions | None = None, id: str = "") -> None:
-        """`url`: with or without `/v1`; `id`: names the server for clients in place of its URL."""
+        """`url`: with or without `/v1`; `id`: name of the server in messages for clients, instead of its URL."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the upstream {id or self.url}"
         self.options = options or UpstreamOptions()
@@ -147,20 +148,20 @@ class UpstreamServer:
         )
 
     async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamReply:
-        """Returns when an answer that is no refusal has begun. `headers`: the client's, if any; its key is passed on
-        only if that is allowed."""
-        told = headers if self._passes_key else {**headers, "authorization": ""}
-        return UpstreamReply(self, await self.in_time(self._open(path, body, headers=told), self.options.timeout_s))
+        """Sends a request. Returns when the headers of an answer have arrived. `headers`: the client's headers, if any;
+        its key is passed on only if that is allowed. Raises the error for a refusal."""
+        sent = headers if self._passes_key else {**headers, "authorization": ""}
+        return UpstreamReply(self, await self.in_time(self._open(path, body, headers=sent), self.options.timeout_s))
 
     async def report(self) -> EngineReport:
-        """Asks the server for its list of models, and returns a report as keepers get it from every worker. It reports
-        nothing of its engine, so those fields have values that put no limit on routing.
+        """Requests the server's list of models, and returns a report as keepers get it from every worker. The list says
+        nothing about the engine, so the engine's fields have values that do not limit routing.
 
-        Raises OtherServerError if it lists no models, EngineSilentError and EngineDiedError if it is not there, another
-        EngineError if its answer cannot be used."""
+        Raises OtherServerError if the server lists no models, EngineSilentError and EngineDiedError if it cannot be
+        reached, and another EngineError if its answer cannot be used."""
         try:
-            asking = self._calls.ask("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
-            body = await self.in_time(asking, REPORT_TIMEOUT_S)
+            call = self._calls.ask("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
+            body = await self.in_time(call, REPORT_TIMEOUT_S)
         except UpstreamRefusalError as error:
             raise OtherServerError(f"{self.name} refused {MODELS} with {error.status}: {error.message}") from error
         listed = read_json(body, ListedModels, error=OtherServerError, what=f"the list of models of {self.name}").data
@@ -196,11 +197,11 @@ class UpstreamServer:
     async def _open(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
         try:
             return await self._calls.open(path, body, headers=headers)
-        except EngineSilentError as error:  # no connection in time counts as no connection: another server may be asked
+        except EngineSilentError as error:  # no connection in time counts as no connection: another server can be tried
             raise EngineDiedError(error.message) from error
 
     def _refused(self, refusal: Refusal) -> MotetError:
-        text = "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted  # no page for browsers
+        text = "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted  # not an HTML page
         status, error = refusal.status, any_error_in(refusal.body) or OpenAIError(text or refusal.phrase)
         quoted = f"{self.name} answered {status}: {error.message or refusal.phrase}"
         if status in WRONG_KEY and not self._passes_key:
@@ -210,7 +211,7 @@ class UpstreamServer:
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             return OverloadedError(quoted, retry_after_s=refusal.retry_after_s or 1)
         if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            return in_its_words(error, status, retry_after_s=refusal.retry_after_s)
+            return refusal_of(error, status, retry_after_s=refusal.retry_after_s)
         if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
             return EngineError(f"{self.name} answered {status}: redirects are not followed; give its own URL")
         return EngineError(quoted)
@@ -228,55 +229,56 @@ def _card(model: ListedModel, listed: set[str]) -> ModelCard:
 class RouteAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities of a model on one route. The defaults are safe with any server."""
 
-    there: bool = True
+    exists: bool = True
     """True if the server has the route."""
     honours_n: bool = False
+    """True if an answer has as many choices as requested."""
     takes_usage: bool = False
-    """True if its streams take `stream_options`."""
+    """True if streams take `stream_options`."""
 
 
 Abilities = Mapping[TextRoute, RouteAbilities]
-"""The abilities of one model on one server, by route."""
+"""Abilities of one model on one server, by route."""
 
 
 async def probe(server: UpstreamServer, model: str, *, limit_s: float = PROBE_S) -> Abilities | None:
-    """Finds out what a model can, see above. Returns None if nothing could be found out."""
+    """Finds out the abilities of a model, see above. Returns None if they stay unknown."""
     try:
         async with asyncio.timeout(limit_s):
             found = {route: await _Probe(server, model, route).ability() for route in TextRoute}
     except (MotetError, TimeoutError):
         return None
-    return found if any(ability.there for ability in found.values()) else None
+    return found if any(ability.exists for ability in found.values()) else None
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """Finds out what one model can on one route."""
+    """Finds out the abilities of one model on one route."""
 
     server: UpstreamServer
     model: str
     route: TextRoute
 
     async def ability(self) -> RouteAbilities:
-        """Raises MotetError if nothing can be said."""
-        # One choice after two: to see if it is the number that was refused.
+        """Raises MotetError if the abilities stay unknown."""
+        # After two choices one choice is tried, to find out if the number was refused.
         for n, limit, usage in itertools.product((CHOICES, 1), LIMITS[self.route], (True, False)):
-            asked = set(range(n))
+            requested = set(range(n))
             try:
                 streamed = await self._ended(n, limit, usage=usage, stream=True)
-                comes = streamed == asked and await self._ended(n, limit, usage=usage, stream=False) == asked
+                honoured = streamed == requested and await self._ended(n, limit, usage=usage, stream=False) == requested
             except UpstreamRefusalError as error:
                 if error.status in NO_SUCH_ROUTE:
-                    return RouteAbilities(there=False)
+                    return RouteAbilities(exists=False)
                 if error.status not in NOT_TAKEN:
                     raise
             else:
-                return RouteAbilities(honours_n=comes and n > 1, takes_usage=usage)
+                return RouteAbilities(honours_n=honoured and n > 1, takes_usage=usage)
         return RouteAbilities()
 
     async def _ended(self, n: int, limit: str, *, usage: bool, stream: bool) -> set[int]:
-        """Returns the numbers of the choices that ended. `limit`: the field for the most tokens; `usage`: True if
-        `stream_options` are sent."""
+        """Returns the numbers of the choices that ended. `limit`: name of the field for the maximum number of tokens;
+        `usage`: True if `stream_options` are sent."""
         name, prompt = PROMPTS[self.route]
         body = {"model": self.model, name: prompt, "n": n, limit: 1, "temperature": 1, "stream": stream}
         if stream and usage:
@@ -284,8 +286,8 @@ class _Probe:
         reply = await self.server.post(self.route, msgspec.json.encode(body), headers={})
         try:
             if reply.is_stream is not stream:
-                raise EngineError(f"{self.server.name} does not stream as it is asked to")
-            answer = await reply.whole(max_bytes=MAX_PROBE_BYTES)
+                raise EngineError(f"{self.server.name} does not stream as requested")
+            answer = await reply.read_all(max_bytes=MAX_PROBE_BYTES)
         finally:
             reply.close()
         events = [event for event in EventSplitter().feed(answer) if event != DONE] if stream else [answer]

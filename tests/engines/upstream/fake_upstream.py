@@ -1,4 +1,4 @@
-"""Asks played servers for groups, and collects what came of each choice."""
+"""Sends requests to a fake server through a `TextUpstream`, and collects the pieces of each choice."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -58,8 +58,8 @@ def raw(value: object) -> msgspec.Raw:
 
 
 @dataclass
-class Received:
-    """Everything that came of one choice."""
+class ReceivedChoice:
+    """The pieces of one choice, summed up."""
 
     text: str = ""
     finish: str | None = None
@@ -69,15 +69,15 @@ class Received:
 
 
 @dataclass
-class Whole:
-    """Everything that came of a group."""
+class GroupAnswer:
+    """The answer of a group, summed up."""
 
-    choices: dict[int, Received] = field(default_factory=dict)
+    choices: dict[int, ReceivedChoice] = field(default_factory=dict)
     usage: Usage | None = None
 
     def take(self, step: TextStep) -> None:
         for piece in step.pieces:
-            received = self.choices.setdefault(piece.index, Received())
+            received = self.choices.setdefault(piece.index, ReceivedChoice())
             received.pieces_after_finish += received.finish is not None
             _add(received, piece)
 
@@ -91,49 +91,50 @@ class Whole:
         return [self.choices[number].text for number in sorted(self.choices)]
 
 
-def _add(received: Received, piece: TextPiece) -> None:
+def _add(received: ReceivedChoice, piece: TextPiece) -> None:
     fields = {name: msgspec.json.decode(value) for name, value in piece.fields.items()}
-    said = fields.get("delta") or fields.get("message") or {"content": fields.get("text")}
-    received.text += said.get("content") or ""
-    received.roles += "role" in said
+    message = fields.get("delta") or fields.get("message") or {"content": fields.get("text")}
+    received.text += message.get("content") or ""
+    received.roles += "role" in message
     received.logprobs += len((fields.get("logprobs") or {}).get("content", ()))
     received.finish = piece.finish or received.finish
 
 
-async def read_all(group: TextGroupStream) -> Whole:
-    whole = Whole()
+async def read_all(group: TextGroupStream) -> GroupAnswer:
+    answer = GroupAnswer()
     try:
         while steps := await group.read():
-            whole.take_all(steps)
-        whole.usage = group.usage
+            answer.take_all(steps)
+        answer.usage = group.usage
     finally:
         await group.aclose()
-    return whole
+    return answer
 
 
 @dataclass
-class Playing:
-    """A played server, and the upstream that asks it."""
+class FakeUpstream:
+    """A fake server, and a `TextUpstream` that uses it."""
 
     peer: FakeOpenAI
     upstream: TextUpstream
 
-    async def ask(self, request: TextRequest) -> Whole:
+    async def answer(self, request: TextRequest) -> GroupAnswer:
         return await read_all(self.upstream.generate(request))
 
 
 async def report_of(server: UpstreamServer) -> EngineReport:
-    """Asks until it answers, as a keeper does: a machine that stands still for two seconds leaves a question open."""
+    """Requests a report until there is one, as a keeper does: a machine can stall for longer than the time limit."""
     while True:
         with suppress(EngineSilentError):
             return await server.report()
 
 
 @asynccontextmanager
-async def playing(
+async def fake_upstream(
     manners: Manners | None = None, *, options: UpstreamOptions | None = None, gated: bool = False, learn: bool = True
-) -> AsyncIterator[Playing]:
-    """Plays a server. `learn`: the upstream first finds out what the server can do."""
+) -> AsyncIterator[FakeUpstream]:
+    """Starts a fake server. `learn`: the upstream first finds out what the server can do. `gated`: the server sends
+    nothing until its gate is released."""
     async with AsyncExitStack() as stack:
         peer = await stack.enter_async_context(FakeOpenAI(manners))
         client = await stack.enter_async_context(server_client())
@@ -145,7 +146,7 @@ async def playing(
             peer.asked.clear()
         if gated:
             peer.shut()
-        yield Playing(peer, upstream)
+        yield FakeUpstream(peer, upstream)
         upstream.check()
         await upstream.close()
         await peer.until_idle()
