@@ -42,21 +42,21 @@ def directory_cost(decode: int, prefill: int) -> DirectoryCost:
     for turn in range(TURNS):
         answer = directory.announce(announcements[turn % len(announcements)], known)
     announce_us = (time.perf_counter() - started) / TURNS * 1e6
-    met = tuple(f"engine-{number:032x}" for number in range(prefill))
+    connected = tuple(f"engine-{number:032x}" for number in range(prefill))
     return DirectoryCost(
         decode,
         prefill,
         announce_us,
         listing_bytes=_bytes_of(announcements),
-        starting_bytes=_bytes_of(_announcements(decode, prefill, met)),
+        starting_bytes=_bytes_of(_announcements(decode, prefill, connected)),
         bytes_per_s=len(msgspec.msgpack.encode(answer)) * len(announcements) / ANNOUNCE_S,
     )
 
 
-def _announcements(decode: int, prefill: int, met: tuple[str, ...]) -> list[Announcement]:
+def _announcements(decode: int, prefill: int, connected: tuple[str, ...]) -> list[Announcement]:
     return [
         *(_announcement(number, Role.PREFILL, ()) for number in range(prefill)),
-        *(_announcement(number, Role.DECODE, met) for number in range(prefill, prefill + decode)),
+        *(_announcement(number, Role.DECODE, connected) for number in range(prefill, prefill + decode)),
     ]
 
 
@@ -64,12 +64,12 @@ def _bytes_of(announcements: Sequence[Announcement]) -> int:
     return sum(len(msgspec.msgpack.encode(announcement)) for announcement in announcements)
 
 
-def _announcement(number: int, role: Role, met: tuple[str, ...]) -> Announcement:
+def _announcement(number: int, role: Role, connected: tuple[str, ...]) -> Announcement:
     return Announcement(
         id=f"replica-{number:032x}",
         url=f"http://10.0.{number // 256}.{number % 256}:8000",
         role=role,
         stage=WorkerStage.READY,
         transfer=TransferAddress(f"engine-{number:032x}", "10.0.0.1", 20_000),
-        met=met,
+        connected=connected,
     )

@@ -189,10 +189,10 @@ def test_services_of_kubernetes_do_not_become_settings(service: Document) -> Non
     assert [pod["enableServiceLinks"] for pod in pods_of(service)] == [False, False, False]
 
 
-def test_all_pods_have_one_image_with_the_ray_version_that_motet_needs(service: Document) -> None:
+def test_all_pods_have_one_image_with_the_ray_version_that_is_tested(service: Document) -> None:
     assert len({pod["containers"][0]["image"] for pod in pods_of(service)}) == 1
-    wanted = f"ray[serve]=={service['spec']['rayClusterConfig']['rayVersion']}"
-    assert wanted in (EXAMPLES.parent / "pyproject.toml").read_text()
+    tested = f"ray[serve]>={service['spec']['rayClusterConfig']['rayVersion']}"
+    assert tested in (EXAMPLES.parent / "pyproject.toml").read_text()
 
 
 def test_the_port_of_serve_is_that_of_the_pods(service: Document) -> None:

@@ -1,7 +1,7 @@
 """A tiny model, the answers of one server, and clusters that tests share: one for each ingress.
 
 Modules that take long to import, such as torch, are imported where they are used: the first process of pytest-xdist
-reads this file too but runs no test, and the others start only when it is through.
+reads this file too but runs no test, and the others start only when it has read all files.
 """
 
 import socket
@@ -20,21 +20,21 @@ from motet.types import Ingress
 if TYPE_CHECKING:
     from tests.fault.oracle import Undisturbed
     from tests.ray.engines import Engines
+    from tests.ray.existing_cluster import ExistingCluster
     from tests.ray.running_ray import RunningRay
-    from tests.ray.their_cluster import TheirCluster
 
 ENGINES = pytest.StashKey["Engines"]()
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """All tests run in one loop, so that several can use one cluster."""
+    """All tests run in one event loop, so that several can use one cluster."""
     return "asyncio"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
-    """The first process of pytest-xdist forks engines for all others: it imports while they look for their tests."""
+    """The first process of pytest-xdist forks engines for all others: it imports while they collect their tests."""
     from tests.ray.engines import running_engines
 
     if ENGINES not in node.config.stash:
@@ -48,8 +48,8 @@ def pytest_configure_node(node: WorkerController) -> None:
 def engines(request: pytest.FixtureRequest) -> "Iterator[Engines]":
     from tests.ray.engines import Engines, running_engines
 
-    told: dict[str, str] | None = getattr(request.config, "workerinput", None)
-    with nullcontext(Engines(told["engines"])) if told else running_engines() as engines:
+    input: dict[str, str] | None = getattr(request.config, "workerinput", None)
+    with nullcontext(Engines(input["engines"])) if input else running_engines() as engines:
         yield engines
 
 
@@ -70,20 +70,20 @@ async def undisturbed(folder: Path, engines: "Engines") -> "AsyncIterator[Undist
 
 @pytest.fixture(scope="session")
 def taken() -> Iterator[int]:
-    """Yields a port at which somebody else listens."""
-    with socket.socket() as stranger:
-        stranger.bind(("", 0))
-        stranger.listen()
-        yield stranger.getsockname()[1]
+    """Yields a port at which another program listens."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
-async def theirs(engines: "Engines", undisturbed: "Undisturbed") -> "AsyncIterator[TheirCluster]":
-    """Cells join this cluster one after the other: one of their own would cost each 15 s of a core. It ends before
-    `undisturbed`, which takes any later process for its own."""
-    from tests.ray.their_cluster import TheirCluster
+async def existing(engines: "Engines", undisturbed: "Undisturbed") -> "AsyncIterator[ExistingCluster]":
+    """Cells join this cluster one after the other: a cluster of its own would cost each cell 15 s of a core. It ends
+    before `undisturbed`, which expects that all later processes are its own."""
+    from tests.ray.existing_cluster import ExistingCluster
 
-    cluster = TheirCluster(engines)
+    cluster = ExistingCluster(engines)
     yield cluster
     await cluster.end()
 
@@ -95,20 +95,20 @@ async def shared(
     engines: "Engines",
     undisturbed: "Undisturbed",
     taken: int,
-    theirs: "TheirCluster",
+    existing: "ExistingCluster",
 ) -> "AsyncIterator[RunningRay]":
-    """Tests are ordered so that each ingress has one cell, one at a time: behind a gateway on a cluster of its own,
-    else on one that was there. Two replicas decode, so one is left when the other is lost. Behind a gateway answers may
-    take long; elsewhere they are ended soon."""
-    from tests.ray.joined import NEAR
+    """Tests are ordered so that there is one cell at a time, one for each ingress: with a gateway on a cluster of its
+    own, with direct ingress on an existing one. Two replicas decode, so that one is left when the other is lost. The
+    drain timeout is long with a gateway, and short with direct ingress."""
+    from tests.ray.joined_cluster import FIRST
     from tests.ray.running_ray import RunningRay
 
     ingress: Ingress = request.param
     gateway = ingress is Ingress.GATEWAY
     running = RunningRay(
         folder,
-        *(("--rl",) if gateway else (f"--resources-of=decode={NEAR}:1",)),
-        joined=None if gateway else await theirs.joined(),
+        *(("--rl",) if gateway else (f"--resources-of=decode={FIRST}:1",)),
+        joined=None if gateway else await existing.joined(),
         engines=engines,
         prefill=1,
         decode=2,
@@ -123,18 +123,18 @@ async def shared(
 
 @pytest.fixture
 async def ray(shared: "RunningRay") -> "RunningRay":
-    """The shared cell, whole and idle. Whatever a test leaves in it disturbs the next one."""
-    await shared.until_whole()
+    """The shared cell, complete and idle. Anything that a test leaves in it disturbs the next one."""
+    await shared.until_idle()
     return shared
 
 
 HERE = Path(__file__).parent
 JOINED = ("direct", "test_ends", "test_autoscaling")
-"""Groups whose cells join somebody else's cluster, one after the other."""
-GROUPS = ("gateway", *JOINED, "test_nodes", "test_prefix_router")
-"""Groups of tests that have a cell each, in an order in which two processes end at the same time."""
+"""Groups whose cells join an existing cluster, one after the other."""
+GROUPS = ("gateway", *JOINED, "test_nodes")
+"""Groups of tests with one cell each, in an order for which two test processes end at the same time."""
 LAST = "test_a_cell_that_is_ended"
-"""Tests whose names begin so end the shared cell."""
+"""Prefix of the names of tests that end the shared cell."""
 
 
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]
@@ -152,20 +152,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneClus
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [item for item in items if item.path.is_relative_to(HERE)]
+    here = [item for item in items if item.path.is_relative_to(HERE)]
     others = [item for item in items if not item.path.is_relative_to(HERE)]
-    ours.sort(key=place)
-    items[:] = [*ours, *others]
+    here.sort(key=place)
+    items[:] = [*here, *others]
 
 
 def place(item: pytest.Item) -> tuple[int, bool, bool, bool]:
-    """A process gets its next tests when it has two left, so the longest ones must come before those."""
+    """Returns the sort key of a test. A process gets its next tests when it has two left, so long tests come before."""
     is_long = "under_load" in item.name or "without_controller" in item.name
     return GROUPS.index(group_of(item.nodeid)), item.name.startswith(LAST), "faults" in item.path.stem, not is_long
 
 
 def group_of(nodeid: str) -> str:
-    """Returns the ingress of the shared cell, or the module."""
+    """Returns the ingress of the test's shared cell, or its module."""
     path, _, name = nodeid.partition("::")
     parameter = name.partition("[")[2].partition("]")[0].partition("-")[0]
     return parameter if parameter in list(Ingress) else Path(path).stem

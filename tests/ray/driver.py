@@ -1,4 +1,4 @@
-"""A separate program that joins a cluster and gives Serve a config through Ray's public interface.
+"""A separate program that joins a cluster and deploys a config through Ray's public interface.
 
 python -m tests.ray.driver GCS_ADDRESS CONFIG    runs the application that the config file describes
 """

@@ -1,11 +1,12 @@
-"""Engines are forked from one process that has imported everything and is no child of the processes that ask for them.
+"""Engines are forked from one process that has imported all modules, and is not a child of the processes that use them.
 
     test, or replica ──socket──► forking process ──fork──► engine
 
-Cells on Ray start twenty engines, and nine tenths of a start are imports. An engine runs what `tests.forked` lets it
-run, and ends with its standard input, which its asker holds. Replicas ask if their cluster is told to (`hook`).
+Cells on Ray start twenty engines, and nine tenths of the time of a start are imports. An engine runs as `tests.forked`
+runs engines, and ends with its standard input, which the requesting process holds. Replicas use the forking process if
+the environment of their cluster names it (`fork_hook`).
 
-python -m tests.ray.engines LISTENING FOLDER    makes a tiny llama there, and forks until standard input ends
+python -m tests.ray.engines LISTENING FOLDER    makes a tiny llama in FOLDER, and forks until standard input ends
 """
 
 import contextlib
@@ -30,28 +31,28 @@ from tests.forked import MESSAGE_BYTES, ROOT, ForkingProcess, Order, become, imp
 
 STDERR = 2
 NAME = "engine-{}"
-"""Name of an engine's process, with the pid of the process that asked for it. The system keeps 15 letters."""
+"""Name of an engine's process, with the pid of the process that requested it. The system keeps 15 characters."""
 
 
 class Engines(ForkingProcess):
-    """Starts engines, for anybody who knows where the forking process listens."""
+    """Starts engines, in any process that knows the address of the forking process."""
 
     def __init__(self, at: str) -> None:
         self.at = at
 
     def fork(self, order: Order, *streams: int) -> int:
-        """The engine writes its errors where this process does."""
-        return int(self._ask(msgspec.json.encode(order), *streams, STDERR, STDERR))
+        """Forks an engine that writes its errors to the standard error of this process."""
+        return int(self._request(msgspec.json.encode(order), *streams, STDERR, STDERR))
 
     def folder(self) -> Path:
         """Returns the folder of a tiny llama with a tokenizer."""
-        return Path(self._ask(b"folder"))
+        return Path(self._request(b"folder"))
 
-    def _ask(self, message: bytes, *streams: int) -> str:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-            asking.connect(self.at)
-            socket.send_fds(asking, [message], streams)
-            return asking.recv(MESSAGE_BYTES).decode()
+    def _request(self, message: bytes, *streams: int) -> str:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(self.at)
+            socket.send_fds(connection, [message], streams)
+            return connection.recv(MESSAGE_BYTES).decode()
 
 
 @contextlib.contextmanager
@@ -78,38 +79,39 @@ def running_engines() -> Iterator[Engines]:
 
 
 def engines_of(replicas: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Returns the processes in which their models run, if they were forked."""
+    """Returns the engine processes of these replicas, if they were forked."""
     names = {NAME.format(replica.pid) for replica in replicas}
     found = [one for one in psutil.process_iter(["name", "status"]) if one.info["name"] in names]
     return [one for one in found if one.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 def fork_for_all(listening: socket.socket, folder: Path) -> int:
-    """Returns an exit code: in this process when nobody needs it any more, in each engine when that has ended."""
+    """Returns an exit code: in this process when its standard input has ended, in each engine when the engine has
+    ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda *_: bury())
+    signal.signal(signal.SIGCHLD, lambda *_: reap())
     while True:
         if sys.stdin in select.select([sys.stdin, listening], [], [])[0]:
             return 0
-        with listening.accept()[0] as asking:
-            message, streams, _, _ = socket.recv_fds(asking, MESSAGE_BYTES, 3)
+        with listening.accept()[0] as connection:
+            message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
             pid = os.fork() if streams else 0
             if streams and not pid:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listening.close()
-                (asker, _, _) = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-                Path("/proc/self/comm").write_text(NAME.format(asker))
+                (client, _, _) = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                Path("/proc/self/comm").write_text(NAME.format(client))
                 become(msgspec.json.decode(message, type=Order), streams)
                 break
-            with contextlib.suppress(BrokenPipeError):  # the process that asked was killed meanwhile
-                asking.send(str(pid or folder).encode())
+            with contextlib.suppress(BrokenPipeError):  # the requesting process has been killed
+                connection.send(str(pid or folder).encode())
             for stream in streams:
                 os.close(stream)
     return run_engine()
 
 
-def bury() -> None:
-    """Waits for each engine that has ended: until then it would count among those that run."""
+def reap() -> None:
+    """Waits for each engine that has ended: until then it would be listed as a running process."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

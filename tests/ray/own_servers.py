@@ -1,4 +1,4 @@
-"""Servers of decode replicas that serve clients themselves. Each knows its own engine, and prefill."""
+"""Servers of decode replicas that serve clients directly. Each one knows its own engine and the prefill workers."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ FINISHED = "motet:request_success_total"
 
 
 class OwnServers:
-    """Clients for the servers, by replica: found when first asked for, and kept until `close`."""
+    """Clients for the servers, by replica: found when they are first used, and kept until `close`."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = headers
         self._known: dict[psutil.Process, httpx.AsyncClient] = {}
 
     async def of(self, replica: psutil.Process) -> httpx.AsyncClient:
-        """Returns a client for the one port of the replica, at its node's address, that speaks our HTTP. Raises
-        httpx.ConnectError if there is none yet."""
+        """Returns a client for the port of the replica at which Motet's HTTP server listens. Raises httpx.ConnectError
+        if there is none so far."""
         if replica not in self._known:
             self._known[replica] = await self._found(replica)
         return self._known[replica]
 
     async def finished(self, replicas: Sequence[psutil.Process]) -> Counter[psutil.Process]:
-        """Returns the number of choices that each replica has written."""
+        """Returns the number of choices that each replica has finished."""
         texts = {replica: (await (await self.of(replica)).get("/metrics")).text for replica in replicas}
         return Counter({replica: count_of(FINISHED, text) for replica, text in texts.items()})
 
@@ -41,12 +41,12 @@ class OwnServers:
             client = httpx.AsyncClient(base_url=f"http://{ip}:{port}", headers=self._headers)
             try:
                 if (await client.get("/v1/models")).status_code == httpx.codes.OK:
-                    client.timeout = httpx.Timeout(PATIENCE_S)  # not before: a port of Ray's may never answer
+                    client.timeout = httpx.Timeout(PATIENCE_S)  # only now, since one of Ray's ports can be silent
                     return client
             except httpx.HTTPError:
                 pass
             await client.aclose()
-        raise httpx.ConnectError(f"{replica} has no server of its own")
+        raise httpx.ConnectError(f"{replica} has no HTTP server of Motet")
 
 
 def count_of(metric: str, text: str) -> int:

@@ -1,4 +1,4 @@
-"""The processes of a cluster on this machine: tests find them, strike them, and look for any that are left."""
+"""The processes of a cluster on this machine: tests find them, kill them, and check that none is left."""
 
 import signal
 import tempfile
@@ -20,13 +20,13 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def engine_of(replica: psutil.Process) -> psutil.Process:
-    """Returns the process in which the replica's model runs."""
+    """Returns the replica's engine process."""
     (engine,) = engines_of([replica])
     return engine
 
 
-def give_way(engines: Iterable[psutil.Process]) -> None:
-    """Lets these engines write only when nobody else wants the cores, so that others start undisturbed."""
+def lower_priority(engines: Iterable[psutil.Process]) -> None:
+    """Lets these engines run only when no other process needs the cores, so that other engines start quickly."""
     for engine in engines:
         engine.nice(19)
 
@@ -68,7 +68,7 @@ def tcp_addresses(process: psutil.Process) -> set[tuple[str, int]]:
 
 def check_gone(processes: Sequence[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
-    assert not alive, f"still there: {[name_of(process) for process in alive]}"
+    assert not alive, f"still running: {[name_of(process) for process in alive]}"
 
 
 def end(processes: Sequence[psutil.Process]) -> None:
@@ -78,17 +78,18 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 def folders(processes: Sequence[psutil.Process]) -> list[Path]:
-    """Returns the folders with the pipes of these processes' engines, not those of earlier processes' engines."""
+    """Returns the folders with the pipes of these processes' engines, without folders of earlier processes."""
     return [
         path
         for process in processes
         for path in Path(tempfile.gettempdir()).glob(f"motet-{process.pid}-*")
-        if _made_s(path) > process.create_time()
+        if _created_s(path) > process.create_time()
     ]
 
 
-def _made_s(folder: Path) -> float:
-    """Returns when the folder was made, or 0 if it is gone: an engine's folder goes when it is connected."""
+def _created_s(folder: Path) -> float:
+    """Returns the time at which the folder was created, or 0 if it is gone: it is removed when the engine has
+    connected."""
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

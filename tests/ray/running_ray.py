@@ -1,6 +1,6 @@
-"""`motet ray` as a process of its own on a cluster of its own: tests ask it over HTTP, look into it and strike it.
+"""`motet ray` in a process of its own on a cluster of its own: tests send it requests, inspect it and inject faults.
 
-Everything that it starts of Ray is its child, so a test fails if anything is left when it has ended.
+All processes of Ray that it starts are its descendants, so a test fails if any of them is left when it has ended.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from motet.settings.server_config import environment
 from motet.types import Ingress
 from tests.fault.asked import CHAT, chat
 from tests.patience import PATIENCE_S
+from tests.ray.cell_status import Status, Totals, merged
 from tests.ray.engines import Engines, engines_of
-from tests.ray.hook import environ_of
-from tests.ray.joined import Joined
+from tests.ray.fork_hook import environ_of
+from tests.ray.joined_cluster import Joined
 from tests.ray.own_servers import OwnServers
 from tests.ray.processes import check_gone, command_of, descendants, end, folders, name_of, tcp_addresses
-from tests.ray.told import Status, Totals, merged
 from tests.status import metric_sum
 
 SETTINGS = {
@@ -49,20 +49,21 @@ SETTINGS = {
     "migration-wait": "100",
     "lease": "600",
 }
-"""Settings as patient as in other tests, and ports that no other cluster wants."""
-AS_OTHERS = {"RAY_worker_niceness": "0"}
-"""Without this, Ray's processes and whatever starts in them would give way to any other program."""
+"""The same time limits as in other tests, and ports that no other cluster uses."""
+NICENESS = {"RAY_worker_niceness": "0"}
+"""Without this, Ray's processes, and engines that start in them, would have a lower priority than all other
+programs."""
 API_KEY = "client-key"
 ADMIN_KEY = "admin-key"
 CLUSTER_KEY = "cluster-key"
-LOOK_S = 0.25
-"""Time between two looks."""
+POLL_S = 0.25
+"""Time between two checks."""
 REPLICA = "ray::ServeReplica:"
 CONTROLLER = "ray::ServeController"
 
 
 class RunningRay:
-    """A cell that runs while the `async with` lasts. It fails if it leaves anything behind."""
+    """A cell that runs while the `async with` lasts. The exit fails if processes or folders are left."""
 
     def __init__(
         self,
@@ -72,13 +73,13 @@ class RunningRay:
         engines: Engines | None = None,
         **settings: object,
     ) -> None:
-        """`flags`: as on the command line. `settings`: beside those for tiny models. `joined`: the cluster to join,
-        instead of one of its own. `engines`: forks the engines of that cluster."""
+        """`flags`: as on the command line; `settings`: in addition to the settings for tiny models; `joined`: the
+        cluster to join; None to start one; `engines`: forks the engines of that cluster."""
         self.joined = joined
         self.port = joined.port if joined else free_port()
         self._serves = "decode" if settings.get("ingress") == Ingress.DIRECT else ""
-        """Name of the deployment whose replicas each know a part of the cell."""
-        self._wanted = {role: int(str(settings.get(role, 0))) for role in ("prefill", "decode")}
+        """Name of the deployment whose replicas each know a part of the cell; empty if a gateway knows all of it."""
+        self._expected = {role: int(str(settings.get(role, 0))) for role in ("prefill", "decode")}
         self.temporary = joined.temporary if joined else temporary_folder()
         if joined:
             settings["ray_address"] = joined.address
@@ -94,7 +95,7 @@ class RunningRay:
             "MOTET_API_KEYS": API_KEY,
             "MOTET_ADMIN_KEY": ADMIN_KEY,
             "MOTET_CLUSTER_KEY": CLUSTER_KEY,
-            **AS_OTHERS,
+            **NICENESS,
             **(environ_of(engines.at) if engines else {}),
         }
         self.child = ChildServer(self.arguments, command="ray", port=self.port, environ=self.environ)
@@ -125,13 +126,13 @@ class RunningRay:
             self.forget()
 
     def forget(self) -> None:
-        """Removes the logs that Ray itself has left."""
+        """Removes the logs that Ray does not remove."""
         if self.joined is None:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
     @property
     def started(self) -> list[psutil.Process]:
-        """Returns all processes of its own cluster, or its replicas on one that was there, with their engines."""
+        """Returns all processes of its own cluster, or its replicas on a joined cluster; both with their engines."""
         replicas = self.named(f"{REPLICA}motet")
         return [*descendants(self.child.pid), *(replicas if self.joined else ()), *engines_of(replicas)]
 
@@ -167,22 +168,20 @@ class RunningRay:
         return address
 
     def replica_at(self, worker: str) -> psutil.Process:
-        """`worker` is its URL, or the `host:port` that names it in answers."""
+        """Returns the replica of a worker, which is named by its URL, or by `host:port` as in answers."""
         port = int(worker.rpartition(":")[2])
         (found,) = [process for process in self.named(REPLICA) if port in {port for _, port in tcp_addresses(process)}]
         return found
 
     async def redeploy(self, config: Path, *changes: str) -> None:
-        """Deploys what `--print-config` prints, as an operator would do it."""
+        """Deploys the output of `--print-config`, as an operator does."""
         printed = await self._run("-m", "motet", "ray", *self.arguments, *changes, "--print-config")
         await asyncio.to_thread(config.write_text, printed)
         await self._run("-m", "tests.ray.driver", self.gcs_address, str(config))
 
     async def _run(self, *command: str) -> str:
-        environ = {
-            **self.environ,
-            "RAY_AUTH_MODE": "token",
-        }  # a cluster of one machine needs it, and so does the program that joins
+        # A cluster of one machine requires Ray's token, also from a program that joins it.
+        environ = {**self.environ, "RAY_AUTH_MODE": "token"}
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -191,37 +190,38 @@ class RunningRay:
         return out.decode()
 
     def log_of(self, replica: psutil.Process) -> str:
-        """Returns what the replica and its engine have written to their logs."""
+        """Returns the log of the replica and its engine."""
         (path,) = self.temporary.glob(f"ray/session_2*/logs/worker-*-{replica.pid}.err")
         return path.read_text()
 
     async def status(self) -> Status:
         """Raises httpx.HTTPError if a process that knows a part of the cell does not answer."""
-        answers = [(await client.get("/status")).raise_for_status() for client in await self._tellers()]
+        answers = [(await client.get("/status")).raise_for_status() for client in await self._servers()]
         return merged([msgspec.json.decode(answer.content, type=Status) for answer in answers])
 
     async def totals(self) -> Totals:
-        """What all who are there have done."""
-        return (await self.until(lambda status: status.whole)).totals
+        """Returns the totals of all workers."""
+        return (await self.until(lambda status: status.complete)).totals
 
     async def metric(self, name: str, **labels: str) -> float:
-        texts = [(await client.get("/metrics")).text for client in await self._tellers()]
+        texts = [(await client.get("/metrics")).text for client in await self._servers()]
         return sum(metric_sum(text, name, **labels) for text in texts)
 
-    async def _tellers(self) -> list[httpx.AsyncClient]:
-        """Returns clients for the processes that together know all of the cell."""
+    async def _servers(self) -> list[httpx.AsyncClient]:
+        """Returns clients for the processes that together know the complete cell."""
         return [await self.own(replica) for replica in self.replicas(self._serves)] if self._serves else [self.http]
 
     async def own(self, replica: psutil.Process) -> httpx.AsyncClient:
-        """Returns a client for the server of a replica that serves clients itself."""
+        """Returns a client for the server of a replica that serves clients directly."""
         return await self._own.of(replica)
 
     async def finished(self) -> Counter[psutil.Process]:
-        """Returns the number of choices that each replica that serves clients itself has written."""
+        """Returns the number of choices that each replica has finished; only with direct ingress."""
         return await self._own.finished(self.replicas(self._serves))
 
     async def finished_since(self, before: Counter[psutil.Process], *, choices: int) -> Counter[psutil.Process]:
-        """Waits until so many more are counted, a moment after clients have them, and returns who wrote them."""
+        """Waits until this number of further choices is counted, which is a moment after clients have received them.
+        Returns the number by replica."""
         since = Counter[psutil.Process]()
 
         async def counted() -> bool:
@@ -230,48 +230,48 @@ class RunningRay:
             since.subtract(before)
             return since.total() >= choices
 
-        await eventually_in(PATIENCE_S, counted, lambda: f"only these: {since}")
+        await eventually_in(PATIENCE_S, counted, lambda: f"finished: {since}")
         return +since
 
     async def home_of(self, session: str) -> psutil.Process:
-        """Returns the replica that answers this session."""
+        """Returns the replica of this session."""
         before = await self.finished()
         body = chat(session, max_tokens=4)
         (await self.http.post(CHAT, json=body, headers={"X-Session-ID": session})).raise_for_status()
         (home,) = await self.finished_since(before, choices=1)
         return home
 
-    async def until_whole(self, *, seconds: float = PATIENCE_S) -> Status:
-        """Waits until as many replicas are there as were asked for, and none holds anything."""
-        return await self.until(lambda status: status.idle(**self._wanted), seconds=seconds)
+    async def until_idle(self, *, seconds: float = PATIENCE_S) -> Status:
+        """Waits until all replicas of the settings are ready, and none holds blocks or groups."""
+        return await self.until(lambda status: status.idle(**self._expected), seconds=seconds)
 
     async def until(self, holds: Callable[[Status], bool], *, seconds: float = PATIENCE_S) -> Status:
         """Returns the first status for which `holds` is true."""
-        seen: list[Status] = []
+        last: list[Status] = []
 
-        async def look() -> bool:
+        async def check() -> bool:
             with suppress(httpx.HTTPStatusError, httpx.TransportError):
-                seen[:] = [await self.status()]
-                return holds(seen[0])
+                last[:] = [await self.status()]
+                return holds(last[0])
             return False
 
-        await eventually_in(seconds, look, lambda: f"it stays so: {seen}")
-        return seen[0]
+        await eventually_in(seconds, check, lambda: f"last status: {last}")
+        return last[0]
 
 
 async def eventually_in(seconds: float, holds: Callable[[], Awaitable[bool]], otherwise: Callable[[], str]) -> None:
-    """Waits a moment between two questions: the processes to wait for run on the same cores, and each look costs some
-    time on those."""
+    """Returns when `holds()` is true. It waits a moment between two checks: the processes that it waits for run on the
+    same cores, and each check costs some time on them."""
     try:
         async with asyncio.timeout(seconds):
             while True:
                 if await holds():
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise AssertionError(otherwise()) from None
 
 
 def temporary_folder() -> Path:
-    """Returns a folder for Ray's sessions. It must have a short path since sockets are in it."""
+    """Creates a folder for Ray's sessions. Its path must be short, because sockets are in it."""
     return Path(tempfile.mkdtemp(prefix="mray", dir="/tmp"))

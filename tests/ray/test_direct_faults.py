@@ -1,4 +1,4 @@
-"""Faults where the decode replica itself holds the streams of clients: nobody else can go on with them."""
+"""Faults with direct ingress: the decode replica holds the streams of clients, which no other replica can continue."""
 
 import asyncio
 import os
@@ -11,9 +11,9 @@ from motet.types import Ingress
 from tests.fault.answers import ask
 from tests.fault.asked import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed
-from tests.ray.asking import LONG, streaming
 from tests.ray.processes import check_gone, engine_of, folders, kill, stopped
 from tests.ray.running_ray import RunningRay
+from tests.ray.streaming import LONG, streaming
 
 pytestmark = [
     pytest.mark.anyio,
@@ -22,11 +22,11 @@ pytestmark = [
     pytest.mark.parametrize("shared", [Ingress.DIRECT], indirect=True, scope="session"),
 ]
 
-BACK_S = 150.0
-"""Time by which Serve has noticed what is gone, and made a new one."""
+REPLACED_S = 150.0
+"""Time within which Serve detects that a process has ended, and starts a new one."""
 
 
-async def test_an_engine_that_dies_in_mid_stream_restarts_and_the_answer_is_unchanged(
+async def test_an_engine_that_dies_during_a_stream_restarts_and_the_answer_is_unchanged(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
     body = chat("engine dies", COUNTED, n=8, max_tokens=LONG)
@@ -37,14 +37,14 @@ async def test_an_engine_that_dies_in_mid_stream_restarts_and_the_answer_is_unch
         kill(engine)
         assert (await stream.read_all()).complete() == expected
     assert not engine.is_running()
-    await ray.until_whole()
+    await ray.until_idle()
     assert ray.replicas("decode") == replicas
 
 
 async def test_an_answer_whose_replica_is_killed_never_looks_complete(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
-    """The directory is new too, so prefill must announce itself again before the next replica can find it."""
+    """The directory is also killed, so prefill must announce itself again before the next replica can find it."""
     body = chat("replica dies", COUNTED, n=8, max_tokens=LONG)
     expected = await undisturbed.answer(CHAT, body)
     replicas, (directory,) = ray.replicas("decode"), ray.replicas("directory")
@@ -56,7 +56,7 @@ async def test_an_answer_whose_replica_is_killed_never_looks_complete(
             await stream.read_all()
         assert not stream.reader.done
     assert await ask(ray.http, CHAT, body) == expected
-    await ray.until_whole(seconds=BACK_S)
+    await ray.until_idle(seconds=REPLACED_S)
     (new,) = set(ray.replicas("decode")) - set(replicas)
     before = await ray.totals()
     assert await ask(await ray.own(new), CHAT, body) == expected
@@ -64,8 +64,8 @@ async def test_an_answer_whose_replica_is_killed_never_looks_complete(
     assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (1, 0)
 
 
-async def test_a_cell_that_is_ended_tells_a_stream_whose_time_is_up(ray: RunningRay) -> None:
-    """Serve would kill the replica without a word. The engine stands still, so the answer would never end."""
+async def test_a_cell_that_is_ended_sends_an_error_event_to_a_stream_after_its_time(ray: RunningRay) -> None:
+    """Serve would kill the replica without an error event. The engine is stopped, so the answer would never end."""
     engine, started = engine_of(await ray.home_of("s")), ray.started
     async with streaming(ray, CHAT, chat("too long", COUNTED, n=8, max_tokens=LONG), session="s") as stream:
         with stopped(engine):

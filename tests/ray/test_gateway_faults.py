@@ -1,4 +1,4 @@
-"""A cell on Ray Serve behind a gateway loses no choice, whatever is killed. Serve brings back what is gone."""
+"""A cell on Ray Serve with a gateway loses no choice when a process is killed, and Serve replaces the process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,10 +17,10 @@ from tests.fault.answers import Answer, ask
 from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.patience import PATIENCE_S
-from tests.ray.asking import LONG, ask_and_strike, streaming
-from tests.ray.processes import check_gone, engine_of, give_way, kill, stopped
+from tests.ray.cell_status import Status
+from tests.ray.processes import check_gone, engine_of, kill, lower_priority, stopped
 from tests.ray.running_ray import ADMIN_KEY, CONTROLLER, RunningRay, eventually_in
-from tests.ray.told import Status
+from tests.ray.streaming import LONG, answer_with_fault, streaming
 
 pytestmark = [
     pytest.mark.anyio,
@@ -29,37 +29,38 @@ pytestmark = [
     pytest.mark.parametrize("shared", [Ingress.GATEWAY], indirect=True, scope="session"),
 ]
 
-BACK_S = 150.0
-"""Time by which Serve has noticed what is gone, and made a new one."""
+REPLACED_S = 150.0
+"""Time within which Serve detects that a process has ended, and starts a new one."""
 
 
 @asynccontextmanager
 async def under_load(ray: RunningRay, undisturbed: Undisturbed, name: str) -> AsyncIterator[list[Answer]]:
-    """A client meanwhile asks for a whole answer and a stream in turn, and compares each with the undisturbed one."""
+    """Runs a client that requests a complete answer and a stream in turn, and compares each with the undisturbed
+    one."""
     bodies = [
-        (COMPLETIONS, completion(f"{name} whole", n=4, max_tokens=200)),
+        (COMPLETIONS, completion(f"{name} complete", n=4, max_tokens=200)),
         (CHAT, chat(f"{name} streamed", COUNTED, n=4, max_tokens=LONG)),
     ]
-    over = asyncio.Event()
+    end = asyncio.Event()
     answers: list[Answer] = []
 
     async def client() -> None:
         expected = [await undisturbed.answer(route, body) for route, body in bodies]
-        while not over.is_set():
+        while not end.is_set():
             for (route, body), undisturbed_answer in zip(bodies, expected, strict=True):
                 answers.append(await ask(ray.http, route, body))
                 assert answers[-1] == undisturbed_answer
 
-    give_way(map(engine_of, ray.replicas("decode")))
+    lower_priority(map(engine_of, ray.replicas("decode")))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(client())
         try:
             yield answers
         finally:
-            over.set()
+            end.set()
 
 
-async def test_decode_does_without_a_killed_prefill_replica_and_meets_the_next_one(
+async def test_decode_works_without_a_killed_prefill_replica_and_connects_to_the_next_one(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
     """Decode replicas stay as they are: they connect only to the new prefill replica."""
@@ -67,23 +68,23 @@ async def test_decode_does_without_a_killed_prefill_replica_and_meets_the_next_o
     expected = [await undisturbed.answer(COMPLETIONS, body) for body in bodies]
     decode = {process.pid for process in ray.replicas("decode")}
     (prefill,) = ray.replicas("prefill")
-    asking = [asyncio.create_task(ask(ray.http, COMPLETIONS, body)) for body in bodies[1:]]
-    assert await ask_and_strike(ray, COMPLETIONS, bodies[0], lambda _: kill(prefill)) == expected[0]
-    assert await asyncio.gather(*asking) == expected[1:]
-    await ray.until_whole(seconds=BACK_S)
+    tasks = [asyncio.create_task(ask(ray.http, COMPLETIONS, body)) for body in bodies[1:]]
+    assert await answer_with_fault(ray, COMPLETIONS, bodies[0], lambda _: kill(prefill)) == expected[0]
+    assert await asyncio.gather(*tasks) == expected[1:]
+    await ray.until_idle(seconds=REPLACED_S)
     assert {process.pid for process in ray.replicas("decode")} == decode
     before = await ray.totals()
-    names = [f"met again {i}" for i in range(4)]
+    names = [f"connected again {i}" for i in range(4)]
     answers = await asyncio.gather(*(ray.http.post(CHAT, json=chat(name, n=8, max_tokens=100)) for name in names))
-    assert len({answer.headers["x-motet-worker"] for answer in answers}) == 2, "one of the two was not asked"
+    assert len({answer.headers["x-motet-worker"] for answer in answers}) == 2, "one of the two got no request"
     after = await ray.totals()
     assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (4, 0)
 
 
-async def test_a_trainer_gives_all_replicas_new_weights_and_one_that_comes_later_too(
+async def test_a_trainers_weights_reach_all_replicas_including_one_that_starts_later(
     ray: RunningRay, undisturbed: Undisturbed, folder: Path
 ) -> None:
-    """A folder by its name, and tensors that pass Serve's proxy. In the end all have the first weights again."""
+    """Tensors pass Serve's proxy; then a folder by its path, so that all replicas have the first weights again."""
     body = completion("new weights", COUNTED, n=4)
     old = await undisturbed.answer(COMPLETIONS, body)
     tensors = load_file(folder / "model.safetensors")
@@ -95,17 +96,17 @@ async def test_a_trainer_gives_all_replicas_new_weights_and_one_that_comes_later
     assert new != old
     decode = ray.replicas("decode")[0]
     kill(decode)
-    await ray.until_whole(seconds=BACK_S)
+    await ray.until_idle(seconds=REPLACED_S)
     for i in range(4):
         assert await ask(ray.http, COMPLETIONS, body) == new
         assert await ask(ray.http, COMPLETIONS, completion(f"another {i}", n=4))
     admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
-    told = await ray.http.post("/update_weights", json={"weight_dir": str(folder)}, headers=admin)
-    assert told.json()["weight_version"] == "2", told.text
+    answer = await ray.http.post("/update_weights", json={"weight_dir": str(folder)}, headers=admin)
+    assert answer.json()["weight_version"] == "2", answer.text
     assert await ask(ray.http, COMPLETIONS, body) == old
 
 
-async def test_a_gateway_that_is_killed_breaks_its_streams_off_and_the_workers_free_all(
+async def test_a_killed_gateway_breaks_off_its_streams_and_the_workers_free_all(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
     body = chat("gateway dies", COUNTED, n=8, max_tokens=LONG)
@@ -117,13 +118,13 @@ async def test_a_gateway_that_is_killed_breaks_its_streams_off_and_the_workers_f
             await stream.read_all()
         assert not stream.reader.done
     assert await ask(ray.http, CHAT, body) == await undisturbed.answer(CHAT, body)
-    assert (await ray.until_whole()).addresses == workers
+    assert (await ray.until_idle()).addresses == workers
 
 
-async def test_without_controller_and_directory_no_choice_is_lost_and_all_is_mended_later(
+async def test_without_controller_and_directory_no_choice_is_lost_and_both_are_replaced(
     ray: RunningRay, undisturbed: Undisturbed
 ) -> None:
-    """Both decode replicas are killed in turn while they write, and their group waits for the next one. Old workers,
+    """Both decode replicas are killed in turn while they generate, and their group waits for the next one. Old workers,
     and later new ones, announce themselves to the new directory."""
     async with under_load(ray, undisturbed, "headless") as answers:
         (directory,) = ray.replicas("directory")
@@ -132,16 +133,16 @@ async def test_without_controller_and_directory_no_choice_is_lost_and_all_is_men
         kill(directory)
         so_far = len(answers)
         await ray.until(lambda _: len(answers) >= so_far + 3)
-    await eventually_in(BACK_S, partial(controller_is_back, ray), lambda: "there is no controller")
-    with stopped(ray.controller):  # it would start replicas, which would be killed too
+    await eventually_in(REPLACED_S, partial(controller_is_back, ray), lambda: "there is no controller")
+    with stopped(ray.controller):  # else it would start replicas, which would be killed too
         await lose_a_decode_replica(ray, undisturbed)
-        body = chat("nobody decodes", COUNTED, n=2, max_tokens=LONG)
+        body = chat("none decodes", COUNTED, n=2, max_tokens=LONG)
         expected = await undisturbed.answer(CHAT, body)
-        waits = asyncio.create_task(ask_and_strike(ray, CHAT, body, lambda _: kill_decode_replicas(ray)))
-        await eventually_in(BACK_S, partial(is_unready, ray), lambda: "it has not noticed")
+        waits = asyncio.create_task(answer_with_fault(ray, CHAT, body, lambda _: kill_decode_replicas(ray)))
+        await eventually_in(REPLACED_S, partial(is_unready, ray), lambda: "the gateway stays ready")
         refused = await ray.http.post(CHAT, json=chat("comes too late"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker"), refused.text
-    await ray.until_whole(seconds=BACK_S)
+    await ray.until_idle(seconds=REPLACED_S)
     assert ray.replicas("prefill") == [prefill]
     assert ray.replicas("directory") != [directory]
     assert await waits == expected
@@ -153,27 +154,27 @@ def kill_decode_replicas(ray: RunningRay) -> None:
 
 
 async def lose_a_decode_replica(ray: RunningRay, undisturbed: Undisturbed) -> None:
-    """Kills the decode replica that writes, in mid-stream."""
+    """Kills the decode replica that generates an answer, during its stream."""
     body = chat("decode dies", COUNTED, n=8, max_tokens=LONG, logprobs=True)
     expected = await undisturbed.answer(CHAT, body)
     before = await ray.status()
     replicas = {name: ray.replica_at(name) for name in names_of_decode(before)}
     engines = {name: engine_of(replica) for name, replica in replicas.items()}
-    struck: list[str] = []
+    killed: list[str] = []
 
-    def strike(worker: str) -> None:
+    def kill_replica(worker: str) -> None:
         kill(replicas[worker])
-        struck.append(worker)
+        killed.append(worker)
 
-    assert await ask_and_strike(ray, CHAT, body, strike) == expected
+    assert await answer_with_fault(ray, CHAT, body, kill_replica) == expected
     after = await ray.totals()
     assert after.migrations - before.totals.migrations == 1
     assert after.choices_resumed - before.totals.choices_resumed == 8
-    check_gone([engines[struck[0]]])
+    check_gone([engines[killed[0]]])
 
 
 def names_of_decode(status: Status) -> list[str]:
-    """Returns the names of decode workers, as answers have them."""
+    """Returns the names of decode workers, as in answers."""
     return [worker.address.removeprefix("http://") for worker in status.ready("decode")]
 
 
@@ -193,11 +194,11 @@ async def test_an_update_under_load_loses_and_changes_no_answer(
         await ray.redeploy(tmp_path / "config.yaml", "--queue-timeout=50")
         so_far = len(answers)
         await ray.until(lambda _: len(answers) >= so_far + 3)
-    await ray.until_whole(seconds=BACK_S)
+    await ray.until_idle(seconds=REPLACED_S)
 
-    async def renewed() -> bool:
-        """An old gateway may be there a moment longer."""
+    async def replaced() -> bool:
+        """An old gateway can run a moment longer."""
         new = {process.pid for name in ("prefill", "decode", "gateway") for process in ray.replicas(name)}
         return len(new) == 4 and not new & old
 
-    await eventually_in(PATIENCE_S, renewed, lambda: "some are the same")
+    await eventually_in(PATIENCE_S, replaced, lambda: "some replicas were not replaced")

@@ -55,10 +55,6 @@ def test_ray_settings_come_from_flags_the_environment_and_a_file(tmp_path: Path)
         ({"decode": 37, "decode_port": 65500}, "--decode-port 65500 with --decode 37: each replica's port"),
         ({"prefill": 2, "decode": 1, "prefill_port": 65535}, "--prefill-port 65535 with --prefill 2"),
         ({"port": 0}, "--port 0 with ingress gateway (default): clients must know"),
-        (
-            {"prefix_router": True},
-            "--prefix-router with ingress gateway (default): a gateway always considers prefixes",
-        ),
     ],
 )
 def test_invalid_settings_are_refused_and_the_flag_is_named(flags: dict[str, object], says: str) -> None:
@@ -73,7 +69,6 @@ def test_invalid_settings_are_refused_and_the_flag_is_named(flags: dict[str, obj
         {"min_prefill": 1, "prefill": 1, "decode": 1},
         {"decode_port": 65500, "decode": 36},
         {"decode_port": 0, "prefill_port": 0, "prefill": 9000, "decode": 9000},
-        {"prefix_router": True, "ingress": "direct"},
         {"gpu_memory_utilization": 0.9, "prefill": 1, "decode": 1, "gpus_per_worker": 1.0},
     ],
 )

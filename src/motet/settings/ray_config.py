@@ -60,7 +60,3 @@ class RayConfig:
         unset="a running cluster, or else a new one",
     )
     app_name: str = setting("motet", "Name of the Serve application.", pattern=NOT_BLANK, must="not empty")
-    prefix_router: bool = setting(
-        False,
-        "With direct ingress behind HAProxy, also choose replicas by cached prefix, through a private hook of Ray.",
-    )

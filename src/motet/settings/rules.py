@@ -8,7 +8,7 @@ from motet.settings.declaration import MAX_PORT
 from motet.settings.named_worker import numbers_by_key
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.transfer.ticket import is_loopback
-from motet.types import Ingress, Role
+from motet.types import Role
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,6 @@ RULES = (
     ),
     Rule(
         ("port", "ingress"), "clients must know Serve's port: it cannot be any free one", lambda s: s.server().port != 0
-    ),
-    Rule(
-        ("prefix_router", "ingress"),
-        "a gateway always considers prefixes: the flag is for --ingress direct",
-        lambda s: not s.ray.prefix_router or s.ray.ingress is Ingress.DIRECT,
     ),
     Rule(
         ("admin_key", "api_keys"),

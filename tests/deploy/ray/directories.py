@@ -1,4 +1,4 @@
-"""A directory in the test's own loop, behind a client that may fail, hang, or find a new directory in its place."""
+"""A directory in the test's own event loop. Calls to it can fail, hang, or reach a new directory in its place."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from motet.errors import DirectoryError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 
-AWAY = DirectoryError("the directory of workers cannot be reached: it is away")
+UNAVAILABLE = DirectoryError("the directory of workers cannot be reached: it is unavailable")
 
 
 class Clock:
-    """A clock that stands still until the test moves it."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -31,73 +31,73 @@ class Clock:
 
 
 class FakeDirectory(RayDirectory):
-    """`announced` and `withdrawn` hold everything that it was told, in order, even if it could not be reached."""
+    """`announced` and `withdrawn` contain all calls in order, including those that failed."""
 
-    def __init__(self, book: Directory | None = None) -> None:
-        """`book` may be the one of another directory."""
+    def __init__(self, inner: Directory | None = None) -> None:
+        """`inner`: the directory that holds the list, for sharing it with another fake."""
         super().__init__(handle=None)
         self.clock = Clock()
-        self.book = book or Directory(clock=self.clock, gather_s=0.0)
+        self.inner = inner or Directory(clock=self.clock, gather_s=0.0)
         self.announced: list[Announcement] = []
         self.withdrawn: list[str] = []
-        self.asked = 0
-        """Number of times that it was asked for changes."""
+        self.num_waits = 0
+        """Number of calls that waited for changes."""
         self.fails: DirectoryError | None = None
         self.hangs = False
-        self._told = asyncio.Event()
-        self._over = asyncio.Event()
+        self._called = asyncio.Event()
+        self._interrupted = asyncio.Event()
 
-    def begin_again(self) -> None:
-        """Begins again as a new directory that knows nobody, and ends all waits for changes."""
-        self.book = Directory(clock=self.clock, gather_s=0.0)
+    def restart(self) -> None:
+        """Becomes a new directory without workers, and ends all waits for changes."""
+        self.inner = Directory(clock=self.clock, gather_s=0.0)
         self._end_waits()
 
-    def go_away(self) -> None:
-        """Cannot be reached until `fails` is None again. It ends all waits for changes."""
-        self.fails = AWAY
+    def fail(self) -> None:
+        """Makes all calls fail until `fails` is None again, and ends all waits for changes."""
+        self.fails = UNAVAILABLE
         self._end_waits()
 
     def settle(self) -> None:
-        """Lets time pass until every worker could announce itself; those in the book do so meanwhile."""
-        while not (listing := self.book.listing()).settled:
+        """Advances the clock until the listing is settled. Listed workers announce themselves during this time."""
+        while not (listing := self.inner.listing()).settled:
             self.clock.now_s += 1.0
             for known in listing.workers:
-                self.book.announce(known)
+                self.inner.announce(known)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Looks whenever it is told or asked something, and returns once `holds` is true."""
+        """Returns when `holds` is true, which is checked at each call to the directory."""
         while not holds():
-            self._told.clear()
-            await self._told.wait()
+            self._called.clear()
+            await self._called.wait()
 
     async def announce(self, announcement: Announcement, known: DirectoryVersion) -> Listing:
         self.announced.append(announcement)
-        self._told.set()
+        self._called.set()
         await self._reach()
-        return self.book.announce(announcement, known)
+        return self.inner.announce(announcement, known)
 
     async def withdraw(self, id: str) -> None:
         self.withdrawn.append(id)
-        self._told.set()
+        self._called.set()
         await self._reach()
-        self.book.withdraw(id)
+        self.inner.withdraw(id)
 
     async def changed(self, version: DirectoryVersion) -> Listing:
-        self.asked += 1
-        self._told.set()
+        self.num_waits += 1
+        self._called.set()
         await self._reach()
-        changed = asyncio.ensure_future(self.book.changed(version, timeout_s=60.0))
+        changed = asyncio.ensure_future(self.inner.changed(version, timeout_s=60.0))
         try:
-            await first_of(asyncio.wait([changed]), self._over.wait())
+            await first_of(asyncio.wait([changed]), self._interrupted.wait())
             if not changed.done():
-                raise AWAY
+                raise UNAVAILABLE
             return changed.result()
         finally:
             changed.cancel()
 
     def _end_waits(self) -> None:
-        over, self._over = self._over, asyncio.Event()
-        over.set()
+        interrupted, self._interrupted = self._interrupted, asyncio.Event()
+        interrupted.set()
 
     async def _reach(self) -> None:
         if self.fails is not None:
@@ -106,7 +106,7 @@ class FakeDirectory(RayDirectory):
             await asyncio.Event().wait()
 
     def stages(self, id: str) -> list[WorkerStage]:
-        """Returns the stages that a worker has announced, without repetitions."""
+        """Returns the stages that a worker has announced, without consecutive duplicates."""
         stages = [announcement.stage for announcement in self.announced if announcement.id == id]
         return [stage for number, stage in enumerate(stages) if number == 0 or stages[number - 1] is not stage]
 
@@ -117,20 +117,22 @@ def worker(
     stage: WorkerStage = WorkerStage.READY,
     *,
     engine_id: str = "",
-    met: tuple[str, ...] = (),
+    connected: tuple[str, ...] = (),
     url: str = "",
 ) -> Announcement:
     transfer = TransferAddress(engine_id, "127.0.0.1", 1) if engine_id else None
-    return Announcement(id=id, url=url or f"http://{id}:1", role=role, stage=stage, transfer=transfer, met=met)
+    return Announcement(
+        id=id, url=url or f"http://{id}:1", role=role, stage=stage, transfer=transfer, connected=connected
+    )
 
 
-async def until_listed(following: DirectoryCopy, holds: Callable[[tuple[str, ...]], bool]) -> None:
-    """Returns once `holds` is true of the known ids."""
+async def until_listed(copy: DirectoryCopy, holds: Callable[[tuple[str, ...]], bool]) -> None:
+    """Returns when `holds` is true for the ids in the copy."""
     while True:
-        revision = following.revision
-        if holds(tuple(known.id for known in following.workers)):
+        revision = copy.revision
+        if holds(tuple(known.id for known in copy.workers)):
             return
-        await following.change(revision)
+        await copy.change(revision)
 
 
 async def ended(*tasks: "asyncio.Task[None]") -> None:

@@ -1,4 +1,4 @@
-"""The workers that a directory lists."""
+"""The workers in a directory."""
 
 import asyncio
 
@@ -11,15 +11,15 @@ from tests.deploy.ray.directories import Clock, worker
 pytestmark = pytest.mark.anyio
 
 
-class Book:
+class ClockedDirectory:
     """A directory and its clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.directory = Directory(clock=self.clock, gather_s=0.0)
 
-    def let_pass(self, seconds: float) -> None:
-        """Lets time pass, with a look every second, as if somebody were there."""
+    def advance(self, seconds: float) -> None:
+        """Advances the clock, with a call every second, as followers of the directory make them."""
         until_s = self.clock.now_s + seconds
         while self.clock.now_s < until_s:
             self.clock.now_s = min(until_s, self.clock.now_s + 1.0)
@@ -37,105 +37,107 @@ class Book:
         return asyncio.ensure_future(self.directory.changed(version, timeout_s=timeout_s))
 
 
-def test_a_worker_that_announces_itself_learns_who_is_there() -> None:
-    book = Book()
-    book.directory.announce(worker("a", Role.PREFILL))
-    listing = book.directory.announce(worker("b", Role.DECODE, met=("engine",)))
-    assert listing.workers == (worker("a", Role.PREFILL), worker("b", Role.DECODE, met=("engine",)))
+def test_a_worker_that_announces_itself_receives_the_list() -> None:
+    clocked = ClockedDirectory()
+    clocked.directory.announce(worker("a", Role.PREFILL))
+    listing = clocked.directory.announce(worker("b", Role.DECODE, connected=("engine",)))
+    assert listing.workers == (worker("a", Role.PREFILL), worker("b", Role.DECODE, connected=("engine",)))
 
 
-def test_a_silent_worker_is_forgotten_and_may_come_back() -> None:
-    book = Book()
-    book.directory.announce(worker("a"))
-    book.directory.announce(worker("b"))
-    book.let_pass(EXPIRY_S)
-    book.directory.announce(worker("b"))
-    assert book.ids == ["a", "b"]
-    book.let_pass(0.1)
-    assert book.ids == ["b"]
-    book.directory.announce(worker("a"))
-    assert book.ids == ["b", "a"]
+def test_a_silent_worker_expires_and_can_come_back() -> None:
+    clocked = ClockedDirectory()
+    clocked.directory.announce(worker("a"))
+    clocked.directory.announce(worker("b"))
+    clocked.advance(EXPIRY_S)
+    clocked.directory.announce(worker("b"))
+    assert clocked.ids == ["a", "b"]
+    clocked.advance(0.1)
+    assert clocked.ids == ["b"]
+    clocked.directory.announce(worker("a"))
+    assert clocked.ids == ["b", "a"]
 
 
 def test_a_repeated_announcement_is_no_change() -> None:
-    book = Book()
-    first = book.directory.announce(worker("a", stage=WorkerStage.MEETING)).version
-    assert book.directory.announce(worker("a", stage=WorkerStage.MEETING)).version == first
-    ready = book.directory.announce(worker("a")).version
+    clocked = ClockedDirectory()
+    first = clocked.directory.announce(worker("a", stage=WorkerStage.CONNECTING)).version
+    assert clocked.directory.announce(worker("a", stage=WorkerStage.CONNECTING)).version == first
+    ready = clocked.directory.announce(worker("a")).version
     assert (ready.epoch, ready.number) == (first.epoch, first.number + 1)
-    book.directory.withdraw("nobody")
-    assert book.version == ready
+    clocked.directory.withdraw("unknown")
+    assert clocked.version == ready
 
 
 def test_a_late_announcement_does_not_bring_back_a_worker_that_withdrew() -> None:
-    """It used to be listed for another ten seconds, and was asked in vain."""
-    book = Book()
-    book.directory.announce(worker("a"))
-    book.directory.withdraw("a")
-    before = book.version
-    assert book.directory.announce(worker("a")).workers == ()
-    assert book.version == before
+    """Regression: it was listed for another ten seconds, and requests to it failed."""
+    clocked = ClockedDirectory()
+    clocked.directory.announce(worker("a"))
+    clocked.directory.withdraw("a")
+    before = clocked.version
+    assert clocked.directory.announce(worker("a")).workers == ()
+    assert clocked.version == before
 
 
-def test_a_worker_that_withdrew_is_not_remembered_for_ever() -> None:
-    book = Book()
-    book.directory.withdraw("a")
-    book.let_pass(WITHDRAWN_S + 0.1)
-    assert [listed.id for listed in book.directory.announce(worker("a")).workers] == ["a"]
+def test_a_worker_that_withdrew_is_forgotten_after_a_while() -> None:
+    clocked = ClockedDirectory()
+    clocked.directory.withdraw("a")
+    clocked.advance(WITHDRAWN_S + 0.1)
+    assert [listed.id for listed in clocked.directory.announce(worker("a")).workers] == ["a"]
 
 
 def test_a_worker_takes_the_place_of_an_older_one_at_the_same_address() -> None:
-    """The old worker was killed, and would be listed until it expires, with its role at an address of another role."""
-    book = Book()
-    book.directory.announce(worker("killed", Role.PREFILL, url="http://10.0.0.1:4000"))
-    book.directory.announce(worker("other", Role.PREFILL, url="http://10.0.0.1:4001"))
-    book.directory.announce(worker("new", Role.DECODE, url="http://10.0.0.1:4000"))
-    assert book.ids == ["other", "new"]
+    """The old worker was killed, and would be listed until it expires, with its role at the address of another role."""
+    clocked = ClockedDirectory()
+    clocked.directory.announce(worker("killed", Role.PREFILL, url="http://10.0.0.1:4000"))
+    clocked.directory.announce(worker("other", Role.PREFILL, url="http://10.0.0.1:4001"))
+    clocked.directory.announce(worker("new", Role.DECODE, url="http://10.0.0.1:4000"))
+    assert clocked.ids == ["other", "new"]
 
 
-def test_a_directory_that_was_asleep_forgets_nobody_and_is_not_settled() -> None:
-    """Nobody could announce itself meanwhile. All workers used to vanish at once, and came back one by one."""
-    book = Book()
-    book.directory.announce(worker("a"))
-    book.clock.now_s += 3600.0
-    assert book.ids == ["a"]
-    assert not book.directory.listing().settled
-    book.let_pass(EXPIRY_S / 2 - 0.1)
-    assert book.ids == ["a"]
-    book.let_pass(0.2)
-    assert book.ids == []
+def test_a_directory_that_was_suspended_removes_no_worker_and_is_not_settled() -> None:
+    """Regression: all workers were removed at once, since none could announce itself, and came back one by one."""
+    clocked = ClockedDirectory()
+    clocked.directory.announce(worker("a"))
+    clocked.clock.now_s += 3600.0
+    assert clocked.ids == ["a"]
+    assert not clocked.directory.listing().settled
+    clocked.advance(EXPIRY_S / 2 - 0.1)
+    assert clocked.ids == ["a"]
+    clocked.advance(0.2)
+    assert clocked.ids == []
 
 
 async def test_an_old_version_is_answered_at_once() -> None:
-    book = Book()
-    old = book.version
-    book.directory.announce(worker("a"))
-    assert [listed.id for listed in (await book.directory.changed(old, timeout_s=60)).workers] == ["a"]
-    assert [listed.id for listed in (await book.directory.changed(DirectoryVersion(), timeout_s=60)).workers] == ["a"]
+    clocked = ClockedDirectory()
+    old = clocked.version
+    clocked.directory.announce(worker("a"))
+    assert [listed.id for listed in (await clocked.directory.changed(old, timeout_s=60)).workers] == ["a"]
+    assert [listed.id for listed in (await clocked.directory.changed(DirectoryVersion(), timeout_s=60)).workers] == [
+        "a"
+    ]
 
 
 async def test_a_change_wakes_every_waiter_once() -> None:
-    book = Book()
-    waiting = [book.waiting(book.version) for _ in range(3)]
+    clocked = ClockedDirectory()
+    waiting = [clocked.waiting(clocked.version) for _ in range(3)]
     await asyncio.sleep(0)
-    book.directory.announce(worker("a"))
+    clocked.directory.announce(worker("a"))
     listings = await asyncio.gather(*waiting)
     assert [[listed.id for listed in listing.workers] for listing in listings] == [["a"]] * 3
-    again = book.waiting(listings[0].version)
-    book.directory.announce(worker("a"))
+    again = clocked.waiting(listings[0].version)
+    clocked.directory.announce(worker("a"))
     await asyncio.wait([again], timeout=0.01)
     assert not again.done()
-    book.directory.withdraw("a")
+    clocked.directory.withdraw("a")
     assert (await again).workers == ()
 
 
 async def test_a_waiter_is_answered_when_its_time_is_up() -> None:
-    book = Book()
-    version = book.directory.announce(worker("a")).version
-    assert (await book.directory.changed(version, timeout_s=0.0)).version == version
+    clocked = ClockedDirectory()
+    version = clocked.directory.announce(worker("a")).version
+    assert (await clocked.directory.changed(version, timeout_s=0.0)).version == version
 
 
-async def test_a_waiter_hears_that_a_worker_fell_silent() -> None:
+async def test_a_worker_that_expires_is_reported_to_waiters() -> None:
     clock = Clock()
     directory = Directory(clock=clock, expiry_s=0.02, gather_s=0.0)
     version = directory.announce(worker("a")).version
@@ -147,32 +149,32 @@ async def test_a_waiter_hears_that_a_worker_fell_silent() -> None:
     assert (await waiting).workers == ()
 
 
-async def test_a_listing_is_settled_once_every_worker_had_time_to_announce_itself() -> None:
-    book = Book()
-    first = book.directory.listing()
+async def test_a_listing_is_settled_when_every_worker_had_time_to_announce_itself() -> None:
+    clocked = ClockedDirectory()
+    first = clocked.directory.listing()
     assert not first.settled
-    book.let_pass(EXPIRY_S + 0.1)
-    assert (await book.directory.changed(first.version, timeout_s=60.0)).settled
+    clocked.advance(EXPIRY_S + 0.1)
+    assert (await clocked.directory.changed(first.version, timeout_s=60.0)).settled
 
 
-def test_no_two_starts_of_a_directory_have_the_same_versions() -> None:
-    assert Book().version.epoch != Book().version.epoch
+def test_two_starts_of_a_directory_have_different_versions() -> None:
+    assert ClockedDirectory().version.epoch != ClockedDirectory().version.epoch
 
 
-def test_an_announcement_that_says_nothing_new_is_answered_without_a_listing() -> None:
-    book = Book()
-    known = book.directory.announce(worker("a")).version
-    assert book.directory.announce(worker("a"), known).workers == ()
-    assert [listed.id for listed in book.directory.announce(worker("b"), known).workers] == ["a", "b"]
+def test_an_announcement_without_news_is_answered_without_workers() -> None:
+    clocked = ClockedDirectory()
+    known = clocked.directory.announce(worker("a")).version
+    assert clocked.directory.announce(worker("a"), known).workers == ()
+    assert [listed.id for listed in clocked.directory.announce(worker("b"), known).workers] == ["a", "b"]
 
 
-async def test_a_meeting_is_news_and_that_fewer_wait_is_none() -> None:
-    book = Book()
-    known = book.directory.announce(worker("a", Role.DECODE)).version
-    met = book.directory.announce(worker("a", Role.DECODE, met=("x", "y"))).version
-    assert met != known
-    assert book.directory.announce(worker("a", Role.DECODE, met=("x",))).version == met
-    assert book.directory.announce(worker("a", Role.DECODE, met=("x", "z"))).version != met
+async def test_a_new_connection_is_a_change_and_fewer_listed_connections_are_not() -> None:
+    clocked = ClockedDirectory()
+    known = clocked.directory.announce(worker("a", Role.DECODE)).version
+    connected = clocked.directory.announce(worker("a", Role.DECODE, connected=("x", "y"))).version
+    assert connected != known
+    assert clocked.directory.announce(worker("a", Role.DECODE, connected=("x",))).version == connected
+    assert clocked.directory.announce(worker("a", Role.DECODE, connected=("x", "z"))).version != connected
 
 
 async def test_changes_that_come_together_are_reported_together() -> None:

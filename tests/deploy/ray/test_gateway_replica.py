@@ -1,4 +1,4 @@
-"""A gateway replica: its workers are those that the directory lists."""
+"""A gateway replica, whose workers are those in the directory."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.ray.directory import WorkerStage
-from motet.deploy.ray.running import RunningServer, running_gateway
+from motet.deploy.ray.running_server import RunningServer, running_gateway
 from motet.deploy.server_plan import GatewayPlan
 from motet.engine import WorkerState
 from motet.errors import EngineDiedError
@@ -20,7 +20,7 @@ from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.gateways import BODY, HEARTBEAT_S
 from tests.deploy.ray.directories import FakeDirectory, worker
-from tests.deploy.ray.workers import Belongings, RunningWorker
+from tests.deploy.ray.workers import LeakCheck, RunningWorker
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -52,39 +52,39 @@ async def answers(gateway: RunningServer[Gateway]) -> None:
 
 
 @pytest.mark.slow
-async def test_workers_are_taken_when_they_are_ready_and_kept_until_they_leave(folder: Path) -> None:
-    belongings, directory = Belongings(), FakeDirectory()
-    seen = FakeDirectory(directory.book)
-    start = asyncio.create_task(running_gateway(plan(), seen))
-    directory.book.announce(worker("meeting", Role.DECODE, WorkerStage.MEETING, url="http://127.0.0.1:1"))
-    both = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=("nobody",), worker_key=KEY)
+async def test_workers_are_added_when_they_are_ready_and_kept_until_they_leave(folder: Path) -> None:
+    leaks, directory = LeakCheck(), FakeDirectory()
+    gateways = FakeDirectory(directory.inner)
+    start = asyncio.create_task(running_gateway(plan(), gateways))
+    directory.inner.announce(worker("connecting", Role.DECODE, WorkerStage.CONNECTING, url="http://127.0.0.1:1"))
+    both = RunningWorker(folder, directory, Role.BOTH, starter=Starter(), api_keys=("client",), worker_key=KEY)
     await both.worker.start()
     both.engine.let_run()
     gateway = await start
     await until_members(gateway, WorkerState.READY)
     await answers(gateway)
 
-    asked = seen.asked
-    seen.go_away()
-    await seen.until(lambda: seen.asked > asked)
+    num_waits = gateways.num_waits
+    gateways.fail()
+    await gateways.until(lambda: gateways.num_waits > num_waits)
     await answers(gateway)
     gateway.check()
 
-    seen.fails = None
+    gateways.fails = None
     await both.worker.close()
     await until_members(gateway)
     await gateway.close()
     await gateway.close()
     with pytest.raises(EngineDiedError):
         gateway.check()
-    belongings.check()
+    leaks.check()
 
 
-async def test_a_worker_that_is_listed_already_is_taken_at_once(folder: Path) -> None:
-    """A change between the gateway's first two looks at the list used to get lost until the next one."""
+async def test_a_worker_that_is_listed_already_is_added_at_once(folder: Path) -> None:
+    """Regression: a change between the gateway's first two reads of the list was lost until the next one."""
     directory = FakeDirectory()
     async with RunningWorker(
-        folder, directory, Role.BOTH, starter=Starter(), api_keys=("nobody",), worker_key=KEY
+        folder, directory, Role.BOTH, starter=Starter(), api_keys=("client",), worker_key=KEY
     ) as both:
         both.engine.let_run()
         gateway = await running_gateway(plan(), directory)
@@ -92,12 +92,12 @@ async def test_a_worker_that_is_listed_already_is_taken_at_once(folder: Path) ->
         await gateway.close()
 
 
-async def test_being_cancelled_while_it_waits_for_a_worker_leaves_nothing() -> None:
-    belongings, directory = Belongings(), FakeDirectory()
+async def test_cancelling_the_wait_for_a_worker_leaves_nothing() -> None:
+    leaks, directory = LeakCheck(), FakeDirectory()
     directory.hangs = True
     start = asyncio.create_task(running_gateway(plan(), directory))
-    await directory.until(lambda: directory.asked == 1)
+    await directory.until(lambda: directory.num_waits == 1)
     start.cancel()
     await asyncio.wait([start])
     assert start.cancelled()
-    belongings.check()
+    leaks.check()

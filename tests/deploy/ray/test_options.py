@@ -1,4 +1,4 @@
-"""The options that Serve gets for each deployment, and who decides where a client's request goes."""
+"""Serve's options for each deployment, and the choice of the replica for a client's request."""
 
 import logging
 
@@ -7,16 +7,14 @@ import pytest
 from motet.deploy.ray.options import (
     DECODE,
     DIRECTORY,
-    END_MARGIN_S,
-    FORWARD_BODY,
     GATEWAY,
     HAPROXY,
     PREFILL,
     REQUEST_ROUTER,
-    check_hook,
+    SHUTDOWN_MARGIN_S,
     check_trainers,
     deployment_options,
-    most_replicas,
+    max_replicas_of,
     request_router_options,
 )
 from motet.errors import ConfigError
@@ -44,7 +42,7 @@ def test_a_cell_has_the_deployments_that_it_needs(flags: dict[str, object], name
     assert all(options[name]["name"] == name for name in names)
 
 
-def test_there_are_as_many_replicas_as_set_and_one_directory() -> None:
+def test_the_numbers_of_replicas_are_those_set_and_there_is_one_directory() -> None:
     options = deployment_options(settings(prefill=2, decode=3, gateways=4))
     assert {name: one["num_replicas"] for name, one in options.items()} == {
         DIRECTORY: 1,
@@ -52,7 +50,7 @@ def test_there_are_as_many_replicas_as_set_and_one_directory() -> None:
         DECODE: 3,
         GATEWAY: 4,
     }
-    assert most_replicas(options[DECODE]) == 3
+    assert max_replicas_of(options[DECODE]) == 3
     assert deployment_options(settings())[DECODE]["num_replicas"] == 1
 
 
@@ -76,84 +74,60 @@ def test_workers_get_cpus_gpus_and_other_resources_of_their_role() -> None:
     assert options[DIRECTORY]["ray_actor_options"] == {"num_cpus": 0}
 
 
-def test_answers_have_their_time_before_a_replica_is_ended() -> None:
+def test_answers_have_the_drain_timeout_before_a_replica_is_ended() -> None:
     options = deployment_options(settings(prefill=1, decode=1, drain_timeout_s=100.0))
     for name in (PREFILL, DECODE, GATEWAY):
-        assert options[name]["graceful_shutdown_timeout_s"] == 100.0 + END_MARGIN_S
+        assert options[name]["graceful_shutdown_timeout_s"] == 100.0 + SHUTDOWN_MARGIN_S
     assert options[DIRECTORY]["graceful_shutdown_timeout_s"] <= 1.0
 
 
-def test_dead_replicas_are_noticed_within_two_seconds_unless_there_are_very_many() -> None:
-    """Serve's controller is one process that asks all of them."""
+def test_dead_replicas_are_detected_within_two_seconds_up_to_200_replicas() -> None:
+    """Serve's controller is one process that checks all of them."""
     for decode, period_s in ((1, 2.0), (200, 2.0), (500, 5.0), (10_000, 10.0)):
-        behind_gateways = deployment_options(settings(prefill=1, decode=decode))
-        assert behind_gateways[DECODE]["health_check_period_s"] == period_s
-        assert all(behind_gateways[name]["health_check_period_s"] == 2.0 for name in (DIRECTORY, GATEWAY, PREFILL))
+        options_of_cell = deployment_options(settings(prefill=1, decode=decode))
+        assert options_of_cell[DECODE]["health_check_period_s"] == period_s
+        assert all(options_of_cell[name]["health_check_period_s"] == 2.0 for name in (DIRECTORY, GATEWAY, PREFILL))
 
 
-def test_replicas_with_clients_are_asked_often_however_many_there_are() -> None:
-    """That is how they notice that they are to end."""
+def test_replicas_with_clients_are_checked_every_two_seconds_at_any_number() -> None:
+    """Replicas detect by missing checks that Serve is ending them."""
     assert deployment_options(settings(ingress="direct", decode=10_000))[DECODE]["health_check_period_s"] == 2.0
 
 
-def test_serve_holds_back_no_request() -> None:
+def test_serve_delays_no_request() -> None:
     """The server in the replica refuses requests itself, with a reason."""
     for one in deployment_options(settings(prefill=1, decode=1)).values():
         assert one["max_ongoing_requests"] >= 100_000
 
 
-def test_gateways_are_updated_without_a_pause_where_they_need_no_room() -> None:
+def test_gateways_are_updated_without_a_pause_if_they_need_no_resources() -> None:
     options = deployment_options(settings(prefill=1, decode=1))
     assert options[GATEWAY]["max_surge_percent"] == 100
     assert not any("max_surge_percent" in options[name] for name in (DIRECTORY, PREFILL, DECODE))
     assert deployment_options(settings(resources_of=["gateway=edge:1"]))[GATEWAY]["max_surge_percent"] == 0
 
 
-BOTH = {HAPROXY: "1", FORWARD_BODY: "1"}
-
-
 def direct(**flags: object) -> Settings:
     return settings(**{"ingress": "direct", **flags})
 
 
-def test_the_proxy_uses_our_router_with_the_time_that_sessions_last() -> None:
+def test_the_proxy_uses_motets_router_with_the_session_expiry() -> None:
     config = request_router_options(direct(session_expiry_s=30.0), {})["request_router_config"]
     assert config["request_router_class"] == REQUEST_ROUTER
     assert config["request_router_kwargs"] == {"session_ttl_s": 30.0}
 
 
-def test_behind_gateways_serve_chooses_as_it_likes() -> None:
+def test_with_gateways_serve_uses_its_own_router() -> None:
     assert request_router_options(direct(ingress="gateway"), {}) == {}
 
 
-def test_haproxy_ignores_the_router_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_haproxy_gets_no_router_and_a_warning_names_the_alternative(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert request_router_options(direct(), {HAPROXY: "1"}) == {}
-    assert "--prefix-router" in caplog.text
+    assert "--ingress gateway" in caplog.text
 
 
-def test_with_the_hook_haproxy_has_a_router() -> None:
-    assert request_router_options(direct(prefix_router=True), BOTH)["request_router_config"]
-
-
-def test_the_hook_works_only_with_known_versions_of_ray() -> None:
-    check_hook(direct(prefix_router=True), BOTH, ray_version="2.60.1")
-    with pytest.raises(ConfigError, match=r"--prefix-router .* 2\.60\.x, and this is Ray 2\.61\.0"):
-        check_hook(direct(prefix_router=True), BOTH, ray_version="2.61.0")
-
-
-@pytest.mark.parametrize("missing", [HAPROXY, FORWARD_BODY])
-def test_the_hook_needs_haproxy_and_the_bodies(missing: str) -> None:
-    environ = {name: value for name, value in BOTH.items() if name != missing}
-    with pytest.raises(ConfigError, match=f"--prefix-router needs HAProxy.*{missing}=1"):
-        check_hook(direct(prefix_router=True), environ, ray_version="2.60.0")
-
-
-def test_without_the_flag_nothing_is_checked() -> None:
-    check_hook(direct(), {}, ray_version="3.0")
-
-
-def test_trainers_need_the_one_gateway_that_passes_weights_on_to_all() -> None:
+def test_trainers_need_a_single_gateway_that_passes_weights_on_to_all_workers() -> None:
     check_trainers(settings(rl=True))
     check_trainers(direct())
     for flags in ({"ingress": "direct"}, {"gateways": 2}):

@@ -1,4 +1,4 @@
-"""A decode replica that serves clients itself, and the prefill replicas that it asks."""
+"""A decode replica that serves clients directly, and the prefill replicas to which it sends requests."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from motet.testing.fake_engine import FakeLeases
 from motet.types import Role
 from tests.deploy.dying import ANSWER, Starter
 from tests.deploy.ray.directories import FakeDirectory
-from tests.deploy.ray.workers import Belongings, RunningWorker
+from tests.deploy.ray.workers import LeakCheck, RunningWorker
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ BODY = {"messages": [{"role": "user", "content": "hi"}], "n": 3}
 
 
 class DirectCell:
-    """Some prefill replicas, and a decode replica that clients ask."""
+    """Prefill replicas, and a decode replica that serves clients."""
 
     def __init__(self, folder: Path) -> None:
         self.directory = FakeDirectory()
@@ -49,15 +49,15 @@ class DirectCell:
 
 
 async def until_member(decode: RunningWorker, url: str, state: WorkerState | None) -> None:
-    """Returns once the worker at that URL is in that state. None means that it is not known any more."""
+    """Returns when the worker at that URL is in that state; None: when it has been removed."""
     fleet = decode.worker.serving.workforce.router.fleet
     while next((member.state for member in fleet.members if member.address == url), None) is not state:
         await fleet.changed()
 
 
 @pytest.mark.slow
-async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(folder: Path) -> None:
-    belongings, cell = Belongings(), DirectCell(folder)
+async def test_a_prompt_is_prefilled_once_on_another_replica_and_clients_see_no_difference(folder: Path) -> None:
+    leaks, cell = LeakCheck(), DirectCell(folder)
     async with cell.prefill("first") as first, cell.decode() as decode:
         await until_member(decode, first.url, WorkerState.READY)
         decode.engine.let_run()
@@ -65,12 +65,12 @@ async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(f
             session = {"x-session-id": "talk"}
             answer = (await http.post("/v1/chat/completions", json=BODY, headers=session)).json()
             assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 3
-            (asked,) = first.engine.prefills
-            (written,) = decode.engine.requests
-            assert (asked.prompt, asked.session_id) == (written.prompt, "talk")
-            assert answer["usage"]["prompt_tokens"] == len(asked.prompt)
-            assert written.ticket is not None
-            assert written.ticket.remote_engine_id == first.engine_id
+            (prefilled,) = first.engine.prefills
+            (generated,) = decode.engine.requests
+            assert (prefilled.prompt, prefilled.session_id) == (generated.prompt, "talk")
+            assert answer["usage"]["prompt_tokens"] == len(prefilled.prompt)
+            assert generated.ticket is not None
+            assert generated.ticket.remote_engine_id == first.engine_id
 
             for body, status in (({"n": 0}, 400), ({"model": "other"}, 404), ({"messages": "hi"}, 400)):
                 assert (await http.post("/v1/chat/completions", json=BODY | body)).status_code == status
@@ -85,11 +85,11 @@ async def test_a_prompt_is_prefilled_once_elsewhere_and_clients_notice_nothing(f
                 assert len(second.engine.prefills) == 1
             await until_member(decode, second.url, None)
             assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
-    belongings.check()
+    leaks.check()
 
 
-async def test_an_answer_names_the_replica_that_wrote_it(folder: Path) -> None:
-    """All replicas called themselves decode-0."""
+async def test_an_answer_names_the_replica_that_generated_it(folder: Path) -> None:
+    """Regression: the id of every replica was decode-0."""
     cell = DirectCell(folder)
     for id in ("decode-x4k2", "decode-9abc"):
         async with cell.decode(id) as decode:
@@ -101,8 +101,8 @@ async def test_an_answer_names_the_replica_that_wrote_it(folder: Path) -> None:
 
 
 async def test_a_replica_that_no_longer_follows_prefill_is_unhealthy(folder: Path) -> None:
-    """It used to go on without prefill for good, and reported that it was well."""
-    belongings, cell = Belongings(), DirectCell(folder)
+    """Regression: it continued without prefill and reported that it was healthy."""
+    leaks, cell = LeakCheck(), DirectCell(folder)
     async with cell.decode() as decode:
         decode.worker.check()
         (watching,) = [task for task in asyncio.all_tasks() if coroutine_of(task) == "Gateway.watch"]
@@ -110,7 +110,7 @@ async def test_a_replica_that_no_longer_follows_prefill_is_unhealthy(folder: Pat
         await asyncio.wait([watching])
         with pytest.raises(EngineDiedError, match="lost contact"):
             decode.worker.check()
-    belongings.check()
+    leaks.check()
 
 
 def coroutine_of(task: "asyncio.Task[Any]") -> str:

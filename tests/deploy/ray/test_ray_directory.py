@@ -1,4 +1,4 @@
-"""The directory as a replica reaches it through Serve: in bytes, with a time limit, and one error for all failures."""
+"""Calls to the directory through Serve: encoded as bytes, with a time limit, and with one error for all failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ from tests.deploy.ray.directories import ended, worker
 
 pytestmark = pytest.mark.anyio
 
-LISTENS_S = 0.01
+WAIT_S = 0.01
 
 
 class Remote:
@@ -34,7 +34,7 @@ class Remote:
 
 
 class FakeHandle:
-    """A handle of a deployment that keeps a directory. `instead` takes the place of every call."""
+    """A handle of a deployment with a directory. `instead` replaces every call."""
 
     def __init__(self, instead: Callable[[], Awaitable[bytes]] | None = None) -> None:
         self._replica = DirectoryReplica()
@@ -47,10 +47,10 @@ class FakeHandle:
 
 
 async def test_announcements_and_listings_arrive_unchanged() -> None:
-    directory = RayDirectory(FakeHandle(), listen_s=LISTENS_S)
-    said = worker("a", Role.DECODE, WorkerStage.MEETING, engine_id="engine", met=("b", "c"))
-    listing = await directory.announce(said, DirectoryVersion())
-    assert listing.workers == (said,)
+    directory = RayDirectory(FakeHandle(), wait_s=WAIT_S)
+    announced = worker("a", Role.DECODE, WorkerStage.CONNECTING, engine_id="engine", connected=("b", "c"))
+    listing = await directory.announce(announced, DirectoryVersion())
+    assert listing.workers == (announced,)
     assert await directory.changed(DirectoryVersion()) == listing
     assert await directory.changed(listing.version) == listing
     await directory.withdraw("a")
@@ -58,7 +58,7 @@ async def test_announcements_and_listings_arrive_unchanged() -> None:
 
 
 class ReplicaGoneError(Exception):
-    """Stands for anything that Ray may raise."""
+    """Stands for any error of Ray."""
 
 
 async def gone() -> bytes:
@@ -93,8 +93,8 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("instead", "says"), ANSWERS)
 async def test_every_failure_is_the_same_error(instead: Callable[[], Awaitable[bytes]], says: str) -> None:
-    """A follower of the directory goes on after such an error. Any other error used to end it for good."""
-    directory = RayDirectory(FakeHandle(instead), ask_timeout_s=0.01, listen_s=LISTENS_S)
+    """A follower of the directory continues after such an error. Regression: other errors ended it."""
+    directory = RayDirectory(FakeHandle(instead), timeout_s=0.01, wait_s=WAIT_S)
     with pytest.raises(DirectoryError, match=says):
         await directory.changed(DirectoryVersion())
     with pytest.raises(DirectoryError, match=says):
@@ -111,7 +111,7 @@ async def test_a_call_that_cannot_be_made_is_the_same_error() -> None:
 
 
 async def test_a_caller_that_is_cancelled_stays_cancelled() -> None:
-    asking = asyncio.create_task(RayDirectory(FakeHandle(silent)).withdraw("a"))
+    call = asyncio.create_task(RayDirectory(FakeHandle(silent)).withdraw("a"))
     await asyncio.sleep(0)
-    await ended(asking)
-    assert asking.cancelled()
+    await ended(call)
+    assert call.cancelled()

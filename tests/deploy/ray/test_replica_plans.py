@@ -1,4 +1,4 @@
-"""The plan of each replica, by the application's settings and the place where the replica runs."""
+"""The plan of each replica, from the application's settings and the place where the replica runs."""
 
 from pathlib import Path
 
@@ -46,13 +46,13 @@ def gateway_of(settings: Settings) -> GatewayPlan:
     return gateway_replica_plan(settings, ReplicaPlace("gateway-abc", "10.0.0.7", 0), environ={})
 
 
-def test_decode_replicas_do_it_all_where_there_are_none_for_prefill(model: Path) -> None:
+def test_decode_replicas_have_both_roles_if_there_is_no_prefill(model: Path) -> None:
     assert worker_role(settings(model)) is Role.BOTH
     assert worker_role(settings(model, decode=3)) is Role.BOTH
     assert worker_role(settings(model, prefill=1, decode=1)) is Role.DECODE
 
 
-def test_a_worker_is_one_engine_and_a_server_on_its_node(model: Path) -> None:
+def test_a_worker_has_one_engine_and_a_server_on_its_node(model: Path) -> None:
     plan = plan_of(settings(model, prefill=2, decode=3, served_model_name="mine"), Role.DECODE)
     assert plan.ports[0] == 22002
     ((id, engine),) = engine_configs(plan.server, cores=8).items()
@@ -65,10 +65,10 @@ def test_a_worker_is_one_engine_and_a_server_on_its_node(model: Path) -> None:
     assert (events.kv_events_port, events.kv_events_host) == (0, "10.0.0.7")
 
 
-def test_an_address_for_the_side_channel_wins_over_the_node_s(model: Path) -> None:
-    """A node may have a fast network beside the one that Ray knows; each node names it in its environment."""
-    there = {"MOTET_SIDE_CHANNEL_HOST": "192.168.0.7"}
-    for chosen in (settings(model, side_channel_host="192.168.0.7"), settings(model, there)):
+def test_a_configured_side_channel_address_takes_precedence_over_the_nodes(model: Path) -> None:
+    """A node can have a fast network in addition to the one that Ray uses, named in the node's environment."""
+    environ = {"MOTET_SIDE_CHANNEL_HOST": "192.168.0.7"}
+    for chosen in (settings(model, side_channel_host="192.168.0.7"), settings(model, environ)):
         plan = plan_of(chosen, Role.PREFILL)
         assert plan.server.engine.side_channel_host == "192.168.0.7"
         assert plan.server.server.host == "10.0.0.7"
@@ -76,7 +76,7 @@ def test_an_address_for_the_side_channel_wins_over_the_node_s(model: Path) -> No
     assert plan_of(loopback, Role.PREFILL).server.engine.side_channel_host == "127.0.0.1"
 
 
-def test_an_engine_has_as_many_threads_as_cpus_are_kept_for_it(model: Path) -> None:
+def test_an_engine_has_as_many_threads_as_cpus_are_reserved_for_it(model: Path) -> None:
     def threads(**flags: object) -> int | None:
         return plan_of(settings(model, None, **flags), Role.BOTH).server.engine.num_threads
 
@@ -84,44 +84,43 @@ def test_an_engine_has_as_many_threads_as_cpus_are_kept_for_it(model: Path) -> N
     assert threads(cpus_per_worker=8.0, num_threads=2) == 2
 
 
-def test_only_replicas_that_serve_clients_take_their_keys(model: Path) -> None:
+def test_only_replicas_that_serve_clients_accept_their_keys(model: Path) -> None:
     direct = settings(model, ingress="direct", prefill=1, decode=1, api_keys=["client"])
-    behind = settings(model, prefill=1, decode=1, api_keys=["client"])
+    gateways = settings(model, prefill=1, decode=1, api_keys=["client"])
     assert plan_of(direct, Role.DECODE).server.server.api_keys == ("client",)
     assert plan_of(direct, Role.PREFILL).server.server.api_keys == ("of the cell",)
-    assert plan_of(behind, Role.DECODE).server.server.api_keys == ("of the cell",)
-    assert gateway_of(behind).server.api_keys == ("client",)
+    assert plan_of(gateways, Role.DECODE).server.server.api_keys == ("of the cell",)
+    assert gateway_of(gateways).server.api_keys == ("client",)
     assert (
-        gateway_of(behind).server.worker_key == plan_of(direct, Role.DECODE).server.server.worker_key == "of the cell"
+        gateway_of(gateways).server.worker_key == plan_of(direct, Role.DECODE).server.server.worker_key == "of the cell"
     )
     assert [serves_clients(direct, role) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)] == [False, True, True]
-    assert not any(serves_clients(behind, role) for role in Role)
+    assert not any(serves_clients(gateways, role) for role in Role)
 
 
-def test_blocks_are_published_only_where_somebody_follows_them(model: Path) -> None:
-    """Published events hold the tokens of prompts, and anybody can read them."""
+def test_blocks_are_published_only_if_they_are_followed(model: Path) -> None:
+    """Published events contain the tokens of prompts, and every program that reaches the port can read them."""
 
-    def tells(role: Role, **flags: object) -> bool:
+    def publishes(role: Role, **flags: object) -> bool:
         plan = plan_of(settings(model, None, prefill=1, decode=1, **flags), role)
         return plan.server.kv_events.kv_events_port is not None
 
-    assert tells(Role.PREFILL)
-    assert tells(Role.DECODE)
-    assert tells(Role.PREFILL, ingress="direct")
-    assert not tells(Role.DECODE, ingress="direct")
-    assert tells(Role.DECODE, ingress="direct", prefix_router=True)
-    assert not tells(Role.PREFILL, prefix_cache=False)
+    assert publishes(Role.PREFILL)
+    assert publishes(Role.DECODE)
+    assert publishes(Role.PREFILL, ingress="direct")
+    assert not publishes(Role.DECODE, ingress="direct")
+    assert not publishes(Role.PREFILL, prefix_cache=False)
 
 
-def test_without_keys_everybody_may_ask(model: Path) -> None:
-    """The application always makes a key; this replica was made without it."""
-    open_to_all = settings(model, cluster_key="")
-    assert engine_key(open_to_all) == ""
-    assert plan_of(open_to_all, Role.BOTH).server.server.api_keys == ()
-    assert gateway_of(open_to_all).server.worker_key == ""
+def test_without_a_cluster_key_replicas_require_no_key(model: Path) -> None:
+    """The application always generates a key; this plan is made without it."""
+    without_key = settings(model, cluster_key="")
+    assert engine_key(without_key) == ""
+    assert plan_of(without_key, Role.BOTH).server.server.api_keys == ()
+    assert gateway_of(without_key).server.worker_key == ""
 
 
-def test_a_gateway_goes_by_the_settings_of_routing(model: Path) -> None:
+def test_a_gateway_uses_the_settings_of_routing(model: Path) -> None:
     plan = gateway_of(
         settings(model, routing_policy="session", bypass_tokens=7, worker_timeout_s=9.0, served_model_name="mine")
     )
@@ -131,12 +130,12 @@ def test_a_gateway_goes_by_the_settings_of_routing(model: Path) -> None:
     assert plan.tokenizers == TokenizerRules({})
 
 
-def test_a_gateway_is_reached_on_its_node_if_serve_is(model: Path) -> None:
+def test_a_gateway_listens_on_its_node_if_serve_can_be_reached_there(model: Path) -> None:
     assert gateway_of(settings(model)).server.host == "127.0.0.1"
     assert gateway_of(settings(model, host="0.0.0.0", insecure=True)).server.host == "10.0.0.7"
 
 
-def test_a_gateway_needs_no_model_but_may_have_another_tokenizer(model: Path, tmp_path: Path) -> None:
+def test_a_gateway_needs_no_model_but_can_have_a_tokenizer(model: Path, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}")
     plan = gateway_of(
@@ -152,7 +151,7 @@ def test_a_gateway_needs_no_model_but_may_have_another_tokenizer(model: Path, tm
     assert plan.tokenizers == TokenizerRules({}, others=model, chat_template="{{ messages }}", parsers=parsers)
 
 
-def test_an_error_names_the_file_that_the_node_lacks(model: Path) -> None:
+def test_an_error_names_the_file_that_is_missing_on_the_node(model: Path) -> None:
     with pytest.raises(ModelLoadError, match="not/here"):
         plan_of(settings(Path("./not/here")), Role.BOTH)
     with pytest.raises(ConfigError, match="--chat-template /gone"):

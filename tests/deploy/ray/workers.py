@@ -1,4 +1,4 @@
-"""Runs prefill and decode replicas in the test's own loop, with scripted engines, over real sockets."""
+"""Runs prefill and decode replicas in the test's own event loop, with scripted engines and real sockets."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from tests.deploy.dying import DyingEngine, Starter
 from tests.deploy.ray.directories import FakeDirectory
 from tests.patience import PATIENCE_S
 
-QUICK = WorkerLimits(announce_s=0.05, retry_s=0.01, meet_s=PATIENCE_S, reach_s=PATIENCE_S, farewell_s=0.05)
+QUICK = WorkerLimits(announce_s=0.05, retry_s=0.01, connect_s=PATIENCE_S, reach_s=PATIENCE_S, leave_s=0.05)
 
 
 class RunningWorker:
@@ -69,20 +69,21 @@ class RunningWorker:
 
     @property
     def engine(self) -> DyingEngine:
-        """The engine that it has now."""
+        """The current engine."""
         (engine,) = [worker.engine for worker in self.worker.serving.workforce.workers if worker.local]
         return dying(engine)
 
     @property
     def engine_id(self) -> str:
         transfer = self.engine.info.transfer
-        assert transfer is not None  # set, since the engine has a role
+        assert transfer is not None  # the engine has a role
         return transfer.engine_id
 
     @property
-    def announced_met(self) -> Set[str]:
-        """Returns every engine that it has ever announced to have met."""
-        return {engine_id for said in self.directory.announced if said.id == self.id for engine_id in said.met}
+    def announced_connections(self) -> Set[str]:
+        """Returns the ids of all engines that it has ever announced as connected."""
+        announced = [announcement for announcement in self.directory.announced if announcement.id == self.id]
+        return {engine_id for announcement in announced for engine_id in announcement.connected}
 
 
 def dying(engine: Engine) -> DyingEngine:
@@ -90,8 +91,8 @@ def dying(engine: Engine) -> DyingEngine:
     return engine
 
 
-class Belongings:
-    """Tasks and listening sockets of the process when a test begins. It may have no others when the test ends."""
+class LeakCheck:
+    """Tasks and listening sockets of the process at the start of a test. There must be no others at its end."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.all_tasks()

@@ -1,4 +1,4 @@
-"""The classes of which Serve makes replicas. Each is a thin frame around one of our objects, which does the work."""
+"""The classes of Serve's replicas. Each is a thin frame around an object of Motet, which does the work."""
 
 import asyncio
 import logging
@@ -6,18 +6,16 @@ from collections.abc import Mapping
 
 import msgspec
 import ray
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from ray import serve
 
-from motet.api.http.caller import session_id_of
 from motet.deploy.cell import LocalEngine
 from motet.deploy.gateway import Gateway
-from motet.deploy.ray.balance import Record
+from motet.deploy.ray.balance import LoadReport
 from motet.deploy.ray.clients import ClientStreams
 from motet.deploy.ray.directory import Handle, RayDirectory
-from motet.deploy.ray.prefix_choice import PrefixRouter
 from motet.deploy.ray.replica_plans import ReplicaPlace, gateway_replica_plan, worker_plan, worker_role
-from motet.deploy.ray.running import RunningServer, running_gateway
+from motet.deploy.ray.running_server import RunningServer, running_gateway
 from motet.deploy.ray.worker import RayWorker
 from motet.deploy.server import favour_streams
 from motet.engines.native.client import NativeEngine
@@ -30,16 +28,15 @@ from motet.types import Role
 
 logger = logging.getLogger(__name__)
 
-STATUS_S = 5.0
+STATUS_TIMEOUT_S = 5.0
 STOPPING = "STOPPING"
-ROUTE = "/internal/route"
 
 Arguments = Mapping[str, object]
-"""Settings by name, as the application got them."""
+"""Settings by name, as the application received them."""
 
 
 class Replica:
-    """The common part of all replicas with a server of ours."""
+    """The common part of all replicas that run a server of Motet."""
 
     server: RayWorker | RunningServer[Gateway]
     streams: ClientStreams | None = None
@@ -53,7 +50,7 @@ class Replica:
 
 
 class WorkerReplica(Replica):
-    """Computes prompts and passes their KV on, or writes choices for gateways."""
+    """Computes prompts and provides their KV, or generates choices for gateways."""
 
     server: RayWorker
 
@@ -74,91 +71,47 @@ class WorkerReplica(Replica):
         return await self.server.load()
 
     async def wake(self) -> None:
-        """Answers, so that the caller knows that a replica is there."""
+        """Returns at once, so that the caller knows that there is a replica."""
 
 
 @serve.ingress(None)
 class DirectReplica(WorkerReplica):
-    """Writes choices, and serves clients itself."""
+    """Generates choices, and serves clients directly."""
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Arguments, directory: Handle, *, prefill: Handle | None = None
     ) -> None:
         await WorkerReplica.__init__(self, arguments, directory)
-        self._records = 0
-        self.streams = ClientStreams(self.server, prefill, one_is_ended=one_is_ended)
+        self._reports = 0
+        self.streams = ClientStreams(self.server, prefill, any_ending=any_ending)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         return self.server.serving.app
 
     def record_routing_stats(self) -> dict[str, int]:
         """Reports the load to Serve, which passes it to the routers."""
-        self._records += 1
-        return msgspec.structs.asdict(Record(self._records, self.server.serving.service.key_limits.num_choices))
+        self._reports += 1
+        return msgspec.structs.asdict(LoadReport(self._reports, self.server.serving.service.key_limits.num_choices))
 
 
 @serve.ingress(None)
 class GatewayReplica(Replica):
-    """Serves clients, over workers elsewhere."""
+    """Serves clients, with workers in other replicas."""
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Arguments, directory: Handle, *, decode: Handle, prefill: Handle | None = None
     ) -> None:
         plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
         self.server = await running_gateway(plan, RayDirectory(directory))
-        self.streams = ClientStreams(self.server, prefill, one_is_ended=one_is_ended)
+        self.streams = ClientStreams(self.server, prefill, any_ending=any_ending)
         favour_streams()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         return self.server.serving.app
 
 
-@serve.ingress(None)
-class RouterReplica:
-    """`--prefix-router`: HAProxy asks it which decode replica gets a request, and sends it the body.
-
-    This class and `app` use an internal function of Ray, `Application._with_ingress_request_router`, so a new Ray can
-    break them: `options.check_hook` refuses all versions except a known one. What Ray does there:
-
-    1. the router is a deployment of its own; Serve runs one replica of it on each node that has a proxy
-    2. for each POST HAProxy asks it: POST /internal/route, with the body (at most 8 MiB of it; X-Body-Truncated says if
-       it is not whole) and the session header. Other methods go to the replica with the fewest connections
-    3. it answers {"host", "port", "replica_id"}; any other answer, or none within 5 s, is a 503 to the client
-    4. HAProxy sends the request there, and the answer back, past Serve's Python
-    """
-
-    async def __init__(self, arguments: Arguments, directory: Handle, *, decode: Handle) -> None:  # type: ignore[misc]
-        plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
-        self._router = PrefixRouter(plan, RayDirectory(directory))
-        self._decode = decode
-        decode._init()  # noqa: SLF001  it learns its replicas from now on, not from the first request on
-        await self._router.start()
-        favour_streams()
-
-    async def __serve_build_asgi_app__(self) -> FastAPI:
-        app = FastAPI(openapi_url=None)
-        app.post(ROUTE)(self.route)
-        return app
-
-    async def check_health(self) -> None:
-        self._router.check()
-
-    async def __del__(self) -> None:
-        await self._router.close()
-
-    async def route(self, request: Request) -> Response:
-        session = session_id_of(request.headers.items())
-        wanted = await self._router.replica(await request.body(), session)
-        handle = self._decode.options(session_id=session) if session else self._decode
-        async with handle.choose_replica(wanted, _reserve=False) as selection:  # `ChoicesRouter` takes the wanted one
-            replica = selection._replica  # noqa: SLF001  of the hook's contract
-            host, port = replica.backend_http_endpoint
-            answer = {"host": host, "port": port, "replica_id": replica.replica_id.to_full_id_str()}
-            return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
 def settings_here(arguments: Arguments) -> Settings:
-    """Resolves the settings with this node's environment, for instance the address of its fast network."""
+    """Resolves the settings with this node's environment, for example the address of its fast network."""
     settings = resolve_settings(arguments, environ=environment(), command=ServerCommand.RAY)
     server = settings.server()
     setup_logging(format=server.log_format, level=server.log_level)
@@ -174,13 +127,13 @@ def place_here() -> ReplicaPlace:
     )
 
 
-async def one_is_ended() -> bool:
+async def any_ending() -> bool:
     """Returns True if Serve reports that a replica of this deployment is being ended; False if it does not answer."""
     context = serve.get_replica_context()
     try:
-        async with asyncio.timeout(STATUS_S):
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
             status = await asyncio.to_thread(serve.status)
-    except Exception as error:  # Ray may raise anything for a controller that is gone
+    except Exception as error:  # Ray can raise any error if the controller has ended
         logger.info("Serve does not answer: %s", error)
         return False
     application = status.applications.get(context.app_name)

@@ -1,19 +1,20 @@
-"""The list of replicas: workers announce themselves, and followers of the directory hear of each change.
+"""The list of workers: each worker announces itself, and followers of the list receive every change.
 
-1. a worker announces itself at its start and every few seconds; after `EXPIRY_S` of silence it is forgotten
-2. a listing has a version; a follower with an old one gets the new one at once, with the newest it waits for a change
-3. a directory that was itself started again does not know all workers yet: until `EXPIRY_S` have passed its listings
-   are not `settled`, and a worker that is missing in them may still be there
-4. a worker that has withdrawn does not come back: a later announcement of it was on its way
-5. time in which the directory could not listen, on a machine that was asleep, does not count as silence
-6. messages stay short: changes within `GATHER_S` are sent together, an announcement is answered with a listing only
-   if there is a new one, and a worker names the workers that it has met only while somebody waits for that
+1. a worker announces itself when it starts and every few seconds; it is removed after `EXPIRY_S` without announcements
+2. a listing has a version; a follower with an old version gets the new one at once, and a follower with the newest one
+   waits for a change
+3. a directory that was itself restarted does not know all workers at first: until `EXPIRY_S` have passed, its listings
+   are not `settled`, and a worker that is missing in them can still be running
+4. a worker that has withdrawn does not come back: a later announcement was sent before it withdrew
+5. time during which the directory did not run, on a machine that was suspended, does not count towards `EXPIRY_S`
+6. messages stay short: changes within `GATHER_S` are sent together, an announcement is answered with a listing only if
+   there is a new one, and a worker names the workers that it has connected to only while they wait for that
 
-`Directory` is the book, `DirectoryReplica` the replica that keeps it, and `RayDirectory` the way to ask it, in bytes of
-our own encoding. `DirectoryCopy` is a copy of the list elsewhere, kept up to date; `ListedWorkers` gives it to a
-gateway.
-Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: before that, no worker
-hears of a new one.
+`Directory` holds the list, and `DirectoryReplica` is the replica with it. `RayDirectory` calls that replica, with bytes
+in Motet's own encoding. `DirectoryCopy` is a copy of the list in another replica, kept up to date; `ListedWorkers`
+provides it to a gateway.
+Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: until then, no worker
+learns of a new one.
 """
 
 import asyncio
@@ -35,27 +36,28 @@ from motet.types import EngineKind, Role
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_S = 2.0
-"""Seconds between two announcements of a worker without news."""
+"""Time between two announcements of a worker that has not changed."""
 EXPIRY_S = 10.0
 GATHER_S = 0.1
 WITHDRAWN_S = 60.0
-"""Seconds for which a withdrawn worker is remembered: longer than an announcement can be on its way."""
+"""Time for which a withdrawn worker is remembered: longer than the delivery of an announcement can take."""
 RETRY_S = 0.5
 REPEAT_S = 1.0
-"""Seconds after which a list is returned again: a gateway cannot add a worker while the former one is leaving."""
-ASK_TIMEOUT_S = 3.0
-"""Short, so that a worker whose announcement was lost announces itself again before it is forgotten."""
-LISTEN_S = 30.0
-"""Seconds for which a question waits if the listing does not change."""
+"""Time after which an unchanged list is returned again: a gateway cannot add a worker while an earlier worker at the
+same URL is leaving."""
+CALL_TIMEOUT_S = 3.0
+"""Short, so that a worker whose announcement was lost announces itself again before it expires."""
+WAIT_S = 30.0
+"""Maximum time for which the directory keeps a call that waits for a change."""
 
 Handle = Any
-"""A handle of a Serve deployment: an attribute is a method, whose `remote` returns an awaitable."""
+"""A handle of a Serve deployment: an attribute is a method, and its `remote` returns an awaitable."""
 
 
 class WorkerStage(StrEnum):
     """The stage of a worker's life."""
 
-    MEETING = "meeting"
+    CONNECTING = "connecting"
     """It connects to the workers with which it exchanges KV."""
     READY = "ready"
     LEAVING = "leaving"
@@ -66,14 +68,15 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's report about itself."""
 
     id: str
-    """Names this start of its replica."""
+    """Identifier of this start of its replica."""
     url: str
     role: Role
     stage: WorkerStage
     transfer: TransferAddress | None = None
-    """The address where its engine's KV can be fetched, if any."""
-    met: tuple[str, ...] = ()
-    """Engine ids of the waiting prefill workers that it has met, or has given up."""
+    """Address at which other engines can fetch KV from its engine; None if it has none."""
+    connected: tuple[str, ...] = ()
+    """Engine ids of the prefill workers in the stage `CONNECTING` to which it has connected, or for which it has
+    stopped trying."""
 
 
 class DirectoryVersion(msgspec.Struct, frozen=True):
@@ -87,12 +90,12 @@ NOTHING_KNOWN = DirectoryVersion()
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """A list of the workers that are there."""
+    """The list of workers at one time."""
 
     version: DirectoryVersion
     settled: bool
     workers: tuple[Announcement, ...] = ()
-    """Empty in an answer to a follower that has this version already."""
+    """Empty in an answer to a follower that already has this version."""
 
 
 class Directory:
@@ -105,21 +108,24 @@ class Directory:
         self._expiry_s = expiry_s
         self._gather_s = gather_s
         self._settles_s = clock() + expiry_s
-        self._looked_s = clock()
+        self._checked_s = clock()
+        """Time of the last check for expired workers."""
         self._version = DirectoryVersion(new_request_id("directory"))
         self._workers: dict[str, Announcement] = {}
-        self._heard_s: dict[str, float] = {}
+        self._announced_s: dict[str, float] = {}
+        """Times of the last announcements, by worker id."""
         self._withdrawn_s: dict[str, float] = {}
         self._settled = False
         self._changed = asyncio.Event()
-        """Set at the next change, and replaced then."""
+        """Set at the next change, and then replaced."""
 
     def announce(self, announcement: Announcement, known: DirectoryVersion = NOTHING_KNOWN) -> Listing:
-        self._look()
+        """Returns the listing, without its workers if the caller knows this version."""
+        self._expire()
         if announcement.id not in self._withdrawn_s:
-            self._heard_s[announcement.id] = self._clock()
+            self._announced_s[announcement.id] = self._clock()
             if _is_news(announcement, self._workers.get(announcement.id)):
-                self._enter(announcement)
+                self._add(announcement)
             else:
                 self._workers[announcement.id] = announcement
         listing = self.listing()
@@ -127,47 +133,48 @@ class Directory:
 
     def withdraw(self, id: str) -> None:
         self._withdrawn_s[id] = self._clock()
-        self._drop(id)
+        self._remove(id)
 
     def listing(self) -> Listing:
-        self._look()
+        self._expire()
         return Listing(version=self._version, settled=self._settled, workers=tuple(self._workers.values()))
 
     async def changed(self, version: DirectoryVersion, *, timeout_s: float) -> Listing:
-        """Returns a listing of another version; the same one when the time is up."""
+        """Returns a listing of another version, or of the same version after `timeout_s`."""
         deadline_s = self._clock() + timeout_s
         while (listing := self.listing()).version == version and (left_s := deadline_s - self._clock()) > 0:
             try:
-                async with asyncio.timeout(min(left_s, self._expiry_s / 4)):  # silence is only noticed by looking
+                async with asyncio.timeout(min(left_s, self._expiry_s / 4)):  # expired workers are found by polling
                     await self._changed.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(self._gather_s)
         return listing
 
-    def _enter(self, announcement: Announcement) -> None:
-        """Adds a worker; an earlier worker at its address must be gone, even if nobody noticed."""
+    def _add(self, announcement: Announcement) -> None:
+        """Adds a worker. An earlier worker at its address must have ended, even if its end was not reported."""
         for other in [other for other in self._workers.values() if other.url == announcement.url]:
             if other.id != announcement.id:
-                self._drop(other.id)
+                self._remove(other.id)
         self._workers[announcement.id] = announcement
         self._change()
 
-    def _drop(self, id: str) -> None:
-        self._heard_s.pop(id, None)
+    def _remove(self, id: str) -> None:
+        self._announced_s.pop(id, None)
         if self._workers.pop(id, None) is not None:
             self._change()
 
-    def _look(self) -> None:
-        """Forgets silent workers. A pause between calls counts as half of `EXPIRY_S` at most, as we did not listen."""
+    def _expire(self) -> None:
+        """Removes workers that do not announce themselves any more. Time without a check counts as at most half of
+        `EXPIRY_S`, because the directory itself did not run then."""
         now_s = self._clock()
-        deaf_s = now_s - self._looked_s - self._expiry_s / 2
-        self._looked_s = now_s
-        if deaf_s > 0:
-            self._settles_s += deaf_s
-            self._heard_s = {id: heard_s + deaf_s for id, heard_s in self._heard_s.items()}
-        for id in [id for id, heard_s in self._heard_s.items() if now_s - heard_s > self._expiry_s]:
-            self._drop(id)
+        suspended_s = now_s - self._checked_s - self._expiry_s / 2
+        self._checked_s = now_s
+        if suspended_s > 0:
+            self._settles_s += suspended_s
+            self._announced_s = {id: announced_s + suspended_s for id, announced_s in self._announced_s.items()}
+        for id in [id for id, announced_s in self._announced_s.items() if now_s - announced_s > self._expiry_s]:
+            self._remove(id)
         for id in [id for id, withdrawn_s in self._withdrawn_s.items() if now_s - withdrawn_s > WITHDRAWN_S]:
             del self._withdrawn_s[id]
         if not self._settled and now_s > self._settles_s:
@@ -180,23 +187,23 @@ class Directory:
         self._changed = asyncio.Event()
 
 
-def _is_news(announcement: Announcement, former: Announcement | None) -> bool:
-    """Returns True if the announcement is news; that a worker has met fewer than before is not."""
-    if former is None or not set(announcement.met) <= set(former.met):
+def _is_news(announcement: Announcement, previous: Announcement | None) -> bool:
+    """Returns True if followers need the announcement. They do not if it only lists fewer connected workers."""
+    if previous is None or not set(announcement.connected) <= set(previous.connected):
         return True
-    return msgspec.structs.replace(announcement, met=()) != msgspec.structs.replace(former, met=())
+    return msgspec.structs.replace(announcement, connected=()) != msgspec.structs.replace(previous, connected=())
 
 
 class DirectoryReplica:
-    """The replica that keeps the directory and that `RayDirectory` asks."""
+    """The replica that holds the directory, called by `RayDirectory`."""
 
     def __init__(self) -> None:
         self._directory = Directory()
 
     async def announce(self, announcement: bytes, known: bytes) -> bytes:
-        said = msgspec.msgpack.decode(announcement, type=Announcement)
+        worker = msgspec.msgpack.decode(announcement, type=Announcement)
         version = msgspec.msgpack.decode(known, type=DirectoryVersion)
-        return msgspec.msgpack.encode(self._directory.announce(said, version))
+        return msgspec.msgpack.encode(self._directory.announce(worker, version))
 
     async def withdraw(self, id: str) -> None:
         self._directory.withdraw(id)
@@ -206,95 +213,99 @@ class DirectoryReplica:
         return msgspec.msgpack.encode(await self._directory.changed(known, timeout_s=timeout_s))
 
 
-async def answer(call: Callable[[], Any], failure: str) -> Any:
-    """Returns a replica's answer. For any error of Ray it raises a DirectoryError that begins with `failure`."""
+async def call_replica(call: Callable[[], Any], failure: str) -> Any:
+    """Returns the result of a call to a replica. Raises DirectoryError for any error of Ray; its message starts with
+    `failure`."""
     try:
         return await call()
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise DirectoryError(f"{failure}: it ended before it answered") from error  # the call's cancellation, not ours
+        raise DirectoryError(f"{failure}: it ended before it answered") from error  # Ray cancelled the call
     except Exception as error:
         raise DirectoryError(f"{failure}: {error}") from error
 
 
 class RayDirectory:
-    """Asks the directory through a handle. Each method raises `DirectoryError` if that fails."""
+    """Calls the directory through a handle. Each method raises `DirectoryError` if that fails."""
 
-    def __init__(self, handle: Handle, *, ask_timeout_s: float = ASK_TIMEOUT_S, listen_s: float = LISTEN_S) -> None:
+    def __init__(self, handle: Handle, *, timeout_s: float = CALL_TIMEOUT_S, wait_s: float = WAIT_S) -> None:
         self._handle = handle
-        self._ask_timeout_s = ask_timeout_s
-        self._listen_s = listen_s
+        self._timeout_s = timeout_s
+        self._wait_s = wait_s
 
     async def announce(self, announcement: Announcement, known: DirectoryVersion) -> Listing:
-        """Announces a worker; the listing has its workers only if it is another one than `known`."""
-        said, version = msgspec.msgpack.encode(announcement), msgspec.msgpack.encode(known)
-        return _listing(await self._call(lambda: self._handle.announce.remote(said, version)))
+        """Announces a worker. The listing has workers only if its version is not `known`."""
+        worker, version = msgspec.msgpack.encode(announcement), msgspec.msgpack.encode(known)
+        return _listing(await self._call(lambda: self._handle.announce.remote(worker, version)))
 
     async def withdraw(self, id: str) -> None:
         await self._call(lambda: self._handle.withdraw.remote(id))
 
     async def changed(self, version: DirectoryVersion) -> Listing:
-        """Returns a listing of another version, or the same one after a while."""
-        known, listen_s = msgspec.msgpack.encode(version), self._listen_s
-        return _listing(await self._call(lambda: self._handle.changed.remote(known, listen_s), longer_s=listen_s))
+        """Returns a listing of another version, or of the same version after `wait_s`."""
+        known, wait_s = msgspec.msgpack.encode(version), self._wait_s
+        return _listing(await self._call(lambda: self._handle.changed.remote(known, wait_s), extra_s=wait_s))
 
-    async def _call(self, call: Callable[[], Any], *, longer_s: float = 0.0) -> Any:
-        timeout_s = self._ask_timeout_s + longer_s
+    async def _call(self, call: Callable[[], Any], *, extra_s: float = 0.0) -> Any:
+        timeout_s = self._timeout_s + extra_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer(call, "the directory of workers cannot be reached")
+                return await call_replica(call, "the directory of workers cannot be reached")
         except TimeoutError as error:
             raise DirectoryError(f"the directory of workers did not answer within {timeout_s:g} s") from error
 
 
-def _listing(answer: bytes) -> Listing:
+def _listing(encoded: bytes) -> Listing:
     try:
-        return msgspec.msgpack.decode(answer, type=Listing)
+        return msgspec.msgpack.decode(encoded, type=Listing)
     except msgspec.DecodeError as error:
         raise DirectoryError(f"the directory of workers has another version: {error}") from error
 
 
 class DirectoryCopy:
-    """A copy of the list, kept up to date. Known workers stay while the directory is away, and while it is new."""
+    """A copy of the list, kept up to date. It keeps known workers while the directory is unavailable or new."""
 
-    def __init__(self, directory: RayDirectory, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(self, directory: RayDirectory, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._directory = directory
-        self._wait = wait
+        self._sleep = sleep
         self.version = NOTHING_KNOWN
         """The version of the last listing."""
         self.revision = 0
-        """Counts the changes of `workers`."""
-        self._former: set[str] = set()
+        """Number of changes of `workers`."""
+        self._past_epochs: set[str] = set()
         """Earlier starts of the directory."""
-        self._unheard: dict[str, Announcement] = {}
-        """Workers that an earlier start of the directory knew, but this one does not know yet."""
+        self._unconfirmed: dict[str, Announcement] = {}
+        """Workers that an earlier start of the directory listed, and that the current one does not know so far."""
         self._workers: dict[str, Announcement] = {}
         self._changed = asyncio.Event()
-        """Set at the next change, and replaced then."""
-        self._complained = False
+        """Set at the next change, and then replaced."""
+        self._failed = False
+        """True after a failed call, which is logged once."""
 
     @property
     def workers(self) -> Sequence[Announcement]:
         return tuple(self._workers.values())
 
     async def announce(self, announcement: Announcement) -> None:
-        """Announces a worker, and takes the listing in the answer. Raises DirectoryError."""
-        self.take(await self._directory.announce(announcement, self.version))
+        """Announces a worker, and applies the listing in the answer. Raises DirectoryError."""
+        self.apply(await self._directory.announce(announcement, self.version))
 
-    def take(self, listing: Listing) -> None:
-        """Takes a listing, unless a newer one came first: two questions may be under way at once."""
-        if not self._is_news(listing.version):
+    def apply(self, listing: Listing) -> None:
+        """Applies a listing, unless a newer one came first: two calls can run at the same time."""
+        if not self._is_newer(listing.version):
             return
         if listing.version.epoch != self.version.epoch:
-            self._former.add(self.version.epoch)
-            self._unheard = self._workers
+            self._past_epochs.add(self.version.epoch)
+            self._unconfirmed = self._workers
         self.version = listing.version
         listed, urls = {worker.id: worker for worker in listing.workers}, {worker.url for worker in listing.workers}
-        unheard = {} if listing.settled else self._unheard
-        self._unheard = {id: one for id, one in unheard.items() if id not in listed and one.url not in urls}
-        workers = self._unheard | listed
+        unconfirmed = {} if listing.settled else self._unconfirmed
+        self._unconfirmed = {
+            id: worker for id, worker in unconfirmed.items() if id not in listed and worker.url not in urls
+        }
+        workers = self._unconfirmed | listed
         if workers != self._workers:
             self._workers = workers
             self.revision += 1
@@ -307,48 +318,48 @@ class DirectoryCopy:
             await self._changed.wait()
 
     async def follow(self) -> None:
-        """Asks for changes until it is cancelled."""
+        """Applies every change until it is cancelled."""
         while True:
             try:
                 listing = await self._directory.changed(self.version)
             except DirectoryError as error:
-                if not self._complained:
+                if not self._failed:
                     logger.warning("the list of workers stays as it was: %s", error.message)
-                self._complained = True
+                self._failed = True
             else:
-                self._complained = False
-                self.take(listing)
+                self._failed = False
+                self.apply(listing)
                 if listing.version.epoch == self.version.epoch:
                     continue
-            await self._wait(RETRY_S)  # a directory that is ending answers at once, again and again
+            await self._sleep(RETRY_S)  # an old directory that is ending answers at once, every time
 
-    def _is_news(self, version: DirectoryVersion) -> bool:
+    def _is_newer(self, version: DirectoryVersion) -> bool:
         if version.epoch == self.version.epoch:
             return version.number > self.version.number
-        return version.epoch not in self._former
+        return version.epoch not in self._past_epochs
 
 
 class ListedWorkers:
-    """The workers of some roles as a `WorkerList`: each from when it is ready until it leaves."""
+    """The workers of some roles as a `WorkerList`: each one from when it is ready until it leaves."""
 
-    def __init__(self, following: DirectoryCopy, roles: Collection[Role], *, repeat_s: float = REPEAT_S) -> None:
-        self._following = following
+    def __init__(self, copy: DirectoryCopy, roles: Collection[Role], *, repeat_s: float = REPEAT_S) -> None:
+        self._copy = copy
         self._roles = roles
         self._repeat_s = repeat_s
-        self._said = -1
-        """The revision that `next` returned last. The first call returns at once if there was a change before it."""
+        self._returned = -1
+        """Revision that `next` returned last. The first call returns at once if there was a change before it."""
 
     @property
     def named(self) -> Sequence[NamedWorker]:
         return [
             NamedWorker(worker.url, worker.role, EngineKind.MOTET)
-            for worker in self._following.workers
+            for worker in self._copy.workers
             if worker.role in self._roles and worker.stage is WorkerStage.READY
         ]
 
     async def next(self) -> Sequence[NamedWorker]:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._repeat_s):
-                await self._following.change(self._said)
-        self._said = self._following.revision
+                await self._copy.change(self._returned)
+        self._returned = self._copy.revision
         return self.named

@@ -1,15 +1,15 @@
-"""`motet ray`: runs the application until a signal ends it, and leaves nothing behind.
+"""`motet ray`: runs the application until a signal ends it, and removes everything that it started.
 
-1. the cluster is joined or started, then Serve; at the end, everything that was started here is taken down:
+1. it joins or starts a cluster, then Serve; at the end, it takes down what it started:
 
-       found                   started            taken down
-       no cluster              all of it          all of it
-       a cluster, no Serve     Serve, the app     the app, Serve
-       a cluster with Serve    the app            the app
+       existing                started                   taken down
+       no cluster              cluster, Serve, app       all three
+       a cluster, no Serve     Serve, app                app, Serve
+       a cluster with Serve    app                       app
 
-2. the application is run; a signal meanwhile ends that
-3. ready: it is watched. The first signal takes it down after answers under way had their time; the second one does not
-   wait for them
+2. it runs the application; a signal during the start ends it
+3. ready: it watches the application. The first signal takes the application down when the running answers have ended or
+   their time is over; the second signal does not wait for them
 """
 
 import asyncio
@@ -20,38 +20,34 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from importlib.metadata import version
-from itertools import count
 
 import ray
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve import Application
 from ray.serve.config import HTTPOptions
-from ray.serve.context import _get_global_client  # noqa: PLC2701  of `serve.run`, which waits with it too
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ProxyStatus, ServeStatus
 
 from motet.deploy.listen import KEEP_ALIVE_S, listen, url_at
 from motet.deploy.ray.app import application
-from motet.deploy.ray.options import check_hook, deployment_options, most_replicas
+from motet.deploy.ray.options import deployment_options, max_replicas_of
 from motet.deploy.server import Outcome
 from motet.deploy.server_plan import cores
 from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
 from motet.settings.record import Settings
-from motet.settings.server_config import environment
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 5.0
-"""Time between two looks at the application."""
-STEP_S = 0.5
-"""Seconds between two checks while it starts or ends."""
-LOOKS = 10
-"""Number of such checks between two log lines about what delays the start, and without an answer before the end."""
+CHECK_S = 5.0
+"""Time between two checks of the running application."""
+POLL_S = 0.5
+"""Time between two checks while it starts or ends."""
+POLLS = 10
+"""Number of such checks between two log lines about what delays the start. `motet ray` also ends after this number of
+checks to which Serve did not answer."""
 LOCAL, FOUND = "local", "auto"
-CONTROLLER, NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 
 OnReady = Callable[[str, Mapping[str, int]], None]
 """Called with the URL, and the number of replicas of each deployment."""
@@ -65,13 +61,12 @@ async def run_application(
     signals: StopSignals,
     make: Callable[[Mapping[str, object]], Application] = application,
 ) -> Outcome:
-    """Runs the application of these settings; `make` makes it of `arguments`. Raises StartupError or ConfigError.
+    """Runs the application with these settings; `make` builds it from `arguments`. Raises StartupError or ConfigError.
 
-    Ray and Serve are asked in the thread of the loop, in which nothing else runs; slow calls have a thread."""
+    Ray and Serve are called in the thread of the event loop, where nothing else runs; slow calls have a thread."""
     ray, server = settings.ray, settings.server()
-    check_hook(settings, environment(), ray_version=version("ray"))
     cpus = sum(
-        most_replicas(options) * options["ray_actor_options"]["num_cpus"]
+        max_replicas_of(options) * options["ray_actor_options"]["num_cpus"]
         for options in deployment_options(settings).values()
     )
     with connected(ray.ray_address, host=server.host, port=server.port, cpus=cpus) as served:
@@ -81,7 +76,7 @@ async def run_application(
         if ray.app_name in serve.status().applications:
             raise ConfigError(
                 f"--app-name {ray.app_name}: an application with this name runs on this cluster. Choose another name, "
-                "or, if that one is a cell too, another cluster (--ray-address): both want the route /"
+                "or, if that application is a cell too, another cluster (--ray-address): both need the route /"
             )
         try:
             ready = partial(on_ready, url_at(server.host, server.port))
@@ -97,44 +92,46 @@ async def _run(
         if not await _until_started(name, make, signals=signals):
             return Outcome.STOPPED_BEFORE_READY
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
-        raise StartupError(_why(name, error)) from error
+        raise StartupError(_failure(name, error)) from error
     deployments = started.deployments if (started := _overview(name)) else {}
     on_ready({deployment: sum(one.replica_states.values()) for deployment, one in deployments.items()})
     while not signals.drain.is_set():
         if _is_gone(name):
-            logger.error("the application %s is gone: somebody else took it down", name)
+            logger.error("the application %s is gone: another program took it down", name)
             return Outcome.ENGINE_DIED
-        await first_of(signals.drain.wait(), timeout_s=LOOK_S)
+        await first_of(signals.drain.wait(), timeout_s=CHECK_S)
     return Outcome.STOPPED
 
 
 async def _until_started(name: str, make: Callable[[], Application], *, signals: StopSignals) -> bool:
-    """Returns True once it has started, False if it should end. Logs Serve's reasons for a delay.
+    """Returns True when it has started, False if it must end. Logs Serve's reasons for a delay.
 
-    `serve.run` would wait for that too, but cannot be told to stop: if it asks Ray after Ray's end, the process dies. A
-    signal waits while the application is on its way to Serve, since it could arrive after the take-down, and stay."""
+    `serve.run` could wait for the start, but cannot be interrupted: if it calls Ray after Ray's end, the process dies.
+    A signal waits while the application is sent to Serve, since Serve could receive it after the take-down and keep
+    it."""
     deploy = partial(serve.run_many, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     if not await _done(lambda: deploy([serve.RunTarget(make(), name, "/")]), signals):
         return False
-    told = ""
-    for look in count(1):
-        one = _overview(name)
-        if one is not None and one.status is ApplicationStatus.RUNNING:
-            break
-        if one is not None and one.status is ApplicationStatus.DEPLOY_FAILED:
-            raise RuntimeError(one.message)
-        await first_of(signals.drain.wait(), timeout_s=STEP_S)
-        if signals.drain.is_set():
-            return False
-        if look % LOOKS == 0 and (said := _complaints(one)) and said != told:
-            logger.warning("the application %s is not ready yet:%s", name, said)
-            told = said
-    return await _done(lambda: _get_global_client().wait_for_proxies_serving(), signals)  # type: ignore[union-attr]
+    logged, checks = "", 0
+    while not signals.drain.is_set():
+        status = _status()
+        overview = status.applications.get(name) if status else None
+        if status and overview and overview.status is ApplicationStatus.RUNNING:
+            if ProxyStatus.STARTING not in status.proxies.values():
+                return True
+        elif overview and overview.status is ApplicationStatus.DEPLOY_FAILED:
+            raise RuntimeError(overview.message)
+        checks += 1
+        if checks % POLLS == 0 and (reasons := _messages(overview)) and reasons != logged:
+            logger.warning("the application %s is not ready yet:%s", name, reasons)
+            logged = reasons
+        await first_of(signals.drain.wait(), timeout_s=POLL_S)
+    return False
 
 
 async def _done(work: Callable[[], object], signals: StopSignals) -> bool:
     """Does the work in a thread. Returns False if a signal came. Neither the second signal nor the end of the program
-    waits for the thread: for those of a pool it would."""
+    waits for the thread, as they would for a thread of a pool."""
     future: Future[object] = Future()
 
     def run() -> None:
@@ -151,27 +148,29 @@ async def _done(work: Callable[[], object], signals: StopSignals) -> bool:
     return not signals.drain.is_set()
 
 
-def _why(name: str, error: Exception) -> str:
-    why = f"the application {name} cannot be run: {said_by(error)}{_complaints(_overview(name))}"
+def _failure(name: str, error: Exception) -> str:
+    failure = f"the application {name} cannot be run: {text_of(error)}{_messages(_overview(name))}"
     if not isinstance(error, RayServeException):
-        return why
-    return f"{why} A cell has the route / to itself: take down what has it, or use another cluster (--ray-address)"
+        return failure
+    advice = "A cell needs the route /: take down the application that has it, or use another cluster (--ray-address)"
+    return f"{failure} {advice}"
 
 
-def _applications() -> Mapping[str, ApplicationStatusOverview] | None:
-    """Returns the applications by name, none if there is no Serve any more; None if Serve does not answer now."""
+def _status() -> ServeStatus | None:
+    """Returns the status of Serve, which has no applications if Serve has ended; None if Serve does not answer now."""
     try:
-        return serve.status().applications
-    except RayError as error:  # the controller is being started again
-        logger.warning("Serve does not answer: %s", said_by(error))
+        return serve.status()
+    except RayError as error:  # the controller is being restarted
+        logger.warning("Serve does not answer: %s", text_of(error))
         return None
 
 
 def _overview(name: str) -> ApplicationStatusOverview | None:
-    return (_applications() or {}).get(name)
+    status = _status()
+    return status.applications.get(name) if status else None
 
 
-def _complaints(application: ApplicationStatusOverview | None) -> str:
+def _messages(application: ApplicationStatusOverview | None) -> str:
     """Returns Serve's messages about its deployments, which are the only place for the reason of a failed start."""
     deployments = application.deployments if application else {}
     return "".join(f"\n{deployment}: {one.message}" for deployment, one in deployments.items() if one.message)
@@ -179,32 +178,33 @@ def _complaints(application: ApplicationStatusOverview | None) -> str:
 
 def _is_gone(name: str) -> bool:
     """Returns True if the application is gone; False while Serve does not answer."""
-    applications = _applications()
-    if applications is None:
+    status = _status()
+    if status is None:
         return False
-    return name not in applications or applications[name].status is ApplicationStatus.DELETING
+    return name not in status.applications or status.applications[name].status is ApplicationStatus.DELETING
 
 
 async def _take_down(name: str, signals: StopSignals) -> None:
-    """Ends the application, and waits for answers under way unless a second signal comes: then Serve ends it alone."""
+    """Ends the application, and waits for running answers until a second signal comes, after which Serve ends it."""
     unanswered = 0
-    while unanswered < LOOKS:
-        applications = _applications()
-        unanswered = unanswered + 1 if applications is None else 0
-        if applications is not None and name not in applications:
+    while unanswered < POLLS:
+        status = _status()
+        unanswered = unanswered + 1 if status is None else 0
+        if status is not None and name not in status.applications:
             return
-        if applications is not None and applications[name].status is not ApplicationStatus.DELETING:
-            with contextlib.suppress(RayError, RayServeException):  # it is gone, or is asked again
-                serve.delete(name, _blocking=False)
+        if status is not None and status.applications[name].status is not ApplicationStatus.DELETING:
+            with contextlib.suppress(RayError, RayServeException):  # it is gone, or is deleted at the next check
+                serve.delete(name, _blocking=False)  # not a public parameter, but without it, `delete` waits
         elif signals.at_once.is_set():
             return
-        await first_of(signals.at_once.wait(), timeout_s=STEP_S)
+        await first_of(signals.at_once.wait(), timeout_s=POLL_S)
     logger.error("the application %s could not be taken down: Serve does not answer", name)
 
 
 @contextlib.contextmanager
 def connected(address: str | None, *, host: str, port: int, cpus: float) -> Iterator[bool]:
-    """Yields True if Serve was there before. `cpus`: the least CPUs of a cluster made here. Raises StartupError."""
+    """Yields True if Serve existed before. `cpus`: minimum CPUs of a cluster that is started here. Raises
+    StartupError."""
     with contextlib.ExitStack() as stack:
         if not _joined(address):
             listen(host, port).close()  # Serve will listen there: a taken port is found at once
@@ -216,15 +216,16 @@ def connected(address: str | None, *, host: str, port: int, cpus: float) -> Iter
                 logging_level=logging.WARNING,
             )
         stack.callback(ray.shutdown)
-        served = _serve_is_there()
+        status = serve.status()
+        served = bool(status.proxies or status.applications)
         if not served:
             stack.callback(serve.shutdown)
             _start_serve(host, port)
         yield served
 
 
-def said_by(error: Exception) -> str:
-    """Returns the error's text without the traceback of the process it comes from."""
+def text_of(error: Exception) -> str:
+    """Returns the error's text without the traceback of the process in which it was raised."""
     return str(error.cause if isinstance(error, RayTaskError) else error)
 
 
@@ -237,7 +238,7 @@ def _joined(address: str | None) -> bool:
     except (ConnectionError, ValueError) as error:
         if address is not None:
             raise StartupError(f"--ray-address {address}: no cluster can be reached there: {error}") from error
-        logger.info("no cluster that can be joined, so one is started here: %s", str(error).partition("\n")[0])
+        logger.info("no cluster can be joined, so one is started here: %s", str(error).partition("\n")[0])
         return False
     except RuntimeError as error:  # such as another version of Ray or Python
         raise StartupError(f"the cluster at {address or FOUND} cannot be joined: {error}") from error
@@ -248,12 +249,4 @@ def _start_serve(host: str, port: int) -> None:
     try:
         serve.start(http_options=HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S))
     except (RuntimeError, TimeoutError, RayError) as error:
-        raise StartupError(f"Serve cannot be started to listen at {host}:{port}: {said_by(error)}") from error
-
-
-def _serve_is_there() -> bool:
-    try:
-        ray.get_actor(CONTROLLER, namespace=NAMESPACE)
-    except ValueError:
-        return False
-    return True
+        raise StartupError(f"Serve cannot be started to listen at {host}:{port}: {text_of(error)}") from error

@@ -1,6 +1,6 @@
 """The plans of replicas, from the settings of the application and the place of each replica.
 
-The model is found, or fetched, on the node of each replica: a folder must be there under the same path.
+The model is found or downloaded on the node of each replica: a folder must have the same path on every node.
 """
 
 import logging
@@ -23,15 +23,15 @@ class ReplicaPlace:
     """The place of a replica, and its identity."""
 
     id: str
-    """Names this start of the replica."""
+    """Identifier of this start of the replica."""
     address: str
-    """The address at which the other nodes reach its node."""
+    """Address at which other nodes reach the replica's node."""
     rank: int
-    """Its number among the replicas of its deployment; a free number is used again."""
+    """Number of the replica in its deployment; the numbers of replicas that have ended are used again."""
 
 
 def worker_role(settings: Settings) -> Role:
-    """Returns the role of the decode replicas: BOTH if there are no prefill replicas."""
+    """Returns the role of decode replicas: BOTH if there are no prefill replicas."""
     return Role.DECODE if settings.cell.prefill else Role.BOTH
 
 
@@ -48,18 +48,19 @@ def engine_key(settings: Settings) -> str:
 def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ: Mapping[str, str]) -> WorkerPlan:
     """Raises StartupError."""
     plan = server_plan(settings, cache=cache_folder(environ), say=logger.info)
-    ray, direct = settings.ray, serves_clients(settings, role)
+    direct = serves_clients(settings, role)
     side_channel = settings.rows["side_channel_host"]
     engine = replace(
         plan.engine,
         role=role,
-        num_threads=plan.engine.num_threads or math.ceil(ray.cpus_per_worker),
+        num_threads=plan.engine.num_threads or math.ceil(settings.ray.cpus_per_worker),
         side_channel_host=place.address if side_channel.is_default else str(side_channel.value),
     )
     worker_key = engine_key(settings)
-    keys = plan.server.api_keys if direct else (worker_key,)  # nobody but the gateways asks the others
-    # Anyone who reaches the events' port can read the tokens of prompts, so there are none unless they are followed.
-    followed = engine.prefix_cache and (not direct or ray.prefix_router)
+    keys = plan.server.api_keys if direct else (worker_key,)  # only gateways send requests to the other replicas
+    # Every program that reaches the port of block events can read the tokens of prompts. Only gateways follow the
+    # events of decode replicas, so replicas that serve clients directly publish none.
+    publishes = engine.prefix_cache and not direct
     plan = replace(
         plan,
         engine=engine,
@@ -67,23 +68,23 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
             plan.server, host=place.address, port=0, api_keys=tuple(filter(None, keys)), worker_key=worker_key
         ),
         cell=replace(plan.cell, prefill=0, decode=0, prefill_may_come=direct and bool(plan.cell.prefill)),
-        kv_events=KVEventsConfig(kv_events_port=0 if followed else None, kv_events_host=place.address),
+        kv_events=KVEventsConfig(kv_events_port=0 if publishes else None, kv_events_host=place.address),
         worker_id=place.id,
     )
     prefill = settings.gateway if direct and role is Role.DECODE else None
-    return WorkerPlan(plan, side_channel_ports(role, place.rank, ray=ray), prefill)
+    return WorkerPlan(plan, side_channel_ports(role, place.rank, ray=settings.ray), prefill)
 
 
 def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Mapping[str, str]) -> GatewayPlan:
     """Raises StartupError."""
     plan = gateway_plan(settings, cache=cache_folder(environ), say=logger.info)
     server = server_config(settings)
-    # For questions to this very replica; clients come through Serve, which listens at the settings' address.
+    # The replica's own port, for requests to this replica. Clients come through Serve, at the address in the settings.
     host = server.host if is_loopback(server.host) else place.address
     return replace(
         plan,
         server=replace(server, host=host, port=0, worker_key=engine_key(settings)),
-        find_tokenizer=None,  # replicas are our own servers, which send theirs
+        find_tokenizer=None,  # replicas are Motet's own servers, which send their tokenizer
         cell=replace(plan.cell, prefill_may_come=bool(plan.cell.prefill)),
         introduces=False,
     )

@@ -1,9 +1,11 @@
-"""A prefill or decode replica: a server of our own, as `motet serve` runs it, that others find through the directory.
+"""A prefill or decode replica: a server as `motet serve` runs it, which other replicas find through the directory.
 
-1. the server starts: engine, HTTP on the node's address. If its side-channel port is taken, it tries the next one
-2. announced as meeting: decode connects to every prefill worker, prefill waits until it has been met (`meeting`)
-3. ready: from then on it is announced every few seconds, and meets newcomers when they are announced
-4. `close` announces that it leaves, drains, and withdraws; groups that do not end in time go on elsewhere
+1. the server starts: its engine, and HTTP on the node's address. If its side-channel port is taken, it tries the next
+   one
+2. it is announced as connecting: decode connects to every prefill worker, and prefill waits for that
+   (`prefill_connections`)
+3. ready: it is announced every few seconds, and connects to new workers when they are announced
+4. `close` announces that it leaves, drains, and withdraws; groups that do not end in time continue on another worker
 """
 
 import asyncio
@@ -17,8 +19,8 @@ from functools import partial
 
 from motet.deploy.cell import Cell, StartEngine
 from motet.deploy.ray.directory import ANNOUNCE_S, RETRY_S, Announcement, DirectoryCopy, RayDirectory, WorkerStage
-from motet.deploy.ray.meeting import MEET_S, PrefillConnections, prefill_replicas, until_met
-from motet.deploy.ray.running import RunningServer
+from motet.deploy.ray.prefill_connections import CONNECT_S, PrefillConnections, prefill_replicas, until_connected
+from motet.deploy.ray.running_server import RunningServer
 from motet.deploy.ray.scaling import load_of
 from motet.deploy.server import Serving, run_server
 from motet.deploy.server_plan import SIDE_CHANNEL_PORTS, ServerPlan
@@ -32,8 +34,8 @@ from motet.types import Role
 
 logger = logging.getLogger(__name__)
 
-TRIES = 64
-"""Number of ports to try: an ending replica of the same rank, or another program, may still have one."""
+MAX_PORTS = 64
+"""Maximum number of ports to try: a replica of the same rank that is ending, or another program, can hold some."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,24 @@ class WorkerPlan:
     ports: range
     """Side-channel ports, in the order in which they are tried."""
     prefill: GatewayConfig | None = None
-    """How a decode replica that serves clients itself asks prefill replicas; None: it asks none."""
+    """Settings for sending requests to prefill replicas, for a decode replica that serves clients directly; else
+    None."""
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Times of a worker's announcements, and how long it waits for others."""
+    """Times of a worker's announcements, and time limits for waiting."""
 
     announce_s: float = ANNOUNCE_S
     retry_s: float = RETRY_S
-    """Seconds before it tries again after a failed question."""
-    meet_s: float = MEET_S
+    """Time between a failed call to the directory and the next one."""
+    connect_s: float = CONNECT_S
     reach_s: float = 60.0
-    """Seconds for which it tries to reach the directory at its start; then the start fails."""
-    farewell_s: float = 1.0
-    """The same at its end."""
-    tell_s: float = 2.0
-    """Seconds for its engine to report its load: Serve waits 10 s at most, and asks every 2 s."""
+    """Maximum time to reach the directory at the start, after which the start fails."""
+    leave_s: float = 1.0
+    """Maximum time to reach the directory at the end."""
+    stats_s: float = 2.0
+    """Maximum time for the engine to report its load. Serve requests a report every 2 s, and waits 10 s for it."""
 
 
 LIMITS = WorkerLimits()
@@ -78,14 +81,15 @@ class RayWorker:
         self._directory = directory
         self._start_engine = start_engine
         self._limits = limits
-        self._following = DirectoryCopy(directory)
-        self._announcing = Announcer(self._following, self._announcement, limits=limits)
+        self._copy = DirectoryCopy(directory)
+        self._announcer = Announcer(self._copy, self._announcement, limits=limits)
         self._server = RunningServer[Cell]()
-        self._meeting: PrefillConnections | None = None
+        self._connections: PrefillConnections | None = None
+        """None unless it is a decode worker whose server has started."""
         self._announced = False
-        """True while the directory may know this worker."""
-        self._told = EngineStats()
-        """The engine's figures at the last report of its load."""
+        """True while the directory can know this worker."""
+        self._stats = EngineStats()
+        """Figures of the engine in the last load report."""
         self._load: dict[str, float] = {}
 
     @property
@@ -93,14 +97,14 @@ class RayWorker:
         return self._server.serving
 
     async def start(self) -> None:
-        """Returns when it is ready. If it raises StartupError or DirectoryError, nothing is left."""
+        """Returns when it is ready. Raises StartupError or DirectoryError, after which nothing is left running."""
         try:
             await self._start_server()
-            await self._meet_all()
+            await self._connect()
             if self._plan.prefill is not None:
-                members = prefill_replicas(self.serving, self._following, config=self._plan.prefill)
-                self._server.companions.add(await self._server.companions.enter_async_context(members))
-            await self._announcing.reach(WorkerStage.READY, limit_s=self._limits.reach_s)
+                members = prefill_replicas(self.serving, self._copy, config=self._plan.prefill)
+                self._server.tasks.add(await self._server.tasks.enter_async_context(members))
+            await self._announcer.reach(WorkerStage.READY, limit_s=self._limits.reach_s)
         except BaseException:
             await self.close()
             raise
@@ -110,32 +114,33 @@ class RayWorker:
         self._server.check()
 
     async def load(self) -> dict[str, float]:
-        """Returns the load for Serve's scaling: the last one while the engine is in a long step, or none."""
+        """Returns the load for Serve's scaling: the last known one while the engine is in a long step; empty if none is
+        known."""
         with contextlib.suppress(MotetError, TimeoutError):
-            async with asyncio.timeout(self._limits.tell_s):
+            async with asyncio.timeout(self._limits.stats_s):
                 stats = [await worker.engine.stats() for worker in self.serving.workforce.workers if worker.local]
-            before, self._told = self._told, stats[0] if stats else EngineStats()
-            self._load = load_of(self._told, before, max_num_seqs=self._plan.server.engine.max_num_seqs)
+            before, self._stats = self._stats, stats[0] if stats else EngineStats()
+            self._load = load_of(self._stats, before, max_num_seqs=self._plan.server.engine.max_num_seqs)
         return self._load
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Drains for as long as its settings allow, unless it must end `at_once`. May be called twice."""
+        """Drains for the time that its settings allow, or ends `at_once`. Can be called twice."""
         if self._server.serves and self._announced:
             with contextlib.suppress(DirectoryError):
-                await self._announcing.reach(WorkerStage.LEAVING, limit_s=self._limits.farewell_s)
+                await self._announcer.reach(WorkerStage.LEAVING, limit_s=self._limits.leave_s)
         await self._server.close(at_once=at_once)
         await self._withdraw()
 
     async def _withdraw(self) -> None:
-        """Withdraws from the directory. If that is ending too, it does not answer, and nobody needs to know."""
+        """Withdraws from the directory. If the directory is ending too, it does not answer, which is no problem."""
         if self._announced:
             with contextlib.suppress(DirectoryError, TimeoutError):
-                async with asyncio.timeout(self._limits.farewell_s):
+                async with asyncio.timeout(self._limits.leave_s):
                     await self._directory.withdraw(self._plan.server.worker_id)
                     self._announced = False
 
     async def _start_server(self) -> None:
-        """Starts the server on the first port that is free and stays free."""
+        """Starts the server with the first port that is free, and still free when the engine binds it."""
         host = self._plan.server.engine.side_channel_host
         for port in self._plan.ports:
             if port and not is_free(host, port):
@@ -149,31 +154,34 @@ class RayWorker:
                 return
         ports = self._plan.ports
         raise PortTakenError(
-            f"--{self._role}-port: all ports from {ports.start} to {ports.stop - 1} are taken on {host}; give another "
-            "first one"
+            f"--{self._role}-port: all ports from {ports.start} to {ports.stop - 1} are taken on {host}; set another "
+            "first port"
         )
 
-    async def _meet_all(self) -> None:
-        limits = self._limits
+    async def _connect(self) -> None:
+        """Announces the worker, and connects it to the workers with which it exchanges KV."""
+        limits, tasks = self._limits, self._server.tasks
         if self._role is Role.DECODE:
-            connect = self.serving.workforce.connect
-            self._meeting = PrefillConnections(
-                connect, self._engine_id, on_met=self._announcing.has_news, limit_s=limits.meet_s
+            self._connections = PrefillConnections(
+                self.serving.workforce.connect,
+                self._engine_id,
+                on_connected=self._announcer.note_change,
+                limit_s=limits.connect_s,
             )
-        self._server.companions.begin(self._following.follow())
+        tasks.start(self._copy.follow())
         self._announced = True
-        # First of all, so that of two workers that start together one sees the other.
-        await self._announcing.reach(WorkerStage.MEETING, limit_s=limits.reach_s)
-        self._server.companions.begin(self._stay_announced())
-        if self._meeting is not None:
-            self._server.companions.begin(self._meeting.keep(self._following, look_s=limits.announce_s))
-            await self._meeting.all_met(self._following)
+        # Before anything else, so that of two workers that start at the same time one finds the other.
+        await self._announcer.reach(WorkerStage.CONNECTING, limit_s=limits.reach_s)
+        tasks.start(self._stay_announced())
+        if self._connections is not None:
+            tasks.start(self._connections.keep(self._copy, poll_s=limits.announce_s))
+            await self._connections.all_connected(self._copy)
         elif self._role is Role.PREFILL:
-            await until_met(self._engine_id, self._following, limit_s=limits.meet_s)
+            await until_connected(self._engine_id, self._copy, limit_s=limits.connect_s)
 
     async def _stay_announced(self) -> None:
-        await first_of(self._announcing.keep(), self._server.ended())
-        await self._withdraw()  # at once, since the server has stopped answering
+        await first_of(self._announcer.keep(), self._server.ended())
+        await self._withdraw()  # at once, since the server does not answer any more
 
     def _announcement(self, stage: WorkerStage) -> Announcement:
         return Announcement(
@@ -182,11 +190,11 @@ class RayWorker:
             role=self._role,
             stage=stage,
             transfer=self._transfer(),
-            met=self._meeting.met_of(self._following.workers) if self._meeting is not None else (),
+            connected=() if self._connections is None else self._connections.connected_of(self._copy.workers),
         )
 
     def _transfer(self) -> TransferAddress | None:
-        """Returns the present address of its engine: an engine that was started again has another id."""
+        """Returns the current address of its engine. An engine that was restarted has a new id."""
         local = [worker.engine.info.transfer for worker in self.serving.workforce.workers if worker.local]
         return local[0] if local else None
 
@@ -196,22 +204,23 @@ class RayWorker:
 
 
 class Announcer:
-    """Sends a worker's announcements: at its start, with news, every few seconds; one at a time, to keep the order."""
+    """Sends a worker's announcements: at its start, after changes, and every few seconds. They are sent one at a time,
+    to keep their order."""
 
     def __init__(
-        self, following: DirectoryCopy, say: Callable[[WorkerStage], Announcement], *, limits: WorkerLimits = LIMITS
+        self, copy: DirectoryCopy, announcement: Callable[[WorkerStage], Announcement], *, limits: WorkerLimits = LIMITS
     ) -> None:
-        """`say`: makes the present announcement for a stage."""
-        self._following = following
-        self._say = say
+        """`announcement`: makes the current announcement for a stage."""
+        self._copy = copy
+        self._announcement = announcement
         self._limits = limits
-        self._stage = WorkerStage.MEETING
-        self._news = asyncio.Event()
-        self._telling = asyncio.Lock()
+        self._stage = WorkerStage.CONNECTING
+        self._changed = asyncio.Event()
+        self._sending = asyncio.Lock()
 
     async def reach(self, stage: WorkerStage, *, limit_s: float) -> None:
-        """Returns once the directory knows the stage. Raises DirectoryError if it cannot be reached in time; `keep`
-        goes on trying."""
+        """Returns when the directory knows the stage. Raises DirectoryError if it cannot be reached in time; `keep`
+        continues to try."""
         self._stage = stage
         failure: DirectoryError | None = None
         try:
@@ -223,36 +232,36 @@ class Announcer:
                         failure = error
                     await asyncio.sleep(self._limits.retry_s)
         except TimeoutError as error:
-            said = failure.message if failure else "the directory of workers does not answer"
-            raise DirectoryError(f"{said}; it was tried for {limit_s:g} s") from error
+            reason = failure.message if failure else "the directory of workers does not answer"
+            raise DirectoryError(f"{reason}; tried for {limit_s:g} s") from error
 
-    def has_news(self) -> None:
+    def note_change(self) -> None:
         """Called when the worker's announcement has changed."""
-        self._news.set()
+        self._changed.set()
 
     async def keep(self) -> None:
         """Announces the worker until it is cancelled."""
         while True:
-            await first_of(self._news.wait(), timeout_s=self._limits.announce_s)
-            self._news.clear()  # before announcing: later news is announced once more
+            await first_of(self._changed.wait(), timeout_s=self._limits.announce_s)
+            self._changed.clear()  # before announcing: a change during the announcement is announced next
             with contextlib.suppress(DirectoryError):
                 await self._announce()
 
     async def _announce(self) -> None:
-        async with self._telling:
-            await self._following.announce(self._say(self._stage))
+        async with self._sending:
+            await self._copy.announce(self._announcement(self._stage))
 
 
 def side_channel_ports(role: Role, rank: int, *, ray: RayConfig) -> range:
-    """Returns the port of this role and rank, and those after it; only 0 if any free port is allowed."""
+    """Returns the port of this role and rank, and the ports after it; only 0 if any free port can be used."""
     first = {Role.PREFILL: ray.prefill_port, Role.DECODE: ray.decode_port}.get(role, SIDE_CHANNEL_PORTS[role])
     if first == 0:
         return range(1)
-    return range(first + rank, min(first + rank + TRIES, 2**16))
+    return range(first + rank, min(first + rank + MAX_PORTS, 2**16))
 
 
 def is_free(host: str, port: int) -> bool:
-    """Returns False if somebody listens there now. Other problems are reported by the engine."""
+    """Returns False if a program listens there now. Other problems are reported by the engine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

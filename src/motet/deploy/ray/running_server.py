@@ -1,4 +1,4 @@
-"""Runs a server of ours inside a replica, as a task and not as a process, with its companions, and ends it in time."""
+"""Runs a server of Motet as a task inside a replica, together with other tasks of the replica, and ends it in time."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ W = TypeVar("W")
 
 
 class ReplicaTasks(contextlib.AsyncExitStack):
-    """The tasks and contexts beside the server of a replica, until `aclose`."""
+    """The tasks and contexts of a replica in addition to its server, until `aclose`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def begin(self, work: Coroutine[None, None, None]) -> None:
+    def start(self, work: Coroutine[None, None, None]) -> None:
         self.add(asyncio.create_task(work))
 
     def add(self, task: asyncio.Task[None]) -> None:
@@ -40,7 +40,7 @@ class ReplicaTasks(contextlib.AsyncExitStack):
         for task in self._tasks:
             if task.done():
                 error = None if task.cancelled() else task.exception()
-                raise EngineDiedError("it has lost contact with the other replicas") from error
+                raise EngineDiedError("the replica has lost contact with the other replicas") from error
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -49,10 +49,10 @@ class ReplicaTasks(contextlib.AsyncExitStack):
 
 
 class RunningServer(Generic[W]):
-    """A server with its companions, from `start` to `close`."""
+    """A server and the other tasks of its replica, from `start` to `close`."""
 
     def __init__(self) -> None:
-        self.companions = ReplicaTasks()
+        self.tasks = ReplicaTasks()
         self._signals = StopSignals()
         self._server: asyncio.Future[Outcome] | None = None
         self._serving: Serving[W] | None = None
@@ -67,7 +67,7 @@ class RunningServer(Generic[W]):
         return self._serving is not None and self._server is not None and not self._server.done()
 
     async def start(self, run: Callable[..., Awaitable[Outcome]]) -> None:
-        """Returns once `run(on_ready=..., signals=...)` serves. Raises what `run` raises; may be called again then."""
+        """Returns when `run(on_ready=..., signals=...)` serves. Raises what `run` raises; can then be called again."""
         ready: asyncio.Future[Serving[W]] = asyncio.get_running_loop().create_future()
         self._server = asyncio.ensure_future(run(on_ready=ready.set_result, signals=self._signals))
         try:
@@ -81,35 +81,36 @@ class RunningServer(Generic[W]):
         self._serving = ready.result()
 
     def check(self) -> None:
-        """Raises EngineDiedError if the server or a companion has ended."""
+        """Raises EngineDiedError if the server or a task has ended."""
         if not self.serves:
             raise EngineDiedError("the server has ended")
-        self.companions.check()
+        self.tasks.check()
 
     async def ended(self) -> None:
-        """Returns once the server has ended, well or not."""
+        """Returns when the server has ended, also by an error."""
         if self._server is not None:
             await asyncio.wait([self._server])
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Drains for as long as the settings allow, unless the server must end `at_once`. May be called twice."""
+        """Drains for the time that the settings allow, or ends the server `at_once`. Can be called twice."""
         self._signals.drain.set()
         if at_once:
             self._signals.at_once.set()
         await self.ended()
-        await self.companions.aclose()
+        await self.tasks.aclose()
         server, self._server = self._server, None
         if self._serving and server and not server.cancelled() and (error := server.exception()):
             logger.error("the server failed", exc_info=error)
 
 
 async def running_gateway(plan: GatewayPlan, directory: RayDirectory) -> RunningServer[Gateway]:
-    """Starts a gateway over the directory's workers; returns once one answers. Raises StartupError, leaving nothing."""
-    following = DirectoryCopy(directory)
+    """Starts a gateway with the workers of the directory; returns when a worker is ready. Raises StartupError, after
+    which nothing is left running."""
+    copy = DirectoryCopy(directory)
     server = RunningServer[Gateway]()
-    server.companions.begin(following.follow())
+    server.tasks.start(copy.follow())
     try:
-        await server.start(partial(run_gateway, replace(plan, listed=ListedWorkers(following, tuple(Role)))))
+        await server.start(partial(run_gateway, replace(plan, listed=ListedWorkers(copy, tuple(Role)))))
     except BaseException:
         await server.close()
         raise

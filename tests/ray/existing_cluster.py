@@ -1,4 +1,4 @@
-"""Somebody else's cluster, kept while tests join it: `tests.ray.nodes` as a process of its own."""
+"""A cluster that exists before the cells that join it: `tests.ray.nodes` in a separate process."""
 
 import asyncio
 import shutil
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from bench.servers.ports import free_port
 from motet.settings.server_config import environment
 from tests.ray.engines import Engines
-from tests.ray.hook import environ_of
-from tests.ray.joined import FAR, Joined
+from tests.ray.fork_hook import environ_of
+from tests.ray.joined_cluster import SECOND, Joined
 from tests.ray.processes import descendants, end
-from tests.ray.running_ray import AS_OTHERS, temporary_folder
+from tests.ray.running_ray import NICENESS, temporary_folder
 
 
 @dataclass
-class TheirCluster:
+class ExistingCluster:
     """`joined` starts the cluster when the first test joins; `end` ends it, if it was started."""
 
     engines: Engines
-    far: bool = False
-    """If true, it has a second node, and an application of their own."""
+    second_node: bool = False
+    """If true, it has a second node, and another application."""
     _process: asyncio.subprocess.Process | None = None
     _joined: Joined | None = None
 
@@ -44,8 +44,8 @@ class TheirCluster:
     async def _start(self) -> Joined:
         port, temporary = free_port(), temporary_folder()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.ray.nodes", str(port), *([FAR] if self.far else ())),
-            env={**environment(), "RAY_TMPDIR": str(temporary), **AS_OTHERS, **environ_of(self.engines.at)},
+            *(sys.executable, "-m", "tests.ray.nodes", str(port), *([SECOND] if self.second_node else ())),
+            env={**environment(), "RAY_TMPDIR": str(temporary), **NICENESS, **environ_of(self.engines.at)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Asks a cluster for an answer, and strikes when the answer has begun."""
+"""Streamed answers of a cell on Ray, and faults that are injected when an answer has started."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,19 +9,20 @@ from tests.fault.answers import Answer, Body, Reader, lines_of, read
 from tests.ray.running_ray import RunningRay
 
 LONG, LONGEST = 260, 390
-"""Tokens of a choice that is to be struck: as many as there is room for. Eight choices of them take half a second."""
+"""Number of tokens of a choice during which a fault is injected; the second is the maximum for the prompts of tests.
+Eight choices of that length take half a second."""
 
 
 class Streaming:
-    """An answer that has begun."""
+    """An answer that has started."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.worker: str = response.headers["x-motet-worker"]
         self.reader = Reader()
         self._lines = lines_of(response)
 
-    async def begin(self) -> None:
-        """Reads until every choice has a role, and some choice a token."""
+    async def start(self) -> None:
+        """Reads until every choice has a role, and at least one choice has a token."""
         await read(self._lines, self.reader, until=lambda reader: reader.chunks > len(reader.roles) > 0)
 
     async def read_all(self) -> Reader:
@@ -34,12 +35,12 @@ async def streaming(ray: RunningRay, route: str, body: Body, *, session: str = "
     async with ray.http.stream("POST", route, json=body, headers=headers) as response:
         assert response.status_code == httpx.codes.OK
         stream = Streaming(response)
-        await stream.begin()
+        await stream.start()
         yield stream
 
 
-async def ask_and_strike(ray: RunningRay, route: str, body: Body, strike: Callable[[str], None]) -> Answer:
-    """Calls `strike` with the name of the worker that writes the answer."""
+async def answer_with_fault(ray: RunningRay, route: str, body: Body, inject: Callable[[str], None]) -> Answer:
+    """Calls `inject` with the name of the worker that generates the answer, when the answer has started."""
     async with streaming(ray, route, body) as stream:
-        strike(stream.worker)
+        inject(stream.worker)
         return (await stream.read_all()).complete()

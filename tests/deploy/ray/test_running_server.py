@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from motet.deploy.ray.running import RunningServer
+from motet.deploy.ray.running_server import RunningServer
 from motet.deploy.server import Outcome, Serving
 from motet.deploy.shutdown import StopSignals
 from motet.errors import EngineDiedError, ModelLoadError, StartupError
@@ -18,10 +18,10 @@ SERVING = Serving("http://here", SimpleNamespace(), SimpleNamespace(), "workforc
 
 
 class Script:
-    """A scripted server: it serves at once or not at all, and ends when it is asked to or fails."""
+    """A scripted server: it serves at once or not at all, and ends on a signal, on `ends`, or with an error."""
 
     def __init__(self, *, serves: bool = True, fails: BaseException | None = None, lasts: bool = True) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.over = asyncio.Event()
         self.ends = asyncio.Event()
         self._serves = serves
@@ -29,7 +29,7 @@ class Script:
         self._lasts = lasts
 
     async def __call__(self, *, on_ready: OnReady, signals: StopSignals) -> Outcome:
-        self.begun.set()
+        self.started.set()
         try:
             if self._serves:
                 on_ready(SERVING)
@@ -62,7 +62,7 @@ async def test_a_server_that_was_never_started_is_stopped_at_once() -> None:
     assert not server.serves
 
 
-async def test_a_failed_start_raises_its_reason_and_may_be_tried_again() -> None:
+async def test_a_failed_start_raises_its_reason_and_can_be_repeated() -> None:
     server = RunningServer[str]()
     with pytest.raises(ModelLoadError, match="gone"):
         await server.start(Script(serves=False, fails=ModelLoadError("gone"), lasts=False))
@@ -80,7 +80,7 @@ async def test_a_server_that_ends_before_it_serves_has_not_started() -> None:
 async def test_being_cancelled_while_it_starts_stops_it() -> None:
     server, script = RunningServer[str](), Script(serves=False)
     starting = asyncio.create_task(server.start(script))
-    await script.begun.wait()
+    await script.started.wait()
     starting.cancel()
     await asyncio.wait([starting])
     assert starting.cancelled()
@@ -100,8 +100,8 @@ async def test_a_server_that_ends_by_itself_is_unhealthy(caplog: pytest.LogCaptu
     assert caplog.text.count("RuntimeError: a defect") == 1
 
 
-async def test_one_whose_task_was_cancelled_is_closed_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    """`close` raised CancelledError, as if its caller had been cancelled, and the rest of the replica did not end."""
+async def test_a_server_whose_task_was_cancelled_can_be_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: `close` raised CancelledError, as if its caller had been cancelled, and other tasks did not end."""
     server, script = RunningServer[str](), Script(fails=asyncio.CancelledError())
     await server.start(script)
     script.ends.set()

@@ -1,4 +1,5 @@
-"""Lets replicas fork their engines: Ray calls it in each of its worker processes, before anything of ours is there."""
+"""Lets replicas fork their engines. Ray calls `fork_engines` in each of its worker processes, before Motet is
+imported."""
 
 import os
 from asyncio.subprocess import Process
@@ -13,7 +14,7 @@ AT = "TESTS_FORK_ENGINES_AT"
 
 
 def environ_of(socket: str) -> dict[str, str]:
-    """Returns the environment of a cluster whose engines the process that listens there forks."""
+    """Returns the environment of a cluster whose engines are forked by the process that listens at `socket`."""
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), environment().get("PYTHONPATH")))),
         "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": f"{__name__}.{fork_engines.__name__}",
@@ -26,6 +27,6 @@ def fork_engines() -> None:
 
 
 async def forked(launch: Launch) -> Process:
-    from tests.ray.engines import Engines  # of a replica only
+    from tests.ray.engines import Engines  # only replicas need it
 
     return await Engines(environment()[AT]).spawn(launch)

@@ -1,0 +1,153 @@
+"""Connects decode replicas to prefill replicas before one of them reports ready, and again after a restart.
+
+    decode     connects to every announced prefill worker, and announces to which ones it has connected
+    prefill    is ready when every announced decode worker has connected to it
+
+If a connection fails or takes longer than `CONNECT_S`, this is logged, and decode computes the KV that it cannot fetch.
+Connections are made independently, so none waits for another.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+
+from motet.deploy.cell import Cell, prefill_members
+from motet.deploy.ray.directory import Announcement, DirectoryCopy, ListedWorkers, WorkerStage
+from motet.deploy.server import Serving
+from motet.deploy.shutdown import first_of
+from motet.engines.http import server_client
+from motet.errors import MotetError
+from motet.settings.gateway_config import GatewayConfig
+from motet.transfer.ticket import TransferAddress
+from motet.types import Role
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 20.0
+
+
+class PrefillConnections:
+    """The connections of one decode worker to prefill workers."""
+
+    def __init__(
+        self,
+        connect: Callable[[TransferAddress], Awaitable[None]],
+        engine_id: Callable[[], str],
+        *,
+        on_connected: Callable[[], None] = lambda: None,
+        limit_s: float = CONNECT_S,
+    ) -> None:
+        """`connect`: raises MotetError; `engine_id`: returns the id of the worker's own engine; `on_connected`: called
+        after each connection or failure."""
+        self._connect = connect
+        self._engine_id = engine_id
+        self._on_connected = on_connected
+        self._limit_s = limit_s
+        self._connected: set[str] = set()
+        """Ids of prefill engines that are connected, or for which the worker has stopped trying."""
+        self._connected_by = engine_id()
+        """Id of the worker's own engine that made these connections."""
+        self._any_connected = asyncio.Event()
+        self._connecting: dict[str, asyncio.Task[None]] = {}
+
+    def connected_of(self, workers: Iterable[Announcement]) -> tuple[str, ...]:
+        """Returns the sorted engine ids of the workers that wait for this worker and need not wait any longer."""
+        waiting = [worker for worker in workers if worker.stage is WorkerStage.CONNECTING]
+        return tuple(sorted(self._connected & _prefill(waiting).keys()))
+
+    async def keep(self, directory: DirectoryCopy, *, poll_s: float) -> None:
+        """Connects to every new prefill worker, until it is cancelled. `poll_s`: time between two checks of the
+        worker's own engine, which can have been restarted."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                revision = directory.revision
+                self._update(_prefill(directory.workers), tasks)
+                await first_of(directory.change(revision), timeout_s=poll_s)
+
+    async def all_connected(self, directory: DirectoryCopy) -> None:
+        """Returns when all prefill workers that are listed now are connected, have failed, or have gone. `keep` must
+        run during this time."""
+        expected = _prefill(directory.workers).keys()
+        while True:
+            self._any_connected.clear()
+            revision = directory.revision
+            if not (expected & _prefill(directory.workers).keys()) - self._connected:
+                return
+            await first_of(self._any_connected.wait(), directory.change(revision))
+
+    def _update(self, prefill: Mapping[str, TransferAddress], tasks: asyncio.TaskGroup) -> None:
+        """Starts to connect to new workers, and forgets workers that have gone."""
+        gone = self._connecting.keys() - prefill.keys()
+        if self._connected_by != self._engine_id():
+            self._connected_by, self._connected = self._engine_id(), set()
+            gone = set(self._connecting)
+        for engine_id in gone:
+            self._connecting.pop(engine_id).cancel()
+        self._connected &= prefill.keys()
+        for engine_id in prefill.keys() - self._connected - self._connecting.keys():
+            self._connecting[engine_id] = tasks.create_task(self._connect_to(prefill[engine_id]))
+
+    async def _connect_to(self, address: TransferAddress) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._connect(address)
+        except (MotetError, TimeoutError) as error:
+            reason = error.message if isinstance(error, MotetError) else f"no answer within {self._limit_s:g} s"
+            logger.warning("cannot fetch from %s at %s:%d: %s", address.engine_id, address.host, address.port, reason)
+        del self._connecting[address.engine_id]
+        self._connected.add(address.engine_id)
+        self._any_connected.set()
+        self._on_connected()
+
+
+async def until_connected(
+    engine_id: Callable[[], str], directory: DirectoryCopy, *, limit_s: float = CONNECT_S
+) -> None:
+    """Returns when every announced decode worker has connected to the prefill engine `engine_id`, or after
+    `limit_s`."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                revision = directory.revision
+                if not _unconnected(engine_id(), directory.workers):
+                    return
+                await directory.change(revision)
+    except TimeoutError:
+        names = ", ".join(worker.id for worker in _unconnected(engine_id(), directory.workers))
+        logger.warning("not connected within %g s by %s: reports ready without them", limit_s, names)
+
+
+def _unconnected(engine_id: str, workers: Iterable[Announcement]) -> list[Announcement]:
+    """Returns the decode workers that have not connected to this prefill engine."""
+    fetching = [worker for worker in workers if worker.role is Role.DECODE and worker.stage is not WorkerStage.LEAVING]
+    return [worker for worker in fetching if engine_id not in worker.connected]
+
+
+def _prefill(workers: Iterable[Announcement]) -> Mapping[str, TransferAddress]:
+    """Returns the addresses at which KV can be fetched, by engine id."""
+    staying = [worker for worker in workers if worker.role is Role.PREFILL and worker.stage is not WorkerStage.LEAVING]
+    return {worker.transfer.engine_id: worker.transfer for worker in staying if worker.transfer is not None}
+
+
+@contextlib.asynccontextmanager
+async def prefill_replicas(
+    serving: Serving[Cell], directory: DirectoryCopy, *, config: GatewayConfig
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Adds the prefill replicas to the workers of a decode replica that serves clients directly. They join and leave
+    with the directory, in the task that it yields; those that are listed have joined when the context is entered."""
+    async with server_client() as client:
+        members = prefill_members(
+            serving.workforce,
+            client,
+            config=config,
+            worker_key=serving.service.config.worker_key,
+            drain_s=serving.service.config.drain_timeout_s,
+            introduces=False,
+            listed=ListedWorkers(directory, (Role.PREFILL,)),
+        )
+        try:
+            async with members.watched() as watching:
+                yield watching
+        finally:
+            await members.close()
