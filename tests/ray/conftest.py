@@ -128,13 +128,17 @@ async def ray(shared: "RunningRay") -> "RunningRay":
     return shared
 
 
+@pytest.fixture
+def ending_ray(ray: "RunningRay") -> "RunningRay":
+    """The shared cell, for a test that ends it. Such a test runs after all others that use this cell."""
+    return ray
+
+
 HERE = Path(__file__).parent
 JOINED = ("direct", "test_ends", "test_autoscaling")
 """Groups whose cells join an existing cluster, one after the other."""
 GROUPS = ("gateway", *JOINED, "test_nodes")
 """Groups of tests with one cell each, in an order for which two test processes end at the same time."""
-LAST = "test_a_cell_that_is_ended"
-"""Prefix of the names of tests that end the shared cell."""
 
 
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]
@@ -151,17 +155,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneClus
     return OneClusterEach(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     here = [item for item in items if item.path.is_relative_to(HERE)]
     others = [item for item in items if not item.path.is_relative_to(HERE)]
     here.sort(key=place)
     items[:] = [*here, *others]
 
 
-def place(item: pytest.Item) -> tuple[int, bool, bool, bool]:
+def place(item: pytest.Function) -> tuple[int, bool, bool, bool]:
     """Returns the sort key of a test. A process gets its next tests when it has two left, so long tests come before."""
     is_long = "under_load" in item.name or "without_controller" in item.name
-    return GROUPS.index(group_of(item.nodeid)), item.name.startswith(LAST), "faults" in item.path.stem, not is_long
+    return (
+        GROUPS.index(group_of(item.nodeid)),
+        ending_ray.__name__ in item.fixturenames,
+        "faults" in item.path.stem,
+        not is_long,
+    )
 
 
 def group_of(nodeid: str) -> str:

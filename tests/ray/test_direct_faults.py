@@ -64,8 +64,9 @@ async def test_an_answer_whose_replica_is_killed_never_looks_complete(
     assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (1, 0)
 
 
-async def test_a_cell_that_is_ended_sends_an_error_event_to_a_stream_after_its_time(ray: RunningRay) -> None:
+async def test_a_cell_that_is_ended_sends_an_error_event_to_a_stream_after_its_time(ending_ray: RunningRay) -> None:
     """Serve would kill the replica without an error event. The engine is stopped, so the answer would never end."""
+    ray = ending_ray
     engine, started = engine_of(await ray.home_of("s")), ray.started
     async with streaming(ray, CHAT, chat("too long", COUNTED, n=8, max_tokens=LONG), session="s") as stream:
         with stopped(engine):
