@@ -59,7 +59,6 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "Fleet": 13,
         "Gateway": 20,
         "Journey": 16,
-        "KnownGroup": 13,
         "LocalKeeper": 15,
         "Member": 25,
         "PackedModel": 14,

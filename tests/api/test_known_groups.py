@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from motet.api.known_groups import KnownGroup, KnownGroups
+from motet.api.known_groups import FurtherChoices, KnownGroup, KnownGroups
 from motet.errors import NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId
 from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying
@@ -208,8 +208,7 @@ def known(id: str, keep_s: float, *, client: str = "a") -> KnownGroup:
         created=0,
         prompt_tokens=1,
         keep_s=keep_s,
-        first_seed=2**64 - 1,
-        next_index=1,
+        further=FurtherChoices(first_seed=2**64 - 1, next_index=1),
         body_bytes=1000,
     )
 
@@ -238,9 +237,9 @@ def test_kept_groups_are_forgotten_when_their_time_is_up() -> None:
     now[0] = 10.0
     assert names(groups, "0", "1", "2") == ["1"]
     assert len(groups) == 1
-    assert groups.find("1", client="a").take_starts(2)[0].seed == 0
+    assert groups.find("1", client="a").further.take(2)[0].seed == 0
     with pytest.raises(RequestError, match="end before 16384"):
-        groups.find("1", client="a").take_starts(16_382)
+        groups.find("1", client="a").further.take(16_382)
 
 
 def test_a_client_with_many_kept_groups_drives_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,13 +257,13 @@ def test_a_client_with_many_kept_groups_drives_out_its_own(monkeypatch: pytest.M
     assert names(groups, "other", client="b") == ["other"]
 
 
-def test_choices_that_could_not_begin_are_given_back() -> None:
-    group = known("0", 60.0)
-    first, second = group.take_starts(2), group.take_starts(1)
-    group.give_back(first)
-    assert group.take_starts(1)[0].index == 4, "others were taken after them"
-    group.give_back(second)
-    assert group.next_index == 5
+def test_choices_that_could_not_start_are_put_back() -> None:
+    further = known("0", 60.0).further
+    first, second = further.take(2), further.take(1)
+    further.put_back(first)
+    assert further.take(1)[0].index == 4, "others were taken after them"
+    further.put_back(second)
+    assert further.next_index == 5
 
 
 async def test_a_client_that_leaves_takes_its_group_along(serve: Serving) -> None:

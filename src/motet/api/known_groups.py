@@ -1,8 +1,8 @@
-"""The groups that a server knows by their ids: those of answers under way, and those whose prompt is kept for more
-choices (`keep_s`). Only the client that asked for a group finds it.
+"""The groups that a server knows by their ids: groups with answers under way, and groups whose prompt is kept for more
+choices (`keep_s`). A group is found only with the client that requested it.
 
-    opened    a part of the group's answers begins: the first one, or one with more choices
-    closed    a part is over. With the last one the group is forgotten, now or when its prompt's time is up
+    opened    an answer of the group starts: the first one, or an answer with more choices
+    closed    an answer has ended. With the last one the group is forgotten, at once or after `keep_s`
 """
 
 from collections import Counter
@@ -21,30 +21,35 @@ from motet.errors import NotFoundError
 from motet.types import ChoiceStart, FinishReason
 
 MAX_KEPT = 1024
-"""Groups that are known after their answers."""
+"""Maximum number of groups that are known after the end of their answers."""
 MAX_KEPT_BYTES = 256 * 2**20
-"""Most memory of such groups. If they are more, or have more, the client with most of them loses its oldest one."""
+"""Maximum memory of these groups. Above one of the limits, the client that uses the most memory loses its oldest
+group."""
 GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
-"""What a group takes, for each byte of its request (8 KiB of stop strings make a search of 320 KiB), and a choice."""
+"""Estimated memory in bytes: per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), per
+choice."""
 MAX_CHOICES = 16_384
-"""Choices that a group may have, with all that were added."""
+"""Maximum number of choices of a group, including choices that were added later."""
 
 
 class ChoiceState(StrEnum):
+    """State of a choice, as `GET /v1/groups/{id}` shows it."""
+
     WAITING = "waiting"
-    """It has not begun."""
+    """The choice has not started."""
     WRITING = "writing"
+    """The choice is running."""
     OVER = "over"
-    """It has ended; without a finish reason if its answer was broken off."""
+    """The choice has ended; without a finish reason if its answer was cut off."""
     DROPPED = "dropped"
-    """It never began, and never will."""
+    """The choice did not start before the end of its answer."""
 
 
 def choice_state(
     index: int, *, ended: Container[int], unfinished: Container[int], waiting: Container[int]
 ) -> ChoiceState:
-    """Returns the state of a choice. `ended`: choices with a finish reason; `waiting`: those of the unfinished choices
-    that have not started."""
+    """Returns the state of a choice. `ended`: choices with a finish reason; `waiting`: unfinished choices that have not
+    started."""
     if index in ended:
         return ChoiceState.OVER
     if index in unfinished:
@@ -56,19 +61,19 @@ class ChoiceReport(msgspec.Struct, frozen=True):
     index: int
     state: ChoiceState
     tokens: int | None
-    """Output tokens so far; None if only another server knows them."""
+    """Number of output tokens so far; None if only another server knows it."""
     finish_reason: FinishReason | None
     worker: str | None = None
-    """The worker that writes it, or wrote last; None while it is not known."""
+    """Worker that generates the choice, or did so last; None if it is not known."""
 
 
-class KnownPart(Protocol):
-    """Choices of a group that are in one answer."""
+class OpenAnswer(Protocol):
+    """An answer under way, with some choices of a group. The implementations are `TokenGroup` and `SteeredPrompt`."""
 
     def choices(self) -> Sequence[ChoiceReport]: ...
 
     async def end_choice(self, index: int) -> bool:
-        """Ends a choice where it is. Returns False if it is over already."""
+        """Ends a choice at its current position. Returns False if it had ended."""
         ...
 
     async def end_all(self) -> None: ...
@@ -85,101 +90,110 @@ class MoreChoices:
     span: RequestSpan = NO_REQUEST_SPAN
 
 
+@dataclass
+class FurtherChoices:
+    """The indices and seeds of the choices that can be added to a group. They continue the group's own."""
+
+    first_seed: int = 0
+    """Seed of choice 0."""
+    next_index: int = 0
+
+    def take(self, count: int) -> tuple[ChoiceStart, ...]:
+        """Returns the next choices. Raises RequestError if the group would have too many."""
+        if self.next_index + count > MAX_CHOICES:
+            why = f"the next choice is number {self.next_index}, and the numbers of a group end before {MAX_CHOICES}"
+            raise invalid_value("n", why)
+        first, self.next_index = self.next_index, self.next_index + count
+        return tuple(ChoiceStart(index, (self.first_seed + index) % 2**64) for index in range(first, first + count))
+
+    def put_back(self, starts: Sequence[ChoiceStart]) -> None:
+        """Takes back choices that could not start, unless other choices were taken after them."""
+        if self.next_index == starts[-1].index + 1:
+            self.next_index = starts[0].index
+
+
 @dataclass(eq=False, kw_only=True)
 class KnownGroup:
     """One prompt of a request, with the choices of all its answers."""
 
     id: str
     client: str
-    """Who asked for it."""
+    """Client that requested the group."""
     model: str
     created: int
     prompt_tokens: int | None
-    """None if only another server knows them."""
+    """Number of prompt tokens; None if only another server knows it."""
     keep_s: float = 0.0
-    first_seed: int = 0
-    next_index: int = 0
-    """The index of the next choice, if more are asked for."""
+    further: FurtherChoices = field(default_factory=FurtherChoices)
     body_bytes: int = 0
-    """Size of its request."""
+    """Size of the group's request."""
     more: Callable[["KnownGroup", MoreChoices], Response] | None = None
-    """Makes an answer with more choices; None if there can be none."""
-    open: list[KnownPart] = field(default_factory=list)
-    """The parts that are not over."""
+    """Makes an answer with more choices; None if choices cannot be added."""
+    open: list[OpenAnswer] = field(default_factory=list)
+    """Answers under way."""
     over: dict[int, ChoiceReport] = field(default_factory=dict)
-    """The choices of those that are."""
+    """Choices of the answers that have ended."""
     until_s: float | None = None
-    """When it is forgotten; None while a part is open."""
-
-    def take_starts(self, count: int) -> tuple[ChoiceStart, ...]:
-        """Returns the next choices; seeds go on from those of the group. Raises RequestError if they are too many."""
-        if self.next_index + count > MAX_CHOICES:
-            why = f"the next choice is number {self.next_index}, and those of a group end before {MAX_CHOICES}"
-            raise invalid_value("n", why)
-        first, self.next_index = self.next_index, self.next_index + count
-        return tuple(ChoiceStart(index, (self.first_seed + index) % 2**64) for index in range(first, first + count))
-
-    def give_back(self, starts: Sequence[ChoiceStart]) -> None:
-        """Takes back choices that could not begin, unless others were taken after them."""
-        if self.next_index == starts[-1].index + 1:
-            self.next_index = starts[0].index
+    """Time at which the group is forgotten; None while an answer is under way."""
 
     @property
     def num_bytes(self) -> int:
-        """About the memory that it takes once its answers are over."""
+        """Estimated memory of the group after the end of its answers."""
         return GROUP_BYTES + BODY_FACTOR * self.body_bytes + CHOICE_BYTES * len(self.over)
 
     def choices(self) -> list[ChoiceReport]:
         """Returns all choices, in the order of their indices."""
-        reports = self.over | {one.index: one for part in self.open for one in part.choices()}
+        reports = self.over | {one.index: one for answer in self.open for one in answer.choices()}
         return [reports[index] for index in sorted(reports)]
 
     async def end_choice(self, index: int) -> bool:
-        """Raises NotFoundError if the group has no such choice."""
-        for part in self.open:
-            if any(one.index == index for one in part.choices()):
-                return await part.end_choice(index)
+        """Ends a choice at its current position. Returns False if it had ended. Raises NotFoundError if the group has
+        no such choice."""
+        for answer in self.open:
+            if any(one.index == index for one in answer.choices()):
+                return await answer.end_choice(index)
         if index in self.over:
             return False
         raise NotFoundError(f"Group {self.id} has no choice {index}.", code="choice_not_found")
 
 
 class KnownGroups:
-    """Owned by the service of a server."""
+    """The groups that the service of a server knows."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[str, KnownGroup] = {}
         self._kept: dict[str, KnownGroup] = {}
-        """Groups whose answers are over, in the order in which they ended."""
+        """Groups whose answers have ended, in the order in which they ended."""
         self._bytes_of: Counter[str] = Counter()
-        """The memory of each client's kept groups."""
+        """Memory of the kept groups of each client."""
 
     def __len__(self) -> int:
         return len(self._open) + len(self._kept)
 
     def find(self, id: str, *, client: str) -> KnownGroup:
-        """Raises NotFoundError, also for a group of somebody else."""
-        self._forget_late()
+        """Returns a group by its id. Raises NotFoundError, also for a group of another client."""
+        self._forget_expired()
         group = self._open.get(id) or self._kept.get(id)
         if group is None or group.client != client:
             raise NotFoundError(f"No group {id!r} is under way or kept here.", code="group_not_found")
         return group
 
-    def opened(self, group: KnownGroup, part: KnownPart) -> None:
+    def opened(self, group: KnownGroup, answer: OpenAnswer) -> None:
+        """Notes that an answer of the group starts."""
         self._drop(group.id)
         self._open[group.id] = group
-        group.open.append(part)
+        group.open.append(answer)
         group.until_s = None
 
-    def closed(self, group: KnownGroup, part: KnownPart) -> None:
-        """To be called once for each part that was opened."""
-        group.open.remove(part)
-        group.over |= {one.index: ended(one) for one in part.choices()}
+    def closed(self, group: KnownGroup, answer: OpenAnswer) -> None:
+        """Notes that an answer has ended. Must be called once for each answer that was opened."""
+        group.open.remove(answer)
+        group.over |= {one.index: ended(one) for one in answer.choices()}
         if group.open:
             return
         del self._open[group.id]
-        self._forget_late()
+        self._forget_expired()
         if group.keep_s > 0:
             group.until_s = self._clock() + group.keep_s
             self._kept[group.id] = group
@@ -189,21 +203,21 @@ class KnownGroups:
                 self._drop(next(id for id, kept in self._kept.items() if kept.client == most))
 
     def forget(self, group: KnownGroup) -> None:
-        """Forgets a group, as soon as its answers are over."""
+        """Forgets a group; at the end of its answers if there are answers under way."""
         group.keep_s = 0.0
         self._drop(group.id)
 
     def left_s(self, group: KnownGroup) -> float | None:
-        """Returns the seconds for which a group is still known; None while it is under way."""
+        """Returns the remaining seconds for which a group is known; None while an answer is under way."""
         return None if group.until_s is None else max(0.0, group.until_s - self._clock())
 
-    def _forget_late(self) -> None:
+    def _forget_expired(self) -> None:
         now_s = self._clock()
         for id in [id for id, group in self._kept.items() if group.until_s is not None and group.until_s <= now_s]:
             self._drop(id)
 
     def _drop(self, id: str) -> None:
-        """Takes a group from those that are kept, if it is one."""
+        """Forgets a group if it is kept."""
         group = self._kept.pop(id, None)
         if group is not None:
             self._bytes_of[group.client] -= group.num_bytes
@@ -212,7 +226,7 @@ class KnownGroups:
 
 
 def ended(report: ChoiceReport) -> ChoiceReport:
-    """Returns the report on a choice whose answer is over, whether or not it has ended by itself."""
+    """Returns the report on a choice after the end of its answer, which can have been cut off."""
     match report.state:
         case ChoiceState.WAITING:
             return replace(report, state=ChoiceState.DROPPED)

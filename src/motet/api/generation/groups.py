@@ -1,11 +1,10 @@
 """The groups of one request while they run: each is opened, read step by step, accounted for, and closed.
 
-    TokenGroup        one prompt as text: tokens of the engine in, events of its choices out; or its prefill alone
-    EngineGroup       what a gateway sent, as the engine's own deltas (`engine_routes`)
-    UpstreamRequest   all prompts of a request to a text upstream (`upstream`)
+    TokenGroup        one prompt as text: tokens of the engine in, events of its choices out; or only its prefill
+    WorkerGroup       a group that a gateway has sent, as the engine's own deltas (`worker.engine_routes`)
+    UpstreamPrompts   all prompts of a request to a text upstream (`texts.text_requests`)
 
-`answer.GeneratedResponse` owns the groups of a request: it opens all or none and closes them together. With one group
-the group hands its steps over itself; with several, a `Merge` of them.
+`answer.GeneratedResponse` owns the groups of a request: it opens all or none, runs them, and closes them together.
 """
 
 import logging
@@ -33,48 +32,48 @@ StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
 
 SENT = 200
-"""The status of a request whose whole answer has been sent."""
+"""Status of a request whose complete answer has been sent."""
 
 
 class AnswerGroup(ABC, Generic[StepT, UsedT]):
-    """One group of a request."""
+    """A group of a request."""
 
     num_prompts = 1
-    """Each prompt counts as a group that waits for its first token."""
+    """Number of prompts. Each counts in admission as a group that waits for its first token."""
 
     @property
     @abstractmethod
     def usage(self) -> UsedT:
-        """The usage of the group so far."""
+        """Usage of the group so far."""
 
     @property
     @abstractmethod
     def worker(self) -> str:
-        """The id of the worker that writes the group; empty while that is not known."""
+        """Id of the worker that generates the group; empty while it is not known."""
 
     @abstractmethod
-    def open(self, place: AdmissionSlot) -> None:
+    def open(self, slot: AdmissionSlot) -> None:
         """Submits the group. Raises the error if it is refused."""
 
     @abstractmethod
     def run(self, take: Take[StepT]) -> Coroutine[None, None, None]:
-        """Reads the group, once it is open, to its end."""
+        """Reads a group that is open to its end."""
 
     @abstractmethod
     async def close(self, *, status: int) -> None:
-        """Frees the group, counts and logs it, once. Must follow, also if `open` failed or never came."""
+        """Frees the group, counts it and logs it. Must be called once, also if `open` failed or was not called."""
 
 
 class GroupAccount:
-    """The account of one group: its place among those that wait, its figures, and its line in the access log. It begins
-    when the group has been submitted; `end` must follow, once."""
+    """The accounting of one group: its slot in admission, its metrics, and its line in the access log. Made when the
+    group has been submitted; `end` must be called once."""
 
     def __init__(
         self,
         service: Service,
         served: ServedModel | TextModel,
         *,
-        place: AdmissionSlot,
+        slot: AdmissionSlot,
         request_id: str,
         group: str,
         num_choices: int,
@@ -82,18 +81,18 @@ class GroupAccount:
         prompt_tokens: int | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        """`request_id`: the client's name for the request; `group`: ours for the group; `span`: ends with the account.
-        `prompt_tokens`, `max_tokens`: None if only another server knows them."""
-        self._place = place
+        """`request_id`: the client's id of the request; `group`: Motet's id of the group; `span`: span of the group,
+        which `end` ends. `prompt_tokens`, `max_tokens`: None if only another server knows them."""
+        self._slot = slot
         self._span = span
         self._metrics = service.metrics.of(served.name)
         self._record = self._metrics.group_opened(
-            num_choices, clock=service.clock, prompt_tokens=prompt_tokens, max_tokens=max_tokens, on_first=place.started
+            num_choices, clock=service.clock, prompt_tokens=prompt_tokens, max_tokens=max_tokens, on_first=slot.started
         )
         self.step: Callable[[Sequence[ShownChoice], bool], None] = self._record.step
-        """To be called with what each step shows, and True if a choice may have ended in it."""
+        """Must be called with the events of each step, and True if a choice can have ended in it."""
         self.start_choices: Callable[[Sequence[int]], None] = self._record.start_choices
-        """To be called with choices that begin later than the group."""
+        """Must be called with choices that start later than the group."""
         self._names = {
             "request_id": request_id,
             "group": group,
@@ -105,12 +104,12 @@ class GroupAccount:
 
     @classmethod
     def of_tokens(
-        cls, service: Service, served: ServedModel, *, request: GenerateRequest, place: AdmissionSlot, span: Span
+        cls, service: Service, served: ServedModel, *, request: GenerateRequest, slot: AdmissionSlot, span: Span
     ) -> Self:
         return cls(
             service,
             served,
-            place=place,
+            slot=slot,
             span=span,
             request_id=request.trace,
             group=request.request_id,
@@ -121,13 +120,13 @@ class GroupAccount:
 
     @property
     def finish_reasons(self) -> Mapping[int, FinishReason]:
-        """Why choices have ended, for those that have."""
+        """Finish reason of each choice that has ended, by index."""
         return self._record.finish_reasons
 
     def end(self, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int] | None = None) -> None:
-        """Leaves the place; counts and logs the group. `usage`: None if it was not told. `tokens`: the number of
-        output tokens of each choice, where that is known."""
-        self._place.leave()
+        """Leaves admission, counts the group and logs it. `usage`: None if it was not reported. `tokens`: number of
+        output tokens of each choice, if known."""
+        self._slot.leave()
         record = self._record
         self._metrics.group_ended(record, status=status, tokens=tokens or {})
         end_group_span(self._span, record, status=status, worker=worker, usage=usage, tokens=tokens or {})
@@ -152,23 +151,24 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 class TokenGroup(AnswerGroup[GroupStep, Usage]):
-    """One prompt of a request: its group in the engine, its account, and the ticket it brings or comes to."""
+    """One prompt of a request: its group in the engine, its account, and the ticket that it starts or ends with."""
 
     def __init__(self, service: Service, plan: Plan, *, number: int, known: KnownGroup | None = None) -> None:
-        """`number`: of the prompt inside the request. `known`: where its client finds the group, if it may."""
+        """`number`: number of the prompt in the request. `known`: the group as the client finds it by its id; None if
+        the client cannot find it."""
         self._service = service
         self._plan = plan
         self._request = plan.groups[number]
         self._number = number
         self._known = known
         self._text: TextGroup | None = None
-        """None while the group is not open, and for one that is only prefilled."""
+        """Text of the group; None before `open`, and if the group is only prefilled."""
         self._ticket: Ticket | None = None
-        """The ticket of a prefill."""
+        """Ticket that the prefill returned."""
         self._account: GroupAccount | None = None
         self._span: Span = NO_SPAN
 
-    def open(self, place: AdmissionSlot) -> None:
+    def open(self, slot: AdmissionSlot) -> None:
         plan, served, number = self._plan, self._plan.served, self._number
         self._span = span = group_span_of(plan.span, self._request, model=served.name)
         request = self._request = span.placed(self._request)
@@ -181,7 +181,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                 policy=plan.policy,
                 number=number,
             )
-        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place, span=span)
+        self._account = GroupAccount.of_tokens(self._service, served, request=request, slot=slot, span=span)
         if self._text is not None:
             self._text.on_step, self._text.on_start = self._account.step, self._account.start_choices
             if self._known is not None:
@@ -196,8 +196,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         reports = []
         for index, tokens in sorted(text.num_tokens.items()):
             state = choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting)
-            begun = state in (ChoiceState.WRITING, ChoiceState.OVER)
-            worker = (text.workers.of_choice.get(index, only_worker) or None) if begun else None
+            started = state in (ChoiceState.WRITING, ChoiceState.OVER)
+            worker = (text.workers.of_choice.get(index, only_worker) or None) if started else None
             reports.append(ChoiceReport(index, state, tokens, reasons.get(index), worker))
         return reports
 
@@ -212,8 +212,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         return self._prefill(take) if self._text is None else self._text.run(take)
 
     async def _prefill(self, take: Take[GroupStep]) -> None:
-        """Gives one step: the choice ends without a token, and there is a ticket."""
-        assert self._plan.order is not None and self._account is not None  # it is open, and is not to be written
+        """Delivers one step, in which the choice ends without a token, with the ticket."""
+        assert self._plan.order is not None and self._account is not None  # the group is open, and only prefilled
         self._ticket = await self._plan.served.engine.prefill(self._request, readers=self._plan.order.readers)
         ended = ChoiceEvent(self._request.choices[0].index, "", (), finish=FinishReason.LENGTH)
         self._account.step((ended,), True)
@@ -233,11 +233,11 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         return (self._text.workers.last if self._text else "") or self._service.only_worker
 
     async def close(self, *, status: int) -> None:
-        """Gives back a ticket that the client brought and the engine never got, and one that was made and the client
-        never got."""
+        """Releases a ticket of the request that no engine has got, and a ticket of the prefill that the client has not
+        got."""
         unused = self._request.ticket if self._text is None else None
         if self._known is not None and self._text is None:
-            self._known.give_back(self._request.choices)
+            self._known.further.put_back(self._request.choices)
         if status != SENT:
             unused = self._ticket or unused
         tokens = self._text.num_tokens if self._text else {start.index: 0 for start in self._request.choices}
@@ -248,7 +248,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
             else:
                 self._span.end(error=error_of(status))
-        finally:  # each step comes, whatever happens in the one before
+        finally:  # each of the three is done, also if the one before it fails
             try:
                 if self._text is not None:
                     await self._text.aclose()

@@ -15,7 +15,7 @@ from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.groups import TokenGroup
 from motet.api.generation.plan import Plan
 from motet.api.http.failure import MakeNames
-from motet.api.known_groups import KnownGroup, MoreChoices
+from motet.api.known_groups import FurtherChoices, KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.ids import RequestId
 from motet.text.text_group import GroupStep
@@ -55,7 +55,7 @@ class MoreAnswers:
         (group,) = self.plan.groups
         most = self.plan.served.max_group(self.service.config)
         self.service.check_size(known.client, num_prompts=1, n=request.n, most=most, prompt_param="n")
-        starts = known.take_starts(request.n)
+        starts = known.further.take(request.n)
         added = msgspec.structs.replace(
             group,
             request_id=RequestId(f"{group.request_id}+from{starts[0].index}"),
@@ -86,8 +86,10 @@ def _known(plan: Plan, client: str, *, number: int, more: MoreAnswers | None) ->
         created=plan.head.created,
         prompt_tokens=len(group.prompt),
         keep_s=group.keep_s,
-        first_seed=(first.seed - first.index) % 2**64,
-        next_index=max(start.index for start in group.choices) + 1,
+        further=FurtherChoices(
+            first_seed=(first.seed - first.index) % 2**64,
+            next_index=max(start.index for start in group.choices) + 1,
+        ),
         body_bytes=plan.body_bytes,
         more=more,
     )

@@ -74,8 +74,8 @@ def group_router(service: Service) -> APIRouter:
     async def end_group(request: Request) -> Response:
         group = found(request)
         service.groups.forget(group)
-        for part in list(group.open):
-            await part.end_all()
+        for answer in list(group.open):
+            await answer.end_all()
         return json_response({"id": group.id, "object": "group.deleted", "deleted": True})
 
     summary = "More choices of the group's prompt"

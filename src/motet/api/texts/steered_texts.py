@@ -17,7 +17,7 @@ from motet.types import FinishReason
 
 
 class SteeredPrompt:
-    """A `KnownPart`. Choices are numbered from 0 here, and from `first` in the request."""
+    """An `OpenAnswer`. Choices are numbered from 0 here, and from `first` in the request."""
 
     def __init__(self, policy: GroupPolicy, stream: TextGroupStream, *, first: int, n: int) -> None:
         self._stream = stream

@@ -1,14 +1,15 @@
-"""Requests for text models, which bypass our own schemas: the body's `model` is read first and decides which way to go.
+"""Requests for text models, which are not checked against the schemas of their routes.
 
-1. `pass_through`        None if the model takes tokens: the route continues with its own schema
-2. `answer_from_texts`   fields that Motet has to understand are checked here; the text upstream checks the rest
-3. `UpstreamRequest`     all prompts are one group, admitted, counted and closed as groups of tokens are
+1. `pass_through`        reads the body's `model`. If the model takes tokens, the route continues with its schema
+2. `answer_from_texts`   checks the fields that Motet has to understand; the text upstream checks the rest
+3. `UpstreamPrompts`     all prompts as one group, which is admitted, counted and closed like groups of tokens
 4. `UpstreamChunks`, `UpstreamBody`
-                         what the upstream wrote stays as it is; the rest of an answer is ours:
-                         {id, object, created, model: as asked, choices: [{index, its fields, finish_reason}], what
-                         stood beside the choices, usage: summed}
+                         the upstream's fields stay unchanged, and the rest of an answer is Motet's: {id, object,
+                         created, model, choices: [{index, the choice's fields, finish_reason}], the fields next to
+                         the choices, usage: summed}
 
-`group` is understood here and never sent on: each prompt is steered by itself (`steered_texts`).
+The field `group` is understood here and never sent to the upstream: each prompt is steered by itself
+(`steered_texts`).
 """
 
 import time
@@ -61,7 +62,7 @@ class PassThrough(NamedTuple):
 
 async def pass_through(service: Service, request: Request) -> PassThrough | None:
     """Reads the body's `model`. Returns None if the model takes tokens, or if the body cannot be read: the route's
-    schema then refuses it. Raises RequestError for a body of too many parts."""
+    schema then refuses it. Raises RequestError for a body with too many parts."""
     models = service.models()
     if not any(isinstance(model, TextModel) for model in models.values()):
         return None
@@ -72,48 +73,55 @@ async def pass_through(service: Service, request: Request) -> PassThrough | None
 
 
 def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute, request: Request) -> Response:
-    """Returns the answer of a model's text upstream. Raises RequestError for fields that Motet has to understand and
-    that are wrong; the upstream checks the rest."""
-    (model, fields), path = passed, route
+    """Returns the answer of a model's text upstream. Raises RequestError for wrong values of fields that Motet has to
+    understand; the upstream checks the others."""
+    model, fields = passed
     checked, config = check_fields(fields), service.config
     policy = _policy(checked)
     caller = caller_of(request, session=checked.session_id)
-    asked = TextRequest(
-        route=path,
+    text_request = TextRequest(
+        route=route,
         body={name: value for name, value in fields.items() if name != PARAM},
         model=model.name,
         n=checked.n,
-        prompts=_prompts_in(fields, path),
+        prompts=_prompts_in(fields, route),
         seed=checked.seed,
         stream=checked.stream,
         best_of=checked.best_of,
         trace=caller.trace,
         session_id=caller.session_id,
-        # The client's own, unless it may be a key of this server.
+        # If this server has keys, the header can contain one of them.
         authorization="" if config.api_keys or config.admin_key else request.headers.get("authorization", ""),
     )
-    num_prompts, most, param = asked.num_prompts, config.max_n, PROMPT_PARAMS[path]
-    service.check_size(caller.client, num_prompts=num_prompts, n=asked.n, most=most, prompt_param=param)
-    head = AnswerHead(id=new_request_id(ID_PREFIXES[path]), created=int(time.time()), model=model.name)
-    group = UpstreamRequest(service, model, request=asked, head=head, caller=caller, policy=policy)
-    writer = (
-        UpstreamChunks(head, path, include_usage=checked.include_usage, reports=group.reports)
-        if checked.stream
-        else UpstreamBody(head, path, reports=group.reports, keep=Keep.ALL if policy is None else policy.keep)
+    service.check_size(
+        caller.client,
+        num_prompts=text_request.num_prompts,
+        n=text_request.n,
+        most=config.max_n,
+        prompt_param=PROMPT_PARAMS[route],
     )
-    return GeneratedResponse(service, [group], writer=writer, client=caller.client, num_choices=asked.num_choices)
+    head = AnswerHead(id=new_request_id(ID_PREFIXES[route]), created=int(time.time()), model=model.name)
+    group = UpstreamPrompts(service, model, request=text_request, head=head, caller=caller, policy=policy)
+    writer = (
+        UpstreamChunks(head, route, include_usage=checked.include_usage, reports=group.reports)
+        if checked.stream
+        else UpstreamBody(head, route, reports=group.reports, keep=Keep.ALL if policy is None else policy.keep)
+    )
+    return GeneratedResponse(
+        service, [group], writer=writer, client=caller.client, num_choices=text_request.num_choices
+    )
 
 
 def _policy(checked: "UpstreamFields") -> GroupPolicy | None:
-    """Returns how each prompt is steered. Raises RequestError for what needs more than texts."""
+    """Returns the policy of each prompt. Raises RequestError for a policy that needs more than texts."""
     group, where = checked.group, "the model is on a server that takes texts"
     if group is None:
         return None
     if group.deterministic:
-        why = f"goes by numbers of tokens: {where}, which tells none before an answer's end"
+        why = f"depends on numbers of tokens: {where}, which are not reported before the end of an answer"
         raise unsupported_parameter(f"{PARAM}.deterministic", why)
     if group.confidence is not None:
-        why = f"needs the log-probabilities of every token: {where}, which need not tell any"
+        why = f"needs the log-probabilities of every token: {where}, which need not report any"
         raise unsupported_parameter(f"{PARAM}.confidence", why)
     if checked.best_of is not None and checked.best_of > checked.n:
         raise invalid_value("best_of", f"greater than 'n' it cannot be used with '{PARAM}'")
@@ -125,7 +133,7 @@ class _UpstreamStreamOptions(StreamOptions):
 
 
 class UpstreamFields(StreamingFields):
-    """The fields that we have to understand."""
+    """The fields that Motet has to understand."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -143,7 +151,7 @@ class UpstreamFields(StreamingFields):
 
 
 def check_fields(fields: Fields) -> UpstreamFields:
-    """Raises RequestError in the words of our own schemas."""
+    """Raises RequestError for a wrong value, with the same message as the schemas of the routes."""
     values = {name: msgspec.json.decode(fields[name]) for name in UpstreamFields.model_fields if name in fields}
     try:
         return UpstreamFields.model_validate(values)
@@ -152,8 +160,8 @@ def check_fields(fields: Fields) -> UpstreamFields:
 
 
 def _read(body: bytes) -> tuple[Fields | None, str | None]:
-    """Returns the fields (None if the body is no JSON object), and the `model` that it names, if any. Raises
-    RequestError for a body of too many parts."""
+    """Returns the fields of the body, None if it is not a JSON object, and its `model`, None if it has none. Raises
+    RequestError for a body with too many parts."""
     check_counts(body)
     fields = None
     try:
@@ -164,7 +172,8 @@ def _read(body: bytes) -> tuple[Fields | None, str | None]:
 
 
 def _prompts_in(fields: Fields, route: TextRoute) -> tuple[msgspec.Raw, ...]:
-    """Returns each prompt. Anything but an array of texts or of arrays is one prompt: token ids, or a mistake."""
+    """Returns each prompt of a completions request. A value that is not an array of texts or of arrays is one prompt:
+    a text, token ids, or a mistake."""
     if route is TextRoute.CHAT:
         return ()
     prompt = fields.get("prompt", msgspec.Raw(b"null"))
@@ -175,8 +184,8 @@ def _prompts_in(fields: Fields, route: TextRoute) -> tuple[msgspec.Raw, ...]:
     return tuple(entries) if each else (prompt,)
 
 
-class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
-    """All prompts of the request are one group here: the upstream may be given them in one request."""
+class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
+    """All prompts of a request as one group, since the upstream can get them in one request."""
 
     def __init__(
         self,
@@ -188,7 +197,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         caller: Caller,
         policy: GroupPolicy | None,
     ) -> None:
-        """`caller`: its client finds the prompts as groups if there is a policy, by which each of them is steered."""
+        """`policy`: policy of each prompt; the caller's client then finds each prompt as a group of its own."""
         self.num_prompts = request.num_prompts
         self._service = service
         self._model = model
@@ -199,7 +208,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         self._group: TextGroupStream | None = None
         self._account: GroupAccount | None = None
         self._steered: list[tuple[KnownGroup, SteeredPrompt]] = []
-        """The prompts that are steered, once they are open."""
+        """Prompts under a policy, once they are open."""
 
     @property
     def worker(self) -> str:
@@ -210,11 +219,11 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         return self._group.usage if self._group is not None else None
 
     def reports(self) -> list[GroupReport]:
-        """Returns what has become of the prompts if they are steered."""
+        """Returns the reports on the prompts under a policy."""
         reports = [prompt.report(known.id) for known, prompt in self._steered]
         return [report for report in reports if report is not None]
 
-    def open(self, place: AdmissionSlot) -> None:
+    def open(self, slot: AdmissionSlot) -> None:
         request, policy = self._request, self._policy
         if policy is not None:
             first, size = range(policy.num_first(request.n)), request.num_prompts
@@ -226,7 +235,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
         self._account = GroupAccount(
             self._service,
             model,
-            place=place,
+            slot=slot,
             request_id=request.trace,
             group=self._head.id,
             num_choices=size,
@@ -261,7 +270,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
                 await taking
 
     async def _feed(self, pieces: Sequence[TextPiece]) -> None:
-        """Gives each prompt what has come of it."""
+        """Passes the pieces of each prompt to its policy."""
         by_prompt: dict[int, list[TextPiece]] = {}
         for piece in pieces:
             by_prompt.setdefault(piece.index // self._request.n, []).append(piece)
@@ -274,7 +283,7 @@ class UpstreamRequest(AnswerGroup[TextStep, Usage | None]):
     async def close(self, *, status: int) -> None:
         for known, prompt in self._steered:
             self._service.groups.closed(known, prompt)
-        async with AsyncExitStack() as closing:  # the group is closed also if the account cannot be
+        async with AsyncExitStack() as closing:  # the group is closed also if ending the account fails
             if self._group is not None:
                 closing.push_async_callback(self._group.aclose)
             if self._account is not None:
@@ -307,7 +316,8 @@ class UpstreamChunks(AnswerWriter[TextStep, Usage | None]):
 
 
 class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
-    """Writes a whole answer. A field beside the choices is kept if all requests of the group have the same value."""
+    """Writes an answer that is not streamed. A field next to the choices is kept if it has the same value in the
+    answers to all requests of the group."""
 
     content_type = "application/json"
     streams = False
@@ -315,10 +325,10 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
     def __init__(
         self, head: AnswerHead, route: TextRoute, *, reports: Callable[[], list[GroupReport]], keep: Keep
     ) -> None:
-        """`reports`: see `UpstreamChunks`. `keep`: the choices to show."""
+        """`reports`: see `UpstreamChunks`. `keep`: choices that the answer contains."""
         kind = "chat.completion" if route is TextRoute.CHAT else "text_completion"
         self._opening = head.json(kind) + b',"choices":['
-        self._reported = reports
+        self._reports = reports
         self._keep = keep
         self._pieces: list[TextPiece] = []
         self._extras: list[Fields] = []
@@ -326,7 +336,7 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
     def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
         for step in steps:
             self._pieces += step.pieces
-            if any(piece.finish is not FinishReason.ABORT for piece in step.pieces):  # else no server has written it
+            if any(piece.finish is not FinishReason.ABORT for piece in step.pieces):  # if not, Motet made the pieces
                 self._extras.append(step.extras)
         return b""
 
@@ -334,10 +344,10 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
         left_out = {FinishReason.ABORT} if self._keep is Keep.FINISHED else set()
         pieces = sorted((one for one in self._pieces if one.finish not in left_out), key=lambda piece: piece.index)
         choices = b",".join(b'{"index":' + _rest_of_choice(piece) for piece in pieces)
-        told = b"]" + _members(_agreed(self._extras)) + b',"usage":' + chat_usage_json(usage)
-        if reports := self._reported():
-            told += b',"groups":' + msgspec.json.encode(reports)
-        return [self._opening + choices + told + b"}"]
+        closing = b"]" + _members(_agreed(self._extras)) + b',"usage":' + chat_usage_json(usage)
+        if reports := self._reports():
+            closing += b',"groups":' + msgspec.json.encode(reports)
+        return [self._opening + choices + closing + b"}"]
 
 
 def _rest_of_choice(piece: TextPiece) -> bytes:

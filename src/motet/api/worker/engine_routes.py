@@ -164,7 +164,7 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
     def worker(self) -> str:
         return self._service.only_worker
 
-    def open(self, place: AdmissionSlot) -> None:
+    def open(self, slot: AdmissionSlot) -> None:
         served = self._served
         check_group(served, self._request)
         self._span = span = group_span_of(self._parent, self._request, model=served.name)
@@ -173,7 +173,7 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
             raise OverloadedError(f"The group {request.request_id} is still open here. Try again, or another worker.")
         self._stream = (served.placed or served.engine).generate(request)
         self._open_ids.add(request.request_id)
-        self._account = GroupAccount.of_tokens(self._service, served, request=request, place=place, span=span)
+        self._account = GroupAccount.of_tokens(self._service, served, request=request, slot=slot, span=span)
 
     async def run(self, take: Take[GroupDelta]) -> None:
         assert self._stream is not None and self._account is not None  # it has been opened
