@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-from bench.client.load import Load, LoadSetup, Timing, median_timing, open_client
+from bench.client.load import Load, LoadSetup, Timing, load_parser, median_timing, open_client
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.program.command_line import load_parser, numbers, progress
+from bench.program.command_line import numbers, progress
 from bench.program.report import Cells, Floor, machine, print_report, table
 from bench.servers.motet_server import counters, motet_server
 from motet.deploy.child import CounterSnapshot

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx
 
-from bench.client.load import Load, LoadSetup, Timing, median_timing, open_client
+from bench.client.load import Load, LoadSetup, Timing, load_parser, median_timing, open_client
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.fork import measure_groups
-from bench.program.command_line import load_parser, progress
+from bench.program.command_line import progress
 from bench.program.report import Cells, machine, print_report, table
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, block_size_in

@@ -25,9 +25,9 @@ from statistics import mean, median
 import httpx
 import msgspec
 
-from bench.client.load import Load, LoadSetup, open_client
+from bench.client.load import Load, LoadSetup, load_parser, open_client
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.program.command_line import load_parser, progress
+from bench.program.command_line import progress
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.motet_server import counters, motet_server
 from examples.self_consistency.questions import make_questions

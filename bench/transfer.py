@@ -28,7 +28,8 @@ import msgspec
 import psutil
 import torch
 
-from bench.program.command_line import load_parser, progress
+from bench.client.load import load_parser
+from bench.program.command_line import progress
 from bench.program.report import Cells, machine, print_report, table
 from motet.engine_orders import Connect
 from motet.engines.native.client import NativeEngine

@@ -23,9 +23,9 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.client.load import Load, Timing, median_timing, open_client
+from bench.client.load import Load, Timing, load_parser, median_timing, open_client
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.program.command_line import load_parser, progress
+from bench.program.command_line import progress
 from bench.program.report import Cells, Table, machine, print_report, table
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.deploy.child import ChildServer

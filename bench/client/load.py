@@ -13,11 +13,32 @@ import httpx
 import msgspec
 
 from bench.client.stream import follow
+from bench.program.command_line import add_check, benchmark_parser, numbers
 from motet.cli.conversation import Conversation
 from motet.errors import EngineError
+from motet.models.smollm2 import DEFAULT_MODEL
 
 TIMEOUT_S = 900.0
 PATH = "/v1/completions"
+
+
+def load_parser(
+    module: str, doc: str | None, *, length: Callable[[str], object] = int, **defaults: object
+) -> argparse.ArgumentParser:
+    """Returns a parser with the flags of a benchmark that sends requests.
+
+    `length` parses a number of tokens; `defaults` are the defaults of `ns`, `prompt_tokens`, `max_tokens` and
+    `repeats`.
+    """
+    parser = benchmark_parser(module, doc)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="model of the servers that the benchmark starts")
+    parser.add_argument("--ns", type=numbers, help="values of n, the number of choices, e.g. 1,8,32")
+    parser.add_argument("--prompt-tokens", type=length, help="number of tokens of a prompt")
+    parser.add_argument("--max-tokens", type=length, help="number of tokens of a choice")
+    parser.add_argument("--repeats", type=int, help="number of measurements of each case")
+    add_check(parser)
+    parser.set_defaults(**defaults)
+    return parser
 
 
 @dataclass(frozen=True)

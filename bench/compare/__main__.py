@@ -30,11 +30,12 @@ from pathlib import Path
 
 import uvloop
 
+from bench.client.load import load_parser
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.compare.arrivals import RequestMix, measure_rate, schedule
 from bench.compare.grid import QUICK, Grid, GridBench, GridRow, floors
 from bench.compare.tables import ComparisonConditions, ServerFacts, grid_cells, rate_cells
-from bench.program.command_line import load_parser, numbers
+from bench.program.command_line import numbers
 from bench.program.report import machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.peer import all_cores, peer_server

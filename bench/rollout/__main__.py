@@ -35,8 +35,9 @@ from pathlib import Path
 import msgspec
 from transformers import AutoTokenizer
 
+from bench.client.load import load_parser
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.program.command_line import load_parser, progress
+from bench.program.command_line import progress
 from bench.program.report import machine, tell
 from bench.rollout.results import Results, Served, floors, tables
 from bench.rollout.trainer import Drawn, Policy

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import uvloop
 
+from bench.client.load import load_parser
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.program.command_line import load_parser, numbers, progress
+from bench.program.command_line import numbers, progress
 from bench.program.report import machine, print_report
 from bench.scale.growth import CHOICE_COSTS, GROUP_COSTS, WorkPoint, WorkSeries
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server, median_sample

@@ -32,9 +32,9 @@ from pathlib import Path
 
 import httpx
 
-from bench.client.load import Load
+from bench.client.load import Load, load_parser
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.program.command_line import load_parser, progress
+from bench.program.command_line import progress
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup, for_llama

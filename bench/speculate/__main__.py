@@ -29,9 +29,9 @@ from pathlib import Path
 
 import httpx
 
-from bench.client.load import PATH
+from bench.client.load import PATH, load_parser
 from bench.client.stream import follow
-from bench.program.command_line import load_parser, progress
+from bench.program.command_line import progress
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from bench.client.load import Load, LoadSetup, open_client
+from bench.client.load import Load, LoadSetup, load_parser, open_client
 from bench.client.prompts import TEXT, FreshPrompts, new_seed
-from bench.program.command_line import load_parser, progress
+from bench.program.command_line import progress
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.motet_server import motet_server
 from bench.servers.peer import all_cores, peer_server
