@@ -1,18 +1,18 @@
-"""The results of `bench.ray`: two tables."""
+"""The results of `bench.ray`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from bench.client.load import Timing
-from bench.program.report import Table, columns_table
+from bench.program.report import LEFT, Cells
 
 PARTS = ("worker", "gateway", "proxy", "rest")
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What one load cost on one way."""
+class HopCost:
+    """The cost of one load on one way."""
 
     tokens_per_s: float
     first_s: float
@@ -20,7 +20,7 @@ class Cost:
     """CPU time by part of the system."""
 
     @classmethod
-    def middle(cls, costs: Sequence["Cost"]) -> "Cost":
+    def median(cls, costs: Sequence["HopCost"]) -> "HopCost":
         """Returns the median of each figure."""
         parts = {part for cost in costs for part in cost.us_per_token}
         return cls(
@@ -31,32 +31,36 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Row:
+class HopRow:
     """One load on one way, with scripted engines."""
 
     way: str
     n: int
     clients: int
-    cost: Cost
+    cost: HopCost
+
+    def cells(self) -> Cells:
+        us = self.cost.us_per_token
+        return [
+            ("n", self.n, ""),
+            ("clients", self.clients, ""),
+            ("way", self.way, LEFT),
+            ("tokens/s", self.cost.tokens_per_s, ",.0f"),
+            ("first ms", self.cost.first_s * 1e3, ".1f"),
+            ("us per token", sum(us.values()), ".2f"),
+            *((part, us.get(part), ".2f") for part in PARTS),
+        ]
 
 
-def scripted_table(rows: Sequence[Row]) -> Table:
-    heads = [("n", ""), ("clients", ""), ("way", "<"), ("tokens/s", ",.0f"), ("first ms", ".1f"), ("us a token", ".2f")]
-    return columns_table([*heads, *((part, ".2f") for part in PARTS)], map(cells_of, rows))
-
-
-def cells_of(row: Row) -> Sequence[object]:
-    us, told = row.cost.us_per_token, (row.cost.tokens_per_s, row.cost.first_s * 1e3)
-    return (row.n, row.clients, row.way, *told, sum(us.values()), *(us.get(part) for part in PARTS))
-
-
-def model_table(model: Mapping[str, Mapping[int, Timing]]) -> Table:
-    """`model`: times by way and n."""
-    heads = [("n", ""), ("way", "<"), ("first s", ".2f"), ("last first s", ".2f"), ("total s", ".2f")]
-    ns = next(iter(model.values()))
-    cells = [
-        (n, way, timing.first_s, timing.last_first_s, timing.total_s, timing.decode_tokens_per_s)
-        for n in ns
-        for way, timing in ((way, timings[n]) for way, timings in model.items())
-    ]
-    return columns_table([*heads, ("decode tokens/s", ".0f")], cells)
+def model_rows(model: Mapping[str, Mapping[int, Timing]]) -> Iterator[Cells]:
+    """Yields a row for each n and way. `model` has the times by way and n."""
+    for n in next(iter(model.values())):
+        for way, timings in model.items():
+            yield [
+                ("n", n, ""),
+                ("way", way, LEFT),
+                ("first s", timings[n].first_s, ".2f"),
+                ("last first s", timings[n].last_first_s, ".2f"),
+                ("total s", timings[n].total_s, ".2f"),
+                ("decode tokens/s", timings[n].decode_tokens_per_s, ".0f"),
+            ]

@@ -1,4 +1,4 @@
-"""Finds the processes of a Ray cluster that a benchmark started, their CPU time, and where a replica listens."""
+"""Finds the processes of a Ray cluster that a benchmark started, their CPU times, and the address of a replica."""
 
 import contextlib
 
@@ -16,13 +16,13 @@ PARTS = {
     "bench.frontend.measured_server": "worker",
     "motet.engines.native": "engine",
 }
-"""The part to which a process belongs, by words in its command line."""
+"""Parts of the system, by a text in the command line of their processes."""
 REST = "rest"
-ASK_TIMEOUT_S = 2.0
+VERSION_TIMEOUT_S = 2.0
 
 
 def cpu_by_part(pid: int) -> dict[str, float]:
-    """Returns the seconds of processor time that a process and its children have spent so far, by part."""
+    """Returns the seconds of CPU time that a process and its children have used so far, by part."""
     spent: dict[str, float] = {}
     for process in _tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -37,7 +37,8 @@ def part_of(command: str) -> str:
 
 
 def own_url(pid: int, deployment: str) -> str:
-    """Returns the URL of the server inside a deployment's replica, past Serve. Raises StartupError if there is none."""
+    """Returns the URL of the server inside a deployment's replica, without Serve. Raises StartupError without a
+    replica."""
     for process in _tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):
             if f":{deployment}" in process.cmdline()[0]:
@@ -51,7 +52,7 @@ def own_url(pid: int, deployment: str) -> str:
 
 def _is_motet(url: str) -> bool:
     try:
-        return "version" in httpx.get(url + "/version", timeout=ASK_TIMEOUT_S).json()
+        return "version" in httpx.get(url + "/version", timeout=VERSION_TIMEOUT_S).json()
     except (httpx.HTTPError, ValueError, TypeError):
         return False
 

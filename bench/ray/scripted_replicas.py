@@ -1,4 +1,5 @@
-"""Replicas of Motet on Ray Serve with scripted engines (`bench.frontend.scripted_engine`), not engine processes."""
+"""Replicas of Motet on Ray Serve with scripted engines (`bench.frontend.scripted_engine`) instead of engine
+processes."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -24,7 +25,7 @@ MODEL = "smollm2"
 
 @cache
 def scripted() -> PulsedEngine:
-    """Returns the one engine of this process."""
+    """Returns the only engine of this process."""
     folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda line: None)
     return PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse())
 
@@ -40,7 +41,8 @@ class PulsedDirect(DirectReplica):
 
 
 def application(args: Mapping[str, object]) -> Application:
-    """Builds what `motet.deploy.ray.app.application` builds, with scripted decode replicas and no prefill replicas."""
+    """Builds the application of `motet.deploy.ray.app.application`, with scripted decode replicas and no prefill
+    replicas."""
     settings = resolve_settings(args, environ={}, command=ServerCommand.RAY)
     options = deployment_options(settings)
     directory = serve.deployment(**options[DIRECTORY])(DirectoryReplica).bind()

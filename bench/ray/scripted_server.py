@@ -1,14 +1,14 @@
 """Motet on Ray Serve with scripted engines, for `bench.ray`.
 
-It has one decode replica, and with the gateway ingress one gateway replica. Prints the URL, and ends with the process
-that started it.
+The application has one decode replica, and with the gateway ingress one gateway replica. Prints the URL, and ends with
+the process that started it.
 """
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
 
+from bench.program.command_line import benchmark_parser
 from bench.ray.scripted_replicas import MODEL, application
 from motet.deploy.ray.foreground import run_application
 from motet.deploy.server import Outcome
@@ -20,8 +20,8 @@ from motet.types import Ingress
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ingress", choices=tuple(Ingress), help="where clients connect")
+    parser = benchmark_parser("bench.ray.scripted_server", __doc__)
+    parser.add_argument("ingress", choices=tuple(Ingress), help="server to which clients connect")
     parser.add_argument("--port", type=int, required=True, help="port of the ingress")
     arguments = parser.parse_args(argv)
     args: dict[str, object] = {

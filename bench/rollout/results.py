@@ -1,22 +1,22 @@
-"""The figures of `bench.rollout`, as tables and floors."""
+"""The results of `bench.rollout`: tables and floors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bench.program.report import Bound, Floor, Table, columns_table
-from bench.rollout.trainer import Mismatch
-from bench.rollout.weight_updates import Update
+from bench.program.report import LEFT, Bound, Cells, Floor, Table, table
+from bench.rollout.trainer import LogprobMismatch
+from bench.rollout.weight_updates import UpdateCost
 
-FASTER, CLOSER = 1.3, 1.1
-"""Our tokens/s and our distance, of vLLM's."""
-MOST_SILENT_S = 1.0
+MIN_SPEED, MAX_DISTANCE = 1.3, 1.1
+"""Motet's tokens/s divided by vLLM's, and Motet's distance from the trainer divided by vLLM's."""
+MAX_SILENT_S = 1.0
 FLOAT32_MEAN = 1e-4
-"""Nats; rounding in another order gives a tenth of it."""
+"""Distance in nats. Rounding in another order gives a tenth of it."""
 
 
 @dataclass(frozen=True)
-class Served:
-    """How fast a batch was written."""
+class ServedBatch:
+    """The speed of one batch on one server."""
 
     server: str
     dtype: str
@@ -25,70 +25,92 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedLogprobs:
     server: str
     dtype: str
     after: str
     """`start`, `stale` for answers under older weights than the trainer's, or the way of an update."""
     rounded: bool
     """True if the trainer computed with weights rounded to bf16."""
-    mismatch: Mismatch
+    mismatch: LogprobMismatch
+
+    def cells(self) -> Cells:
+        return [
+            ("server", self.server, LEFT),
+            ("dtype", self.dtype, LEFT),
+            ("after", self.after, LEFT),
+            ("trainer", "rounded" if self.rounded else "float32", LEFT),
+            ("mean", self.mismatch.mean, ".6f"),
+            ("p99", self.mismatch.p99, ".6f"),
+            ("tokens", self.mismatch.tokens, ""),
+        ]
 
 
 @dataclass
-class Results:
-    served: list[Served] = field(default_factory=list)
-    mismatches: list[Compared] = field(default_factory=list)
-    updates: dict[str, Update] = field(default_factory=dict)
-    """By way and dtype."""
+class RolloutResults:
+    served: list[ServedBatch] = field(default_factory=list)
+    mismatches: list[ComparedLogprobs] = field(default_factory=list)
+    updates: dict[str, UpdateCost] = field(default_factory=dict)
+    """Costs of updates by way and dtype."""
     train_s: float = 0.0
-    """Seconds of a forward and backward pass over the whole batch."""
+    """Seconds of a forward and backward pass over the entire batch."""
 
-    def compared(self, server: str, dtype: str, after: str, rounded: bool, mismatch: Mismatch) -> None:
-        self.mismatches.append(Compared(server, dtype, after, rounded, mismatch))
+    def compared(self, server: str, dtype: str, after: str, rounded: bool, mismatch: LogprobMismatch) -> None:
+        self.mismatches.append(ComparedLogprobs(server, dtype, after, rounded, mismatch))
 
     def speed(self, server: str, dtype: str) -> float | None:
-        return next((one.tokens_per_s for one in self.served if (one.server, one.dtype) == (server, dtype)), None)
+        speeds = (batch.tokens_per_s for batch in self.served if (batch.server, batch.dtype) == (server, dtype))
+        return next(speeds, None)
 
     def mean(self, server: str, dtype: str, after: str = "start") -> float | None:
-        """Returns the mean distance from a trainer with the server's weights."""
-        like = (server, dtype, after, dtype == "bfloat16")
-        found = (one for one in self.mismatches if (one.server, one.dtype, one.after, one.rounded) == like)
-        return next((one.mismatch.mean for one in found), None)
+        """Returns the mean distance from a trainer with the same weights as the server."""
+        key = (server, dtype, after, dtype == "bfloat16")
+        for compared in self.mismatches:
+            if (compared.server, compared.dtype, compared.after, compared.rounded) == key:
+                return compared.mismatch.mean
+        return None
 
-    def share(self, one: Served) -> float:
-        """Returns the share of a GRPO step that is generation. A trainer's own `generate` needs no update."""
-        own = [update.taken_s for name, update in self.updates.items() if name.endswith(one.dtype)]
-        update_s = min(own, default=0.0) if one.server == "Motet" else 0.0
-        return one.taken_s / (one.taken_s + self.train_s + update_s)
-
-
-def tables(results: Results) -> Iterator[Table]:
-    heads = [("server", "<"), ("dtype", "<"), ("batch s", ".1f"), ("tokens/s", ".0f"), ("of a GRPO step", ".0%")]
-    rows = [(one.server, one.dtype, one.taken_s, one.tokens_per_s, results.share(one)) for one in results.served]
-    yield columns_table(heads, rows, title="rollouts")
-    heads = [("way, dtype", "<"), ("taken s", ".2f"), ("no token for s", ".2f"), ("usual s", ".2f")]
-    updates = [(name, up.taken_s, up.silent_s, up.usual_s) for name, up in results.updates.items()]
-    yield columns_table(heads, updates, title="updates")
-    heads = [("server", "<"), ("dtype", "<"), ("after", "<"), ("trainer", "<")]
-    heads += [("mean", ".6f"), ("p99", ".6f"), ("tokens", "")]
-    yield columns_table(heads, map(cells_of, results.mismatches), title="|log p(rollout) - log p(trainer)|, nats")
+    def share(self, batch: ServedBatch) -> float:
+        """Returns the share of generation in a GRPO step. A trainer's own `generate` needs no update."""
+        updates_s = [update.taken_s for name, update in self.updates.items() if name.endswith(batch.dtype)]
+        update_s = min(updates_s, default=0.0) if batch.server == "Motet" else 0.0
+        return batch.taken_s / (batch.taken_s + self.train_s + update_s)
 
 
-def cells_of(one: Compared) -> Sequence[object]:
-    away = one.mismatch
-    weights = "rounded" if one.rounded else "float32"
-    return (one.server, one.dtype, one.after, weights, away.mean, away.p99, away.tokens)
+def tables(results: RolloutResults) -> Iterator[Table]:
+    yield table((batch_cells(batch, results) for batch in results.served), title="rollouts")
+    yield table((update_cells(name, update) for name, update in results.updates.items()), title="updates")
+    compared = (compared.cells() for compared in results.mismatches)
+    yield table(compared, title="|log p(rollout) - log p(trainer)|, nats")
 
 
-def floors(results: Results) -> list[Floor]:
-    """Returns what Motet promises; a figure that was not measured misses its floor."""
+def batch_cells(batch: ServedBatch, results: RolloutResults) -> Cells:
+    return [
+        ("server", batch.server, LEFT),
+        ("dtype", batch.dtype, LEFT),
+        ("batch s", batch.taken_s, ".1f"),
+        ("tokens/s", batch.tokens_per_s, ".0f"),
+        ("of a GRPO step", results.share(batch), ".0%"),
+    ]
+
+
+def update_cells(name: str, update: UpdateCost) -> Cells:
+    return [
+        ("way, dtype", name, LEFT),
+        ("taken s", update.taken_s, ".2f"),
+        ("longest pause s", update.silent_s, ".2f"),
+        ("usual pause s", update.usual_s, ".2f"),
+    ]
+
+
+def floors(results: RolloutResults) -> list[Floor]:
+    """Returns the floors. A figure that was not measured misses its floor."""
     faster = ratio(results.speed("Motet", "bfloat16"), results.speed("vLLM", "bfloat16"))
     closer = ratio(results.mean("Motet", "bfloat16"), results.mean("vLLM", "bfloat16"))
     ways = dict.fromkeys(name.partition(", ")[0] for name in results.updates)
     return [
-        Floor("tokens/s of vLLM's, bf16", faster, FASTER, Bound.AT_LEAST),
-        Floor("mismatch of vLLM's, bf16", closer, CLOSER),
+        Floor("tokens/s / vLLM's, bf16", faster, MIN_SPEED, Bound.AT_LEAST),
+        Floor("mismatch / vLLM's, bf16", closer, MAX_DISTANCE),
         *(
             Floor(
                 f"mismatch in float32 after {after}, in 0.0001 nats",
@@ -98,11 +120,11 @@ def floors(results: Results) -> list[Floor]:
             for after in ("start", *ways)
         ),
         *(
-            Floor(f"seconds without a token, {name}", update.silent_s, MOST_SILENT_S)
+            Floor(f"seconds without a token, {name}", update.silent_s, MAX_SILENT_S)
             for name, update in results.updates.items()
         ),
     ]
 
 
-def ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
+def ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None

@@ -1,4 +1,4 @@
-"""New weights for a server that is writing: how long they take by each way, and for how long no token comes."""
+"""Sends new weights to a server that is generating, and measures the time of each way and the pause of a stream."""
 
 import asyncio
 import time
@@ -17,28 +17,28 @@ from motet.weights import Delivery, push
 PATH = "/v1/completions"
 STREAMED_N = 16
 STREAMED_TOKENS = 700
-"""Tokens of a choice; when all are written, the next stream begins."""
+"""Number of tokens of a choice. The next stream starts after the last of them."""
 EVENTS_AROUND = 20
-"""Events of the stream before and after an update."""
+"""Number of events of the stream before and after an update."""
 UPDATE_TIMEOUT_S = 300.0
 
 Tensors = Sequence[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Update:
-    """What one update cost."""
+class UpdateCost:
+    """The cost of one update."""
 
     taken_s: float
-    """From the trainer's call until all engines have the weights."""
+    """Time from the trainer's call until all engines have the weights."""
     silent_s: float
-    """The longest time without a token of a stream with n = 16 meanwhile."""
+    """Longest time without a token of a stream with n = 16 during the update."""
     usual_s: float
-    """The longest time without one before the update."""
+    """Longest time without a token before the update."""
 
 
-class FolderWay:
-    """Writes a checkpoint and tells the server where it is. The server reads the last one again if an engine dies."""
+class CheckpointFolders:
+    """Saves a checkpoint and sends its folder to the server. The server loads the last one again if an engine dies."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,14 +53,14 @@ class FolderWay:
         httpx.post(f"{server}/update_weights", json=body, timeout=UPDATE_TIMEOUT_S).raise_for_status()
 
 
-Send = Callable[[str, Tensors, str], None]
-"""Gives the server at a URL these tensors, and a version."""
+SendWeights = Callable[[str, Tensors, str], None]
+"""Sends tensors and a weight version to the server at a URL."""
 
 
-def ways(folder: Path) -> dict[str, Send]:
-    """Returns the ways to bring new weights, by name. `folder` is for checkpoints."""
+def update_ways(folder: Path) -> dict[str, SendWeights]:
+    """Returns the ways to send new weights, by name. `folder` is for checkpoints."""
     return {
-        "folder": FolderWay(folder),
+        "folder": CheckpointFolders(folder),
         "memory": lambda server, tensors, version: push_by(Delivery.MEMORY, server, tensors, version),
         "http": lambda server, tensors, version: push_by(Delivery.HTTP, server, tensors, version),
     }
@@ -72,8 +72,8 @@ def push_by(way: Delivery, server: str, tensors: Tensors, version: str) -> None:
 
 async def update_while_streaming(
     client: httpx.AsyncClient, model: str, prompt: Sequence[int], send: Callable[[], None]
-) -> Update:
-    """Calls `send` while a stream with n = 16 is being written."""
+) -> UpdateCost:
+    """Calls `send` during a stream with n = 16."""
     times: list[float] = []
     body = {
         "model": model,
@@ -99,13 +99,14 @@ async def update_while_streaming(
         streaming.cancel()
         await asyncio.gather(streaming, return_exceptions=True)
     gaps = list(pairwise(times))
-    meanwhile = [later - earlier for earlier, later in gaps if later > begin and earlier < end]
+    during = [later - earlier for earlier, later in gaps if later > begin and earlier < end]
     before = [later - earlier for earlier, later in gaps if later <= begin]
-    return Update(end - begin, max(meanwhile), max(before))
+    return UpdateCost(end - begin, max(during), max(before))
 
 
 async def _events(times: list[float], number: int, streaming: "asyncio.Task[None]") -> None:
-    """Waits until the stream has had so many events; raises what ended it."""
+    """Waits until the stream has had this number of events. Raises the error that ended the stream."""
+
     while len(times) < number:
         if streaming.done():
             streaming.result()

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from bench.client.load import Timing
-from bench.ray.hop_costs import Cost, Row, model_table, scripted_table
+from bench.program.report import table
+from bench.ray.hop_costs import HopCost, HopRow, model_rows
 from bench.ray.process_cpu import cpu_by_part, own_url, part_of
 from motet.errors import StartupError
 
@@ -38,18 +39,21 @@ def test_the_error_names_a_missing_replica() -> None:
 
 def test_medians_are_taken_figure_by_figure() -> None:
     costs = [
-        Cost(3.0, 0.1, {"proxy": 5.0}),
-        Cost(1.0, 0.3, {"proxy": 1.0, "rest": 2.0}),
-        Cost(2.0, 0.2, {"proxy": 3.0}),
+        HopCost(3.0, 0.1, {"proxy": 5.0}),
+        HopCost(1.0, 0.3, {"proxy": 1.0, "rest": 2.0}),
+        HopCost(2.0, 0.2, {"proxy": 3.0}),
     ]
-    assert Cost.middle(costs) == Cost(2.0, 0.2, {"proxy": 3.0, "rest": 0.0})
+    assert HopCost.median(costs) == HopCost(2.0, 0.2, {"proxy": 3.0, "rest": 0.0})
 
 
 def test_the_tables_show_every_way() -> None:
-    rows = [Row("one server", 8, 16, Cost(1000.0, 0.02, {"worker": 4.0})), Row("direct", 8, 16, Cost(500.0, 0.03, {}))]
+    rows = [
+        HopRow("one server", 8, 16, HopCost(1000.0, 0.02, {"worker": 4.0})),
+        HopRow("direct", 8, 16, HopCost(500.0, 0.03, {})),
+    ]
     timing = Timing(first_s=0.5, last_first_s=0.6, total_s=1.6, tokens=64)
-    head, one, direct = str(scripted_table(rows)).splitlines()
-    _, cell = str(model_table({"local cell": {8: timing}})).splitlines()
+    head, one, direct = str(table(row.cells() for row in rows)).splitlines()
+    _, cell = str(table(model_rows({"local cell": {8: timing}}))).splitlines()
     assert one.split() == ["8", "16", "one", "server", "1,000", "20.0", "4.00", "4.00", "-", "-", "-"]
     assert direct.split() == ["8", "16", "direct", "500", "30.0", "0.00", "-", "-", "-", "-"]
     assert cell.split() == ["8", "local", "cell", "0.50", "0.60", "1.60", "64"]

@@ -1,4 +1,4 @@
-"""What post-training needs is measured: every way of an update, both servers alike, and floors that can be missed."""
+"""The benchmark of post-training measures every way of an update, and each of its floors can be missed."""
 
 import json
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bench.rollout.__main__ import main
-from bench.rollout.results import FLOAT32_MEAN, Results, Served, floors
-from bench.rollout.trainer import Drawn, Mismatch, Policy
-from bench.rollout.weight_updates import Update
+from bench.rollout.results import FLOAT32_MEAN, RolloutResults, ServedBatch, floors
+from bench.rollout.trainer import LogprobMismatch, Policy, Rollout
+from bench.rollout.weight_updates import UpdateCost
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -29,18 +29,18 @@ def policy(model: Path) -> Policy:
     return Policy(model)
 
 
-def results_that_meet() -> Results:
-    results = Results(train_s=3.0)
+def results_that_meet() -> RolloutResults:
+    results = RolloutResults(train_s=3.0)
     for server, speed in (("Motet", 130.0), ("vLLM", 100.0)):
-        results.served.append(Served(server, "bfloat16", 1.0, speed))
-        results.compared(server, "bfloat16", "start", True, Mismatch(0.01, 0.02, 5))
+        results.served.append(ServedBatch(server, "bfloat16", 1.0, speed))
+        results.compared(server, "bfloat16", "start", True, LogprobMismatch(0.01, 0.02, 5))
     for after in ("start", "memory"):
-        results.compared("Motet", "float32", after, False, Mismatch(FLOAT32_MEAN, 0.1, 5))
-    results.updates["memory, bfloat16"] = Update(taken_s=1.0, silent_s=1.0, usual_s=0.1)
+        results.compared("Motet", "float32", after, False, LogprobMismatch(FLOAT32_MEAN, 0.1, 5))
+    results.updates["memory, bfloat16"] = UpdateCost(taken_s=1.0, silent_s=1.0, usual_s=0.1)
     return results
 
 
-def missed(results: Results) -> list[str]:
+def missed(results: RolloutResults) -> list[str]:
     return [floor.what for floor in floors(results) if not floor.met]
 
 
@@ -50,19 +50,19 @@ def test_floors_are_met_at_their_limits() -> None:
 
 
 def test_each_floor_can_be_missed_alone() -> None:
-    slow, far, drifted, silent = (results_that_meet() for _ in range(4))
+    slow, distant, drifted, silent = (results_that_meet() for _ in range(4))
     slow.served[0] = replace(slow.served[0], tokens_per_s=129.0)
-    assert missed(slow) == ["tokens/s of vLLM's, bf16"]
-    far.mismatches[0] = replace(far.mismatches[0], mismatch=Mismatch(0.012, 0.02, 5))
-    assert missed(far) == ["mismatch of vLLM's, bf16"]
-    drifted.mismatches[-1] = replace(drifted.mismatches[-1], mismatch=Mismatch(2 * FLOAT32_MEAN, 0.1, 5))
+    assert missed(slow) == ["tokens/s / vLLM's, bf16"]
+    distant.mismatches[0] = replace(distant.mismatches[0], mismatch=LogprobMismatch(0.012, 0.02, 5))
+    assert missed(distant) == ["mismatch / vLLM's, bf16"]
+    drifted.mismatches[-1] = replace(drifted.mismatches[-1], mismatch=LogprobMismatch(2 * FLOAT32_MEAN, 0.1, 5))
     assert missed(drifted) == ["mismatch in float32 after memory, in 0.0001 nats"]
-    silent.updates["memory, bfloat16"] = Update(taken_s=1.0, silent_s=1.1, usual_s=0.1)
+    silent.updates["memory, bfloat16"] = UpdateCost(taken_s=1.0, silent_s=1.1, usual_s=0.1)
     assert missed(silent) == ["seconds without a token, memory, bfloat16"]
 
 
-def test_what_was_not_measured_misses_its_floor() -> None:
-    assert len(missed(Results())) == 3
+def test_a_figure_that_was_not_measured_misses_its_floor() -> None:
+    assert len(missed(RolloutResults())) == 3
 
 
 def test_generation_has_its_share_of_a_step_that_also_trains_and_updates() -> None:
@@ -71,15 +71,15 @@ def test_generation_has_its_share_of_a_step_that_also_trains_and_updates() -> No
 
 
 @pytest.mark.slow
-def test_the_mismatch_of_the_trainer_s_own_log_probabilities_is_nothing(policy: Policy) -> None:
-    """`rounded` compares with other weights, and gives the weights their digits back."""
+def test_the_trainers_own_log_probabilities_have_no_mismatch(policy: Policy) -> None:
+    """Checks that `rounded` compares with rounded weights, and restores the weights afterwards."""
     prompt, tokens = [5, 6, 7], [8, 9, 10, 11]
     before = [tensor.clone() for _, tensor in policy.named_tensors()]
     logits = policy.model(torch.tensor([[*prompt, *tokens]])).logits[0, 2:-1]
-    told = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
-    assert policy.mismatch([Drawn(prompt, tokens, told)], rounded=False).mean < 1e-6
-    assert policy.mismatch([Drawn(prompt, tokens, told)], rounded=True).mean > 1e-4
-    shifted = Drawn(prompt, tokens, [logprob + 0.5 for logprob in told])
+    reported = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+    assert policy.mismatch([Rollout(prompt, tokens, reported)], rounded=False).mean < 1e-6
+    assert policy.mismatch([Rollout(prompt, tokens, reported)], rounded=True).mean > 1e-4
+    shifted = Rollout(prompt, tokens, [logprob + 0.5 for logprob in reported])
     assert policy.mismatch([shifted], rounded=False).p99 == pytest.approx(0.5, abs=1e-5)
     assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.named_tensors(), strict=True))
 
