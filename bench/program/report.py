@@ -142,21 +142,3 @@ def _lines(heading: str, height: int) -> list[str]:
 
 def _align(text: str, width: int, left: bool) -> str:
     return text.ljust(width) if left else text.rjust(width)
-
-
-def columns_table(
-    columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]], *, title: str | None = None
-) -> Table:
-    return table(
-        [[(head, value, form) for value, (head, form) in zip(row, columns, strict=True)] for row in rows], title=title
-    )
-
-
-def tell(
-    record: Mapping[str, object],
-    *shown: Table | str,
-    about: Mapping[str, str],
-    floors: Sequence[Floor] = (),
-    check: bool = False,
-) -> int:
-    return print_report(record, *shown, conditions=about, floors=floors, check=check)

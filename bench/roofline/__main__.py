@@ -1,14 +1,14 @@
-"""Measures how near to the limits of this machine a step of the engine on the CPU is, and each of its parts.
+"""Measures how close a step of the engine on the CPU, and each of its parts, is to the limits of this machine.
 
 The same run measures the limits: the rate at which both threads read memory of the size of the weights, and the best
-rate of a large bf16 product, ours or oneDNN's. No part can be quicker than its bytes at the one rate and its operations
-at the other allow; its share is that time over its own. Everything takes turns, and of each the median counts: memory
-is quick for a moment now and then, and the least of many reads is luck that no step has from end to end. With
-`--threads 1` times are CPU time, which other programs disturb less.
+rate of a large bf16 product, Motet's or oneDNN's. A part takes at least the time for its bytes at the one rate and for
+its operations at the other; its share is that time divided by its own. Everything takes turns, and medians count:
+memory is fast for a moment now and then, and the minimum of many reads is luck that no entire step has. With `--threads
+1` times are CPU time, which other programs disturb less.
 
-A step's bytes and operations are what it must cost: every weight, key and value once, the operations of all products
-and of attention; the last layer of a prompt counts only for the row whose logits are wanted. Prints tables, and JSON
-on the last line.
+The bytes and operations of a step are the necessary ones: every weight, key and value once, the operations of all
+products and of attention. The last layer of a prompt counts only for the row whose logits are needed. Prints a table,
+and JSON on the last line.
 
 Run: python -m bench.roofline [--ns 1,8,32,128] [--prompt-tokens 1340] [--repeats 7] [--threads 2] [--quick] [--check]
 """
@@ -16,7 +16,7 @@ Run: python -m bench.roofline [--ns 1,8,32,128] [--prompt-tokens 1340] [--repeat
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -24,49 +24,49 @@ import torch
 
 from bench.kernels.multiplications import ONEDNN_PACKED, WAYS, Multiply
 from bench.kernels.weight_copies import weights_in_huge_pages
-from bench.program.command_line import numbers, progress
-from bench.program.report import Bound, Floor, Table, columns_table, machine, tell
-from bench.roofline.step_parts import FORWARD, WHOLE, Stage, Times, Work, parts_from
+from bench.program.command_line import add_check, benchmark_parser, numbers, progress
+from bench.program.report import Bound, Cells, Floor, machine, print_report, table
+from bench.roofline.step_parts import FORWARD, STEP, MeasuredEngine, PartWork, Times, parts_from
 from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.server_config import cache_folder, environment
 
 NS = (1, 8, 32, 128)
 LARGE = 4096
-"""Depth and columns of the product that measures the rate of products."""
+"""Depth and columns of the product that measures the product rate."""
 LARGE_ROWS = 512
 TILES = 2000
-"""Tiles of the product from the nearest cache: 0.2 GFLOP of bf16."""
+"""Number of tiles of the product from the nearest cache: 0.2 GFLOP of bf16."""
 WARM_UP = 24
-"""Tokens that choices have written before a step of theirs is measured."""
+"""Number of tokens of each choice before its steps are measured."""
 STEPS_A_TURN = 3
 PREFILL = "prefill"
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """The machine's best rates."""
 
     bytes_per_s: float
     operations_per_s: float
-    """Of the best product with large matrices."""
+    """Rate of the best product of large matrices."""
     product: str
-    """Whose product that is."""
+    """Implementation of that product."""
     peak_operations_per_s: float
-    """Of the instruction, with numbers from the nearest cache."""
+    """Rate of the instruction, with numbers from the nearest cache."""
 
-    def least_s(self, work: Work) -> float:
-        """Returns the time that a part must take at least."""
+    def least_s(self, work: PartWork) -> float:
+        """Returns the minimum time of a part."""
         return max(work.bytes_read / self.bytes_per_s, work.operations / self.operations_per_s)
 
 
-class Noted(defaultdict[str, list[float]]):
-    """The seconds of everything that was timed, by its name."""
+class TimesByName(defaultdict[str, list[float]]):
+    """The seconds of everything that was timed, by name."""
 
     def __init__(self) -> None:
         super().__init__(list)
 
-    def note(self, times: Times) -> None:
+    def add(self, times: Times) -> None:
         for name, seconds in times.items():
             self[name].append(seconds)
 
@@ -75,36 +75,36 @@ class Noted(defaultdict[str, list[float]]):
 
 
 class LimitTurns:
-    """Measures the machine's rates, one turn after the other."""
+    """Measures the machine's rates, in one turn after the other."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._weights = stage.model.memory.arena.memory
+    def __init__(self, engine: MeasuredEngine) -> None:
+        self._engine = engine
+        self._weights = engine.model.memory.arena.memory
         self._x = torch.randn(LARGE_ROWS, LARGE).bfloat16()
         large = weights_in_huge_pages(LARGE, LARGE)
         self._products: dict[str, Multiply] = {
             name: WAYS[name](large, LARGE_ROWS) for name in ("ours", ONEDNN_PACKED) if name in WAYS
         }
-        self._noted = Noted()
+        self._times = TimesByName()
         self._tile_operations = 0.0
 
     @torch.inference_mode()
     def turn(self) -> None:
-        stage, clock = self._stage, self._stage.clock
+        engine, clock = self._engine, self._engine.clock
         begin = clock()
-        stage.kernels.motet_read_memory(stage.handle, self._weights.data_ptr(), len(self._weights))
+        engine.kernels.motet_read_memory(engine.handle, self._weights.data_ptr(), len(self._weights))
         read = clock()
-        self._tile_operations = stage.kernels.motet_multiply_tiles(stage.handle, TILES)
-        self._noted.note({"read": read - begin, "tiles": clock() - read})
+        self._tile_operations = engine.kernels.motet_multiply_tiles(engine.handle, TILES)
+        self._times.add({"read": read - begin, "tiles": clock() - read})
         for name, multiply in self._products.items():
             begin = clock()
             multiply(0, self._x)
-            self._noted.note({name: clock() - begin})
+            self._times.add({name: clock() - begin})
 
-    def limits(self) -> Limits:
-        seconds = self._noted.medians()
+    def limits(self) -> MachineLimits:
+        seconds = self._times.medians()
         product = min(self._products, key=lambda name: seconds[name])
-        return Limits(
+        return MachineLimits(
             bytes_per_s=len(self._weights) / seconds["read"],
             operations_per_s=2.0 * LARGE_ROWS * LARGE**2 / seconds[product],
             product=product,
@@ -113,8 +113,8 @@ class LimitTurns:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a step, or a whole one."""
+class StepPart:
+    """A part of a step, or an entire step."""
 
     case: str
     part: str
@@ -123,21 +123,37 @@ class Part:
     gigabytes: float | None
     gflop: float | None
     least_ms: float | None
-    """The time that the machine's rates allow; None for a part that only costs time."""
+    """Minimum time at the machine's rates. None for a part without necessary work."""
     of_limit: float | None
     of_bandwidth: float | None
     of_products: float | None
 
+    def cells(self) -> Cells:
+        return [
+            ("case", self.case, "<"),
+            ("part", self.part, "<"),
+            ("ms", self.ms, ".2f"),
+            ("of step", self.of_step, ".1%"),
+            ("GB", self.gigabytes, ".3f"),
+            ("GFLOP", self.gflop, ".2f"),
+            ("minimum ms", self.least_ms, ".2f"),
+            ("of limit", self.of_limit, ".0%"),
+            ("of bandwidth", self.of_bandwidth, ".0%"),
+            ("of products", self.of_products, ".0%"),
+        ]
 
-def part_of(case: str, name: str, seconds: float, *, whole_s: float, work: Work | None, limits: Limits) -> Part:
+
+def part_of(
+    case: str, name: str, seconds: float, *, step_s: float, work: PartWork | None, limits: MachineLimits
+) -> StepPart:
     if work is None:
-        return Part(case, name, seconds * 1e3, seconds / whole_s, None, None, None, None, None, None)
+        return StepPart(case, name, seconds * 1e3, seconds / step_s, None, None, None, None, None, None)
     least_s = limits.least_s(work)
-    return Part(
+    return StepPart(
         case,
         name,
         ms=seconds * 1e3,
-        of_step=seconds / whole_s,
+        of_step=seconds / step_s,
         gigabytes=work.bytes_read / 1e9,
         gflop=work.operations / 1e9,
         least_ms=least_s * 1e3,
@@ -147,43 +163,45 @@ def part_of(case: str, name: str, seconds: float, *, whole_s: float, work: Work 
     )
 
 
-def parts_of(case: str, times: Mapping[str, float], works: Mapping[str, Work], limits: Limits) -> Iterator[Part]:
-    """Yields the parts of a step, and last the whole step."""
-    whole_s = times[WHOLE]
-    for name in (name for name in times if name not in {FORWARD, WHOLE}):
-        yield part_of(case, name, times[name], whole_s=whole_s, work=works.get(name), limits=limits)
-    total = sum(works.values(), Work())
-    for name in (FORWARD, WHOLE):
-        yield part_of(case, name, times[name], whole_s=whole_s, work=total, limits=limits)
+def parts_of(
+    case: str, times: Mapping[str, float], works: Mapping[str, PartWork], limits: MachineLimits
+) -> Iterator[StepPart]:
+    """Yields the parts of a step, the forward pass, and last the entire step."""
+    step_s = times[STEP]
+    for name in (name for name in times if name not in {FORWARD, STEP}):
+        yield part_of(case, name, times[name], step_s=step_s, work=works.get(name), limits=limits)
+    total = sum(works.values(), PartWork())
+    for name in (FORWARD, STEP):
+        yield part_of(case, name, times[name], step_s=step_s, work=total, limits=limits)
 
 
 @torch.inference_mode()
-def measure(stage: Stage, ns: Sequence[int], repeats: int) -> tuple[Limits, list[Part]]:
-    limit_turns = LimitTurns(stage)
-    times = {case: Noted() for case in (PREFILL, *map(case_of, ns))}
-    works: dict[str, Mapping[str, Work]] = {}
-    stage.begin(1)  # memory is touched for the first time
+def measure(engine: MeasuredEngine, ns: Sequence[int], repeats: int) -> tuple[MachineLimits, list[StepPart]]:
+    limit_turns = LimitTurns(engine)
+    times = {case: TimesByName() for case in (PREFILL, *map(case_of, ns))}
+    works: dict[str, Mapping[str, PartWork]] = {}
+    engine.begin(1)  # memory is used for the first time
     for turn in range(repeats):
         progress(f"turn {turn + 1} of {repeats}")
         limit_turns.turn()
-        times[PREFILL].note(stage.begin(1))
-        times[PREFILL].note(stage.again())
-        works[PREFILL] = stage.works()
+        times[PREFILL].add(engine.begin(1))
+        times[PREFILL].add(engine.again())
+        works[PREFILL] = engine.works()
         for n in ns:
             case = case_of(n)
-            stage.begin(n)
+            engine.begin(n)
             for _ in range(WARM_UP):
-                stage.step()
+                engine.step()
             for _ in range(STEPS_A_TURN):
-                times[case].note(stage.step())
-            times[case].note(stage.again())
-            works[case] = stage.works()
+                times[case].add(engine.step())
+            times[case].add(engine.again())
+            works[case] = engine.works()
             limit_turns.turn()
     limits = limit_turns.limits()
     return limits, [
         part
-        for case, noted in times.items()
-        for part in parts_of(case, parts_from(noted.medians()), works[case], limits)
+        for case, found in times.items()
+        for part in parts_of(case, parts_from(found.medians()), works[case], limits)
     ]
 
 
@@ -191,37 +209,31 @@ def case_of(n: int) -> str:
     return f"n = {n}"
 
 
-def table_of(parts: Iterable[Part]) -> Table:
-    heads = [("case", "<"), ("part", "<"), ("ms", ".2f"), ("of step", ".1%"), ("GB", ".3f"), ("GFLOP", ".2f")]
-    heads += [("least ms", ".2f"), ("of limit", ".0%"), ("of bandwidth", ".0%"), ("of products", ".0%")]
-    return columns_table(heads, ([*asdict(part).values()] for part in parts))
+MIN_SHARES = {"n = 1": 0.65, "n = 8": 0.35, "n = 32": 0.55, "n = 128": 0.6, PREFILL: 0.75}
+"""Minimum shares of entire steps: of the bandwidth at n = 1, otherwise of the product rate. At 8 rows, memory limits a
+step that computes nothing else, so the share of the product rate cannot be higher."""
 
 
-LEAST_SHARES = {"n = 1": 0.65, "n = 8": 0.35, "n = 32": 0.55, "n = 128": 0.6, PREFILL: 0.75}
-"""Shares that whole steps must reach: at n = 1 of the bandwidth, else of the rate of products. At 8 rows it is memory
-that limits a step where nothing else computes, so more of the products cannot be asked for."""
-
-
-def floors(parts: Sequence[Part]) -> list[Floor]:
+def floors(parts: Sequence[StepPart]) -> list[Floor]:
     found = []
     for part in parts:
-        if part.part == WHOLE and part.case in LEAST_SHARES:
+        if part.part == STEP and part.case in MIN_SHARES:
             alone = part.case == "n = 1"
             value, of = (part.of_bandwidth, "bandwidth") if alone else (part.of_products, "products")
-            found.append(Floor(f"{part.case}, share of {of}", value, LEAST_SHARES[part.case], Bound.AT_LEAST))
+            found.append(Floor(f"{part.case}, share of {of}", value, MIN_SHARES[part.case], Bound.AT_LEAST))
     return found
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser("bench.roofline", __doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a model that the compiled kernels run in bf16")
-    parser.add_argument("--ns", type=numbers, help="numbers of choices, e.g. 1,8")
-    parser.add_argument("--prompt-tokens", type=int, default=1340, help="tokens of the prompt")
-    parser.add_argument("--repeats", type=int, help="turns of everything")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of the engine")
+    parser.add_argument("--ns", type=numbers, help="values of n, e.g. 1,8")
+    parser.add_argument("--prompt-tokens", type=int, default=1340, help="number of tokens of the prompt")
+    parser.add_argument("--repeats", type=int, help="number of turns of everything")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="number of threads of the engine")
     parser.add_argument("--kv-cache-gb", type=float, default=2.0, help="memory for keys and values, in GiB")
     parser.add_argument("--quick", action="store_true", help="n = 1 and 32, and fewer turns")
-    parser.add_argument("--check", action="store_true", help="exit code 1 if a floor is missed")
+    add_check(parser)
     arguments = parser.parse_args(argv)
     arguments.ns = arguments.ns or ((1, 32) if arguments.quick else NS)
     arguments.repeats = arguments.repeats or (3 if arguments.quick else 7)
@@ -230,26 +242,27 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    about = machine()
+    conditions = machine()
     folder = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
-    stage = Stage(
+    engine = MeasuredEngine(
         folder,
         threads=arguments.threads,
-        most=max(arguments.ns),
+        max_choices=max(arguments.ns),
         prompt_tokens=arguments.prompt_tokens,
         steps=WARM_UP + STEPS_A_TURN + 2,
         kv_cache_gb=arguments.kv_cache_gb,
     )
-    limits, parts = measure(stage, arguments.ns, arguments.repeats)
-    stage.close()
-    shown = (
-        f"{arguments.threads} threads, prompt of {arguments.prompt_tokens} tokens, {WARM_UP} written",
+    limits, parts = measure(engine, arguments.ns, arguments.repeats)
+    engine.close()
+    lines = (
+        f"{arguments.threads} threads, prompt of {arguments.prompt_tokens} tokens, {WARM_UP} generated",
         f"memory {limits.bytes_per_s / 1e9:.1f} GB/s; products {limits.operations_per_s / 1e9:.0f} GFLOP/s "
         f"({limits.product}, {LARGE_ROWS} x {LARGE} x {LARGE}); the instruction "
         f"{limits.peak_operations_per_s / 1e9:.0f} GFLOP/s",
     )
     record = {"limits": asdict(limits), "parts": [asdict(part) for part in parts]}
-    return tell(record, *shown, table_of(parts), about=about, floors=floors(parts), check=arguments.check)
+    shown = (*lines, table(part.cells() for part in parts))
+    return print_report(record, *shown, conditions=conditions, floors=floors(parts), check=arguments.check)
 
 
 if __name__ == "__main__":

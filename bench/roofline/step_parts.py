@@ -1,8 +1,8 @@
-"""Times the parts of a step of the default model, and counts the bytes and operations that each must cost.
+"""Times the parts of a step of the default model, and counts the bytes and operations that each part needs.
 
-Nothing is timed inside the kernels. What a part costs shows from outside: every product is called by itself, layer
-after layer, so that its weights come from memory; and a step that the engine has run is run again without its trunk,
-and without all but one key of a tail, which tells what attention costs.
+Nothing is timed inside the kernels. The cost of a part is measured from outside: every product is called separately, in
+the order of the layers, so that its weights come from memory. A step that the engine has run is run again without its
+trunk, and with only one key of each tail; the differences are the costs of attention.
 """
 
 import ctypes
@@ -37,34 +37,35 @@ PRODUCT, TRUNK, TAIL, PROMPT, REST, SAMPLER, PYTHON = (
     "Python around the step",
 )
 HEAD = PRODUCT.format("head")
-WHOLE, FORWARD = "whole", "forward"
+STEP, FORWARD = "step", "forward"
 AGAIN, NO_TRUNKS, NO_KEYS = "again", "without trunks", "without keys"
-"""What a step is run again with."""
+"""Variants in which a step is run again."""
 FEW_ROWS = 32
-"""Rows of a prompt that see nothing but each other, where its attention is left out: a few per cent of it are left."""
+"""Number of rows of a prompt that attend only to each other in place of its attention: a few percent of it remain."""
 ID = RequestId("roofline")
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a part must at least do."""
+class PartWork:
+    """The work that a part must do at least."""
 
     bytes_read: float = 0.0
-    """Weights, and keys and values, each once."""
+    """Bytes of weights, keys and values, each read once."""
     operations: float = 0.0
-    """Multiplications and additions."""
+    """Number of multiplications and additions."""
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.bytes_read + other.bytes_read, self.operations + other.operations)
+    def __add__(self, other: "PartWork") -> "PartWork":
+        return PartWork(self.bytes_read + other.bytes_read, self.operations + other.operations)
 
 
 Times = dict[str, float]
 """Seconds by part."""
 
 
-class Watched:
-    """A runner that keeps what it ran, and when it began, had logits, and was asked to verify the drawn tokens."""
+class WatchedRunner:
+    """A runner that stores its inputs, and the times at which it started, had logits, and was called to verify
+    tokens."""
 
     def __init__(self, runner: CpuRunner, clock: Clock) -> None:
         self.device, self.copy_slots, self.settle = runner.device, runner.copy_slots, runner.settle
@@ -85,24 +86,24 @@ class Watched:
         return logits
 
     def verify(self) -> None:
-        """The engine calls this after it has drawn the tokens."""
+        """Called by the engine after it has sampled the tokens."""
         self.sampler_s += self._clock() - self._left_s
         self._runner.verify()
 
     def take(self) -> tuple[float, float]:
-        """Returns the seconds of the forward passes and of sampling since the last call."""
+        """Returns the seconds of forward passes and of sampling since the last call."""
         taken = self.forward_s, self.sampler_s
         self.forward_s = self.sampler_s = 0.0
         return taken
 
 
-class Stage:
-    """An engine on this machine's CPU, and its kernels by themselves."""
+class MeasuredEngine:
+    """An engine on this machine's CPU, whose kernels can also be called separately."""
 
     def __init__(
-        self, folder: Path, *, threads: int, most: int, prompt_tokens: int, steps: int, kv_cache_gb: float = 2.0
+        self, folder: Path, *, threads: int, max_choices: int, prompt_tokens: int, steps: int, kv_cache_gb: float = 2.0
     ) -> None:
-        """`most`: the greatest number of choices; `steps`: the number of tokens that each may write."""
+        """`steps` is the maximum number of tokens of each choice."""
         if (kernels := c.library()) is None:
             raise StartupError("the compiled kernels were not built, or this processor has neither AVX-512 nor AVX2")
         self.clock: Clock = time.thread_time if threads == 1 else time.perf_counter
@@ -113,7 +114,7 @@ class Stage:
             dtype="bfloat16",
             kernels="compiled",
             max_model_len=prompt_tokens + steps,
-            max_num_seqs=most,
+            max_num_seqs=max_choices,
             kv_cache_gb=kv_cache_gb,
             prefix_cache=False,
             num_threads=threads,
@@ -124,7 +125,7 @@ class Stage:
         self.steps, self.prompt_tokens = steps, prompt_tokens
         self.runner = parts.runner
         self.model = parts.runner.model
-        self.watched = Watched(parts.runner, self.clock)
+        self.watched = WatchedRunner(parts.runner, self.clock)
         self.core = EngineCore(parts.info, self.watched, options=parts.options)
         self.kernels = kernels
         self.handle = kernels.motet_open(ctypes.byref(self.model.struct), threads)
@@ -133,7 +134,7 @@ class Stage:
         self.kernels.motet_close(self.handle)
 
     def begin(self, n: int) -> Times:
-        """Computes a new prompt for n choices; returns the times of that."""
+        """Computes a new prompt for n choices, and returns its times."""
         self.core.abort(ID)
         prompt = tuple(torch.randint(3, self.model.vocab_size, (self.prompt_tokens,)).tolist())
         sampling = SamplingParams(max_tokens=self.steps, ignore_eos=True)
@@ -146,28 +147,29 @@ class Stage:
         return self._split(self.clock() - begin)
 
     def step(self) -> Times:
-        """Takes one step, and keeps only what that one ran."""
+        """Takes one step, and keeps only the inputs of this step."""
         self.watched.ran.clear()
         begin = self.clock()
         self.core.step()
         return self._split(self.clock() - begin)
 
-    def _split(self, whole_s: float) -> Times:
+    def _split(self, step_s: float) -> Times:
         forward_s, sampler_s = self.watched.take()
-        return {WHOLE: whole_s, FORWARD: forward_s, SAMPLER: sampler_s}
+        return {STEP: step_s, FORWARD: forward_s, SAMPLER: sampler_s}
 
     def again(self) -> Times:
-        """Runs the last step again, or the prompt's steps, with all its keys and without some; then its products. The
-        keys and values that it stores are then wrong."""
+        """Runs the last step again, or the steps of the prompt, with all keys and without some, and times its products.
+        The keys and values that it stores are wrong afterwards."""
         ran = self.watched.ran
         times = self._products(ran) | {AGAIN: self._run(ran)}
         if ran[0].attention.prompts:
-            few = [without_prompts(one.attention) for one in ran]
+            few = [without_prompts(inputs.attention) for inputs in ran]
         else:
-            tails = [without_trunks(one.attention) for one in ran]
-            times[NO_TRUNKS] = self._run([replace(one, attention=plan) for one, plan in zip(ran, tails, strict=True)])
+            tails = [without_trunks(inputs.attention) for inputs in ran]
+            steps = [replace(inputs, attention=plan) for inputs, plan in zip(ran, tails, strict=True)]
+            times[NO_TRUNKS] = self._run(steps)
             few = [without_tails(plan) for plan in tails]
-        times[NO_KEYS] = self._run([replace(one, attention=plan) for one, plan in zip(ran, few, strict=True)])
+        times[NO_KEYS] = self._run([replace(inputs, attention=plan) for inputs, plan in zip(ran, few, strict=True)])
         return times
 
     def _run(self, steps: Sequence[StepInputs]) -> float:
@@ -181,9 +183,8 @@ class Stage:
         multiply, handle = self.kernels.motet_multiply, self.handle
         for inputs in steps:
             calls = [*self._calls(inputs)]
-            x = {
-                depth: torch.randn(len(inputs.slots), depth).bfloat16() for depth in {one.depth for _, one, _ in calls}
-            }
+            depths = {linear.depth for _, linear, _ in calls}
+            x = {depth: torch.randn(len(inputs.slots), depth).bfloat16() for depth in depths}
             y = torch.zeros(max(rows * linear.columns for _, linear, rows in calls))
             for name, linear, rows in calls:
                 arguments = (handle, ctypes.byref(linear), x[linear.depth].data_ptr(), rows, y.data_ptr())
@@ -193,8 +194,8 @@ class Stage:
         return dict(times)
 
     def _calls(self, inputs: StepInputs) -> Iterator[tuple[str, c.PackedLinear, int]]:
-        """Yields the name, the weights and the number of rows of each product of a step. After the last layer's first
-        product only rows whose logits are wanted go on."""
+        """Yields the name, the weights and the number of rows of each product of a step. After the first product of the
+        last layer, only rows whose logits are needed continue."""
         layers = self.model.layers
         for number, layer in enumerate(layers, 1):
             for name in PRODUCTS:
@@ -205,28 +206,28 @@ class Stage:
         if inputs.num_logits:
             yield HEAD, self.model.struct.head, inputs.num_logits
 
-    def works(self) -> dict[str, Work]:
-        """Returns what the parts of the last step, or of the prompt's steps, must cost."""
-        works: defaultdict[str, Work] = defaultdict(Work)
+    def works(self) -> dict[str, PartWork]:
+        """Returns the necessary work of the parts of the last step, or of the steps of the prompt."""
+        works: defaultdict[str, PartWork] = defaultdict(PartWork)
         for inputs in self.watched.ran:
             for name, linear, rows in self._calls(inputs):
                 weights = linear.depth * linear.columns
-                works[name] += Work(2.0 * weights, 2.0 * rows * weights)
+                works[name] += PartWork(2.0 * weights, 2.0 * rows * weights)
             for name, keys, seen in reads_of(inputs.attention):
                 works[name] += self._attention(keys, seen, layers=len(self.model.layers) - (name == PROMPT))
         return dict(works)
 
-    def _attention(self, keys: int, seen: int, *, layers: int) -> Work:
-        """`keys` are read, once; `seen` counts each as often as there is a row that sees it. A prompt does without its
-        last layer's, but for a row."""
+    def _attention(self, keys: int, seen: int, *, layers: int) -> PartWork:
+        """Returns the work to read `keys` once. `seen` counts each key once for every row that attends to it. A prompt
+        skips the attention of its last layer, except for one row."""
         struct = self.model.struct
         bytes_of_key = 2.0 * 2 * struct.kv_heads * struct.head_dim
         operations_of_key = 4.0 * struct.heads * struct.head_dim
-        return Work(layers * keys * bytes_of_key, layers * seen * operations_of_key)
+        return PartWork(layers * keys * bytes_of_key, layers * seen * operations_of_key)
 
 
 def parts_from(times: Times) -> Times:
-    """Returns the seconds of every part, of the forward pass and of the whole step, from what was timed."""
+    """Returns the seconds of every part, of the forward pass and of the entire step, from the measured times."""
     products = {name: seconds for name, seconds in times.items() if name.startswith(PRODUCT.format(""))}
     attention = (
         {TRUNK: times[AGAIN] - times[NO_TRUNKS], TAIL: times[NO_TRUNKS] - times[NO_KEYS]}
@@ -238,14 +239,14 @@ def parts_from(times: Times) -> Times:
         **attention,
         REST: times[NO_KEYS] - sum(products.values()),
         SAMPLER: times[SAMPLER],
-        PYTHON: times[WHOLE] - times[FORWARD] - times[SAMPLER],
+        PYTHON: times[STEP] - times[FORWARD] - times[SAMPLER],
         FORWARD: times[FORWARD],
-        WHOLE: times[WHOLE],
+        STEP: times[STEP],
     }
 
 
 def reads_of(plan: AttentionPlan) -> Iterator[tuple[str, int, int]]:
-    """Yields the part, the keys that are read, and the sum over rows of the keys that they see."""
+    """Yields the part, the number of keys that are read, and the sum over rows of the keys to which they attend."""
     for trunk in plan.trunks:
         yield TRUNK, trunk.num_keys, trunk.num_keys * (trunk.end - trunk.begin)
     for tail in plan.tails:
@@ -262,13 +263,14 @@ def without_trunks(plan: AttentionPlan) -> AttentionPlan:
 
 
 def without_tails(plan: AttentionPlan) -> AttentionPlan:
-    """Leaves each tail its first key."""
+    """Keeps only the first key of each tail."""
     tails = tuple(replace(tail, first_offsets=(0,) * len(tail.first_offsets)) for tail in plan.tails)
     return replace(plan, tails=tails)
 
 
 def without_prompts(plan: AttentionPlan) -> AttentionPlan:
-    """Leaves the rows of prompts a few keys."""
+    """Keeps only a few keys for the rows of prompts."""
+
     return replace(plan, prompts=tuple(few for prompt in plan.prompts for few in _cut(prompt)))
 
 

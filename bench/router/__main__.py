@@ -1,12 +1,12 @@
-"""Simulates routing: the best ways to choose a worker and to queue for groups of heavy-tailed n. It also measures the
-time of a decision.
+"""Simulates routing: ways to choose a worker and to queue, for groups of heavy-tailed n. Also measures the time of a
+decision.
 
-The product's own code chooses, and keeps the prefix index and the queue. Workers (`bench/router/simulated_worker.py`)
-are fake, with the times of our engine, and so are groups (`bench/router/group_stream.py`). Prints three tables, and
-JSON on the last line:
+Motet's own code chooses workers, and has the prefix index and the queue. Workers (`bench/router/simulated_worker.py`)
+have the step times of Motet's engine, and groups are generated (`bench/router/group_stream.py`). Prints three tables,
+and JSON on the last line:
 
     routing     each policy over the same groups; "a group is one" counts requests, like gateways that do not know n
-    queue       first tokens of small and of large groups where room is scarce (64 choices a worker)
+    queue       first tokens of small and of large groups if capacity is scarce (64 choices per worker)
     decision    microseconds on this machine
 
 Run: python -m bench.router [--quick] [--workers 8,64] [--loads 0.7,0.9] [--engine cpu] [--weights]
@@ -16,13 +16,13 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from bench.program.command_line import numbers, progress
-from bench.program.report import machine, tell
+from bench.program.command_line import benchmark_parser, numbers, progress
+from bench.program.report import machine, print_report, table
 from bench.router.decision_cost import DecisionCost, decision_cost
-from bench.router.figures import Figures, decision_table, figures, queue_table, routing_table
+from bench.router.figures import SimulationFigures, figures
 from bench.router.group_stream import groups
-from bench.router.simulated_worker import ENGINES, Engine, Group
-from bench.router.simulation import Rules, Run
+from bench.router.simulated_worker import ENGINES, EngineTimes, SimulatedGroup
+from bench.router.simulation import RoutingRules, RoutingSimulation
 from motet.routing.choosing.cost import (
     CHOICE_MS,
     HORIZON_STEPS,
@@ -43,22 +43,22 @@ TRIED_QUEUES = [
     *((0.0, 0.0, patience_s) for patience_s in (1.0, 5.0, 20.0)),
     *((0.5, most_s, patience_s) for most_s in (5.0, 10.0, 20.0, 1e3) for patience_s in (0.0, 1.0, 5.0)),
 ]
-"""(seconds a choice, most seconds, patience in seconds) of each queue that `--weights` tries."""
+"""Parameters of each queue that `--weights` tries: seconds per choice, maximum seconds, patience in seconds."""
 FOREVER_S = 1e9
 
 
 @dataclass(frozen=True)
-class Plan:
+class SimulationPlan:
     """The runs to simulate and the decisions to measure."""
 
     workers: Sequence[int]
     loads: Sequence[float]
     groups: int
-    """Groups in a run with up to 100 workers; a larger fleet gets at least 50 for each worker."""
-    engine: Engine
+    """Number of groups in a run with up to 100 workers. A larger fleet gets at least 50 groups for each worker."""
+    engine: EngineTimes
     vary_weights: bool
     decisions: Sequence[tuple[int, int]]
-    """(workers, blocks) of each measured decision."""
+    """Numbers of workers and of blocks of each measured decision."""
 
 
 def horizon(steps: float) -> CostWeights:
@@ -69,59 +69,60 @@ def horizon(steps: float) -> CostWeights:
     )
 
 
-def ways(*, vary_weights: bool) -> dict[str, Rules]:
+def ways(*, vary_weights: bool) -> dict[str, RoutingRules]:
     found = {
-        "kv": Rules(),
-        "kv, a group is one": Rules(group_is_one=True),
-        "kv, no sessions": Rules(sessions=False),
-        "session": Rules(policy=Policy.SESSION),
-        "least-loaded": Rules(policy=Policy.LEAST_LOADED),
-        "round-robin": Rules(policy=Policy.ROUND_ROBIN),
+        "kv": RoutingRules(),
+        "kv, a group is one": RoutingRules(group_is_one=True),
+        "kv, no sessions": RoutingRules(sessions=False),
+        "session": RoutingRules(policy=Policy.SESSION),
+        "least-loaded": RoutingRules(policy=Policy.LEAST_LOADED),
+        "round-robin": RoutingRules(policy=Policy.ROUND_ROBIN),
     }
     for steps in HORIZONS if vary_weights else ():
-        found[f"kv, horizon {steps}"] = Rules(weights=horizon(steps))
-        found[f"kv, a group is one, horizon {steps}"] = Rules(weights=horizon(steps), group_is_one=True)
+        found[f"kv, horizon {steps}"] = RoutingRules(weights=horizon(steps))
+        found[f"kv, a group is one, horizon {steps}"] = RoutingRules(weights=horizon(steps), group_is_one=True)
     return found
 
 
-def queues(*, vary_weights: bool) -> dict[str, FairQueue[Group]]:
-    """Returns the queues to compare, by name. FIFO is the fair queue without head starts and patience."""
+def queues(*, vary_weights: bool) -> dict[str, FairQueue[SimulatedGroup]]:
+    """Returns the queues to compare, by name. FIFO is the fair queue without delays per choice and without patience."""
     found = {
-        "FIFO": FairQueue[Group](max_wait_s=FOREVER_S, per_choice_s=0.0, patience_s=0.0),
-        "fair": FairQueue[Group](max_wait_s=FOREVER_S),
+        "FIFO": FairQueue[SimulatedGroup](max_wait_s=FOREVER_S, per_choice_s=0.0, patience_s=0.0),
+        "fair": FairQueue[SimulatedGroup](max_wait_s=FOREVER_S),
     }
     for per_choice_s, most_s, patience_s in TRIED_QUEUES if vary_weights else ():
-        name = f"{per_choice_s:g} s a choice, at most {most_s:g} s, patience {patience_s:g} s"
-        found[name] = FairQueue[Group](
+        name = f"{per_choice_s:g} s per choice, at most {most_s:g} s, patience {patience_s:g} s"
+        found[name] = FairQueue[SimulatedGroup](
             max_wait_s=FOREVER_S, per_choice_s=per_choice_s, most_s=most_s, patience_s=patience_s
         )
     return found
 
 
-def route(plan: Plan) -> Iterator[Figures]:
+def route(plan: SimulationPlan) -> Iterator[SimulationFigures]:
     for workers in plan.workers:
         for load in plan.loads:
             for way, rules in ways(vary_weights=plan.vary_weights).items():
                 yield _simulated(way, rules, workers, load, plan)
 
 
-def queue(plan: Plan) -> Iterator[Figures]:
+def queue(plan: SimulationPlan) -> Iterator[SimulationFigures]:
     scarce = replace(plan, engine=replace(plan.engine, max_choices=SCARCE_CHOICES))
     for load in QUEUE_LOADS:
         for way, waiting in queues(vary_weights=plan.vary_weights).items():
-            yield _simulated(way, Rules(queue=waiting), QUEUE_WORKERS, load, scarce)
+            yield _simulated(way, RoutingRules(queue=waiting), QUEUE_WORKERS, load, scarce)
 
 
-def _simulated(way: str, rules: Rules, workers: int, load: float, plan: Plan) -> Figures:
-    """Simulates one way; all ways get the same groups."""
+def _simulated(way: str, rules: RoutingRules, workers: int, load: float, plan: SimulationPlan) -> SimulationFigures:
+    """Simulates one way. All ways get the same groups."""
     count = max(plan.groups, 50 * workers if workers > 100 else 0)
     made = groups(count, workers=workers, load=load, engine=plan.engine, seed=SEED)
-    return figures(way, workers, load, Run(made, workers=workers, engine=plan.engine, rules=rules).run())
+    simulation = RoutingSimulation(made, workers=workers, engine=plan.engine, rules=rules)
+    return figures(way, workers, load, simulation.run())
 
 
-def planned(options: argparse.Namespace) -> Plan:
+def plan_of(options: argparse.Namespace) -> SimulationPlan:
     grid = [(workers, blocks) for workers in (8, 64, 256, 1000) for blocks in (10_000, 1_000_000)]
-    return Plan(
+    return SimulationPlan(
         workers=options.workers,
         loads=[float(load) for load in options.loads.split(",")],
         groups=options.groups or (1_500 if options.quick else 16_000),
@@ -131,15 +132,15 @@ def planned(options: argparse.Namespace) -> Plan:
     )
 
 
-def told(rows: Iterator[Figures]) -> Iterator[Figures]:
-    """Yields the rows and names each on standard error, so that a long run shows its progress."""
+def with_progress(rows: Iterator[SimulationFigures]) -> Iterator[SimulationFigures]:
+    """Yields the rows, and prints the name of each on standard error."""
     for row in rows:
         progress(f"{row.workers} workers, {row.load:.0%}: {row.way}")
         yield row
 
 
 def record(
-    routing: Sequence[Figures], queueing: Sequence[Figures], decisions: Sequence[DecisionCost]
+    routing: Sequence[SimulationFigures], queueing: Sequence[SimulationFigures], decisions: Sequence[DecisionCost]
 ) -> dict[str, object]:
     return {
         "horizon_steps": HORIZON_STEPS,
@@ -150,26 +151,29 @@ def record(
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="ways to choose a worker and to queue, simulated; the time of a decision"
-    )
+    parser = benchmark_parser("bench.router", __doc__)
     parser.add_argument("--workers", type=numbers, default=(8, 64), help="sizes of fleets, up to 1000, e.g. 8,64")
-    parser.add_argument("--loads", default="0.7,0.9", help="shares of what workers can just do (default: %(default)s)")
-    parser.add_argument("--groups", type=int, help="groups of a run (default: 16000, 1500 with --quick)")
+    parser.add_argument("--loads", default="0.7,0.9", help="shares of the workers' capacity (default: %(default)s)")
+    parser.add_argument("--groups", type=int, help="number of groups of a run (default: 16000, 1500 with --quick)")
     parser.add_argument(
-        "--engine", choices=list(ENGINES), default="cpu", help="engine with these step times (default: %(default)s)"
+        "--engine", choices=list(ENGINES), default="cpu", help="step times of the workers (default: %(default)s)"
     )
-    parser.add_argument("--weights", action="store_true", help="vary the weights of the cost and of the queue too")
+    parser.add_argument("--weights", action="store_true", help="also vary the weights of the cost and of the queue")
     parser.add_argument("--quick", action="store_true", help="fewer groups and decisions: half a minute")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    plan, about = planned(parse()), machine()
-    routing, queueing = list(told(route(plan))), list(told(queue(plan)))
+    plan, conditions = plan_of(parse()), machine()
+    routing, queueing = list(with_progress(route(plan))), list(with_progress(queue(plan)))
     decisions = [decision_cost(workers, blocks) for workers, blocks in plan.decisions]
-    tables = (routing_table(routing), queue_table(queueing), decision_table(decisions))
-    tell(record(routing, queueing, decisions), *tables, about=about)
+    print_report(
+        record(routing, queueing, decisions),
+        table(row.routing_cells() for row in routing),
+        table(row.queue_cells() for row in queueing),
+        table(decision.cells() for decision in decisions),
+        conditions=conditions,
+    )
 
 
 if __name__ == "__main__":

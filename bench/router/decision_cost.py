@@ -1,4 +1,4 @@
-"""Measures the time of one decision, against the numbers of workers and of blocks in the index: real code."""
+"""Measures the time of one decision of Motet's code, for different numbers of workers and of blocks in the index."""
 
 import time
 import tracemalloc
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
+from bench.program.report import Cells
 from motet.block_names import BlockName, block_names
 from motet.routing.choosing.choose import choose
 from motet.routing.choosing.cost import Candidate, GroupNeeds, WorkKind
@@ -24,17 +25,28 @@ class DecisionCost:
     workers: int
     blocks: int
     names_us: float
-    """Time to name the blocks of the prompt, which depends only on its length."""
+    """Time to compute the names of the prompt's blocks, which depends only on the length of the prompt."""
     overlap_us: float
-    """Time to look up who has them: all workers have a beginning, one has the rest."""
+    """Time to look up their holders: all workers hold the beginning, one holds the rest."""
     choice_us: float
-    """Time for the shortlist, a candidate for every worker on it, and the choice."""
+    """Time for the shortlist, a candidate for each of its workers, and the choice."""
     bytes_per_block: float
-    """Bytes of the index for each block, names included."""
+    """Size of the index divided by the number of blocks, names included."""
 
     @property
     def total_us(self) -> float:
         return self.names_us + self.overlap_us + self.choice_us
+
+    def cells(self) -> Cells:
+        return [
+            ("workers", self.workers, ""),
+            ("blocks", self.blocks, ""),
+            ("names us", self.names_us, ".0f"),
+            ("overlap us", self.overlap_us, ".0f"),
+            ("choice us", self.choice_us, ".0f"),
+            ("total us", self.total_us, ".0f"),
+            ("bytes per block", self.bytes_per_block, ".0f"),
+        ]
 
 
 def decision_cost(workers: int, blocks: int) -> DecisionCost:
@@ -46,13 +58,13 @@ def decision_cost(workers: int, blocks: int) -> DecisionCost:
         index.stored(id, names[:20])
     index.stored(ids[-1], names)
     random = Random(0)
-    books = {id: (random.randrange(4000), random.randrange(200), random.randrange(3000)) for id in ids}
-    wanted = GroupNeeds(work=WorkKind.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, needs_prompt=True)
+    loads = {id: (random.randrange(4000), random.randrange(200), random.randrange(3000)) for id in ids}
+    needs = GroupNeeds(work=WorkKind.GENERATE, choices=8, prompt_tokens=PROMPT_TOKENS, needs_prompt=True)
 
     def decide(turn: int) -> None:
-        short = shortlist(ids, [overlap], session=ids[0], able=books, turn=turn)
-        candidates = [_candidate(id, books[id], overlap.get(id, 0)) for id in short]
-        choose(candidates, wanted, policy=Policy.KV, turn=turn)
+        short = shortlist(ids, [overlap], session=ids[0], able=loads, turn=turn)
+        candidates = [_candidate(id, loads[id], overlap.get(id, 0)) for id in short]
+        choose(candidates, needs, policy=Policy.KV, turn=turn)
 
     overlap = index.overlap(names)
     return DecisionCost(
@@ -80,8 +92,8 @@ def _name(block: int) -> BlockName:
     return block.to_bytes(16)
 
 
-def _candidate(id: str, books: tuple[int, int, int], cached_blocks: int) -> Candidate:
-    queued_tokens, choices, blocks = books
+def _candidate(id: str, load: tuple[int, int, int], cached_blocks: int) -> Candidate:
+    queued_tokens, choices, blocks = load
     return Candidate(
         id=id,
         cached_tokens=cached_blocks * BLOCK_SIZE,

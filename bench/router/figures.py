@@ -1,22 +1,21 @@
-"""Figures of the simulation of routing, and their tables."""
+"""Figures of the simulation of routing, and their table rows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
-from bench.program.report import Table, columns_table
-from bench.router.decision_cost import DecisionCost
-from bench.router.simulated_worker import Group
-from bench.router.simulation import Outcome
+from bench.program.report import Cells
+from bench.router.simulated_worker import SimulatedGroup
+from bench.router.simulation import SimulationOutcome
 
 SMALL = 4
-"""Small groups have at most this many choices."""
+"""Maximum number of choices of a small group."""
 LARGE = 32
-"""Large groups have at least this many choices."""
+"""Minimum number of choices of a large group."""
 
 
 @dataclass(frozen=True)
-class Figures:
+class SimulationFigures:
     """The results of one way to route or to queue, over one stream of groups."""
 
     workers: int
@@ -30,17 +29,43 @@ class Figures:
     total_p99_s: float
     total_mean_s: float
     hit_ratio: float
-    """Share of prompt tokens that were found in a cache."""
+    """Share of prompt tokens that were cached."""
     small_first_p99_s: float
-    """Time to the first token of small groups; NaN if there are none."""
+    """Time to the first token of small groups. NaN if there are none."""
     large_first_p99_s: float
-    """Time to the first token of large groups; NaN if there are none."""
+    """Time to the first token of large groups. NaN if there are none."""
+
+    def routing_cells(self) -> Cells:
+        return [
+            ("workers", self.workers, ""),
+            ("load", self.load, ".0%"),
+            ("way", self.way, "<"),
+            ("unlike", self.unlike, ".2f"),
+            ("tokens/s", self.tokens_per_s, ".0f"),
+            ("first p50", self.first_p50_s, ".2f"),
+            ("p99", self.first_p99_s, ".2f"),
+            ("total p50", self.total_p50_s, ".2f"),
+            ("p99", self.total_p99_s, ".2f"),
+            ("mean", self.total_mean_s, ".2f"),
+            ("hits", self.hit_ratio, ".0%"),
+        ]
+
+    def queue_cells(self) -> Cells:
+        return [
+            ("load", self.load, ".0%"),
+            ("queue", self.way, "<"),
+            (f"first p99, n <= {SMALL}", self.small_first_p99_s, ".2f"),
+            (f"first p99, n >= {LARGE}", self.large_first_p99_s, ".2f"),
+            ("all p50", self.first_p50_s, ".2f"),
+            ("p99", self.first_p99_s, ".2f"),
+            ("tokens/s", self.tokens_per_s, ".0f"),
+        ]
 
 
-def figures(way: str, workers: int, load: float, outcome: Outcome) -> Figures:
+def figures(way: str, workers: int, load: float, outcome: SimulationOutcome) -> SimulationFigures:
     groups = outcome.groups
     totals = _seconds(groups, lambda group: group.end_s)
-    return Figures(
+    return SimulationFigures(
         workers=workers,
         load=load,
         way=way,
@@ -57,37 +82,12 @@ def figures(way: str, workers: int, load: float, outcome: Outcome) -> Figures:
     )
 
 
-def routing_table(rows: Sequence[Figures]) -> Table:
-    heads = [("workers", ""), ("load", ".0%"), ("way", "<"), ("unlike", ".2f"), ("tokens/s", ".0f")]
-    heads += [(head, ".2f") for head in ("first p50", "p99", "total p50", "p99", "mean")]
-    return columns_table([*heads, ("hits", ".0%")], (astuple(row)[:-2] for row in rows))
-
-
-def queue_table(rows: Sequence[Figures]) -> Table:
-    heads = [("load", ".0%"), ("queue", "<"), (f"first p99, n <= {SMALL}", ".2f"), (f"first p99, n >= {LARGE}", ".2f")]
-    heads += [("all p50", ".2f"), ("p99", ".2f"), ("tokens/s", ".0f")]
-    firsts = [(row.small_first_p99_s, row.large_first_p99_s, row.first_p50_s, row.first_p99_s) for row in rows]
-    return columns_table(
-        heads, ((row.load, row.way, *own, row.tokens_per_s) for row, own in zip(rows, firsts, strict=True))
-    )
-
-
-def decision_table(rows: Sequence[DecisionCost]) -> Table:
-    heads = [("workers", ""), ("blocks", ""), ("names us", ".0f"), ("overlap us", ".0f"), ("choice us", ".0f")]
-    heads += [("total us", ".0f"), ("bytes a block", ".0f")]
-    cells = [
-        (row.workers, row.blocks, row.names_us, row.overlap_us, row.choice_us, row.total_us, row.bytes_per_block)
-        for row in rows
-    ]
-    return columns_table(heads, cells)
-
-
-def _firsts(groups: Sequence[Group]) -> list[float]:
+def _firsts(groups: Sequence[SimulatedGroup]) -> list[float]:
     return _seconds(groups, lambda group: group.first_s)
 
 
-def _seconds(groups: Sequence[Group], moment: Callable[[Group], float | None]) -> list[float]:
-    """Returns the times from arrival to that moment, the shortest first."""
+def _seconds(groups: Sequence[SimulatedGroup], moment: Callable[[SimulatedGroup], float | None]) -> list[float]:
+    """Returns the times from the arrival to a moment, in ascending order."""
     moments = [(group, moment(group)) for group in groups]
     return sorted(at_s - group.arrival_s for group, at_s in moments if at_s is not None)
 

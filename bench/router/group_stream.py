@@ -1,11 +1,11 @@
 """Makes groups for the simulation of routing: heavy-tailed n, prompts that share beginnings, Poisson arrivals.
 
-    n         half of all groups have one choice; one in ten has 32 or 64, and these hold more than half of all choices
-    prompts   half continue a session (a longer beginning of the same text each time), three in ten are few-shot prompts
-              (one of some long beginnings, the first ones far more often, and a question), the others are new
+    n         half of all groups have one choice; one in ten has 32 or 64, and these have more than half of all choices
+    prompts   half continue a session (a longer beginning of the same text each time); three in ten are few-shot prompts
+              (one of several long beginnings, the first ones far more often, and a question); the others are new
     choices   lengths are exponential, 16 to 512 tokens, and the router does not know them
 
-Load 1 is what all workers could just do if a step had no fixed cost and every block were computed once.
+Load 1 is the capacity of all workers if a step had no fixed time and every block were computed once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from bench.router.simulated_worker import BLOCK_SIZE, Engine, Group
+from bench.router.simulated_worker import BLOCK_SIZE, EngineTimes, SimulatedGroup
 from motet.block_names import BlockName
 
 CHOICES = {1: 0.50, 2: 0.12, 4: 0.11, 8: 0.10, 16: 0.07, 32: 0.06, 64: 0.04}
@@ -36,23 +36,23 @@ class _Text:
 
 
 class _Prompts:
-    """Draws prompts one after the other."""
+    """Samples prompts one after the other."""
 
     def __init__(self, random: Random, workers: int) -> None:
         self._random = random
         self._texts = 0
         self._sessions = [self._new(random.randrange(100, 800)) for _ in range(SESSIONS_A_WORKER * workers)]
         self._tasks = [self._new(random.randrange(800, 2400)) for _ in range(TASKS_A_WORKER * workers)]
-        self._often = list(accumulate(1 / rank for rank in range(1, len(self._tasks) + 1)))
+        self._task_weights = list(accumulate(1 / rank for rank in range(1, len(self._tasks) + 1)))
 
-    def draw(self) -> tuple[list[BlockName], int, str | None]:
-        """Returns a prompt: names of its full blocks, number of tokens, session."""
+    def sample(self) -> tuple[list[BlockName], int, str | None]:
+        """Returns a prompt: the names of its full blocks, its number of tokens, and its session."""
         random = self._random
         kind = random.random()
         if kind < 0.5:
             return self._turn(random.randrange(len(self._sessions)))
         if kind < 0.8:
-            task = random.choices(self._tasks, cum_weights=self._often)[0]
+            task = random.choices(self._tasks, cum_weights=self._task_weights)[0]
             question = self._new(random.randrange(40, 200))
             return task.names(task.tokens) + question.names(question.tokens), task.tokens + question.tokens, None
         text = self._new(min(4000, int(random.lognormvariate(6.0, 0.8)) + 16))
@@ -71,7 +71,7 @@ class _Prompts:
         return _Text(self._texts, tokens)
 
 
-def groups(count: int, *, workers: int, load: float, engine: Engine, seed: int) -> list[Group]:
+def groups(count: int, *, workers: int, load: float, engine: EngineTimes, seed: int) -> list[SimulatedGroup]:
     """Returns `count` groups in order of arrival."""
     random = Random(seed)
     prompts = _Prompts(random, workers)
@@ -84,17 +84,17 @@ def groups(count: int, *, workers: int, load: float, engine: Engine, seed: int) 
     return made
 
 
-def _group(number: int, random: Random, prompts: _Prompts) -> Group:
+def _group(number: int, random: Random, prompts: _Prompts) -> SimulatedGroup:
     n = random.choices(list(CHOICES), weights=list(CHOICES.values()))[0]
     lengths = [max(16, min(512, int(random.expovariate(1 / MEAN_ANSWER_TOKENS)))) for _ in range(n)]
-    names, tokens, session = prompts.draw()
-    return Group(number, 0.0, names, tokens, lengths, session, open=n)
+    names, tokens, session = prompts.sample()
+    return SimulatedGroup(number, 0.0, names, tokens, lengths, session, open=n)
 
 
-def _work_ms(made: Sequence[Group], engine: Engine) -> Iterator[float]:
-    seen: set[BlockName] = set()
+def _work_ms(made: Sequence[SimulatedGroup], engine: EngineTimes) -> Iterator[float]:
+    computed: set[BlockName] = set()
     for group in made:
-        new = [name for name in group.names if name not in seen]
-        seen.update(new)
+        new = [name for name in group.names if name not in computed]
+        computed.update(new)
         tokens = len(new) * BLOCK_SIZE + group.prompt_tokens % BLOCK_SIZE
         yield engine.work_ms(tokens, group.prompt_blocks, group.lengths)

@@ -1,4 +1,4 @@
-"""Fake workers for the simulation of routing: the time of an engine's step, and when prompts and choices are done.
+"""Workers of the simulation of routing: the time of an engine's step, and the ends of prompts and choices.
 
 Between two changes (a group arrives, a prompt is computed, a choice ends) all choices of a worker advance at the same
 rate. So a worker is simulated from change to change and not step by step.
@@ -13,12 +13,13 @@ from motet.block_names import BlockName
 from motet.routing.choosing import cost
 
 BLOCK_SIZE = 16
-NEARLY = 1e-6
+ALMOST_ZERO = 1e-6
 
 
 @dataclass(frozen=True)
-class Engine:
-    """An engine's room, and the times of its step. The default is ours on two cores (docs/log.md)."""
+class EngineTimes:
+    """The capacity of an engine, and the times of its step. The default is Motet's engine on two cores
+    (docs/log.md)."""
 
     step_ms: float = 4.0
     choice_ms: float = cost.CHOICE_MS
@@ -40,9 +41,9 @@ class Engine:
 
 
 ENGINES = {
-    "cpu": Engine(),
-    # A guess for a GPU: prompts and choices are cheap, a step and the memory that it reads are not.
-    "gpu": Engine(
+    "cpu": EngineTimes(),
+    # An estimate for a GPU: prompts and choices are cheap, a step and the memory that it reads are not.
+    "gpu": EngineTimes(
         step_ms=8.0,
         choice_ms=0.03,
         trunk_block_ms=0.004,
@@ -55,8 +56,8 @@ ENGINES = {
 
 
 @dataclass(slots=True, eq=False)
-class Group:
-    """A group that arrives, and its progress."""
+class SimulatedGroup:
+    """A group and its progress."""
 
     number: int
     arrival_s: float
@@ -66,10 +67,10 @@ class Group:
     """Number of tokens of each choice."""
     session: str | None
     cached_tokens: int = 0
-    thought_uncached: int = 0
-    """Number of prompt tokens to compute that the router has in its books."""
+    expected_uncached: int = 0
+    """Number of prompt tokens that the router expects the worker to compute."""
     remaining_tokens: float = 0.0
-    """Number of prompt tokens that are still to be computed."""
+    """Number of prompt tokens that are not yet computed."""
     open: int = 0
     """Number of choices that have not ended."""
     first_s: float | None = None
@@ -84,9 +85,9 @@ class Group:
         return -(-self.prompt_tokens // BLOCK_SIZE)
 
 
-class Cache:
-    """The prefix cache of a worker: the least recently used block goes first, the end of a prefix before its beginning.
-    It calls `stored` and `removed` with names of blocks, as events report them to a router."""
+class SimulatedCache:
+    """The prefix cache of a worker. The least recently used block is evicted first, the end of a prefix before its
+    start. Calls `stored` and `removed` with the names of blocks, as events report them to a router."""
 
     def __init__(
         self, size: int, *, stored: Callable[[list[BlockName]], None], removed: Callable[[list[BlockName]], None]
@@ -115,10 +116,16 @@ class Cache:
             self._removed(old)
 
 
-class FakeWorker:
-    """A worker. It calls `changed` when a group has its first token and when a choice has ended."""
+class SimulatedWorker:
+    """A worker. Calls `changed` when a group has its first token and when a choice has ended."""
 
-    def __init__(self, id: str, engine: Engine, cache: Cache, changed: Callable[["FakeWorker", Group], None]) -> None:
+    def __init__(
+        self,
+        id: str,
+        engine: EngineTimes,
+        cache: SimulatedCache,
+        changed: Callable[["SimulatedWorker", SimulatedGroup], None],
+    ) -> None:
         self.id = id
         self.engine = engine
         self.cache = cache
@@ -126,13 +133,13 @@ class FakeWorker:
         self.running = 0
         self.trunk_blocks = 0
         self._changed = changed
-        self._waiting: deque[Group] = deque()
-        self._reading: deque[Group] = deque()
+        self._waiting: deque[SimulatedGroup] = deque()
+        self._reading: deque[SimulatedGroup] = deque()
         self._reserved = 0
-        self._ends: list[tuple[float, float, int, Group]] = []
-        """For each running choice: step at its end, step at its beginning, number of its group, group."""
+        self._ends: list[tuple[float, float, int, SimulatedGroup]] = []
+        """Step at the end, step at the start, number of the group and group of each running choice."""
         self._started_steps = 0.0
-        """Sum over running choices of the step at which each began."""
+        """Sum over running choices of the step at which each started."""
         self._steps = 0.0
         self._now_s = 0.0
         self._step_s = 1.0
@@ -143,13 +150,13 @@ class FakeWorker:
         tokens = self.running * self._steps - self._started_steps
         return tokens / BLOCK_SIZE + self.running / 2
 
-    def submit(self, group: Group, now_s: float) -> None:
+    def submit(self, group: SimulatedGroup, now_s: float) -> None:
         self._advance(now_s)
         self._waiting.append(group)
         self._plan()
 
     def next_change_s(self) -> float | None:
-        """Returns the time at which `change` must be called; None if the worker is idle."""
+        """Returns the time at which `change` must be called. Returns None if the worker is idle."""
         waits = [self._ends[0][0] - self._steps] if self._ends else []
         if self._reading:
             waits.append(self._reading[0].remaining_tokens / self._chunk)
@@ -157,11 +164,11 @@ class FakeWorker:
 
     def change(self, now_s: float) -> None:
         self._advance(now_s)
-        while self._reading and self._reading[0].remaining_tokens <= NEARLY:
+        while self._reading and self._reading[0].remaining_tokens <= ALMOST_ZERO:
             self._fork(self._reading.popleft(), now_s)
-        while self._ends and self._ends[0][0] <= self._steps + NEARLY:
-            _, began, _, group = heappop(self._ends)
-            self._end(group, began, now_s)
+        while self._ends and self._ends[0][0] <= self._steps + ALMOST_ZERO:
+            _, started_step, _, group = heappop(self._ends)
+            self._end(group, started_step, now_s)
         self._plan()
 
     def _advance(self, now_s: float) -> None:
@@ -173,7 +180,7 @@ class FakeWorker:
 
     def _plan(self) -> None:
         """Admits groups that fit, and computes the time of a step until the next change."""
-        while self._waiting and self._has_room(self._waiting[0]):
+        while self._waiting and self._fits(self._waiting[0]):
             group = self._waiting.popleft()
             group.cached_tokens = min(self.cache.cached_tokens(group.names), group.prompt_tokens - 1)
             group.remaining_tokens = group.prompt_tokens - group.cached_tokens
@@ -191,12 +198,12 @@ class FakeWorker:
     def _trunks_read(self) -> int:
         return self.trunk_blocks - sum(group.prompt_blocks for group in self._reading)
 
-    def _has_room(self, group: Group) -> bool:
+    def _fits(self, group: SimulatedGroup) -> bool:
         blocks = self.trunk_blocks + self.tail_blocks + group.prompt_blocks + group.choices
-        fits = self.running + self._reserved + group.choices <= self.engine.max_choices
-        return (fits and blocks <= self.engine.num_blocks) or not self._reserved + self.running
+        enough_choices = self.running + self._reserved + group.choices <= self.engine.max_choices
+        return (enough_choices and blocks <= self.engine.num_blocks) or not self._reserved + self.running
 
-    def _fork(self, group: Group, now_s: float) -> None:
+    def _fork(self, group: SimulatedGroup, now_s: float) -> None:
         self.cache.put(group.names)
         self._reserved -= group.choices
         self.running += group.choices
@@ -206,9 +213,9 @@ class FakeWorker:
         group.first_s = now_s
         self._changed(self, group)
 
-    def _end(self, group: Group, began: float, now_s: float) -> None:
+    def _end(self, group: SimulatedGroup, started_step: float, now_s: float) -> None:
         self.running -= 1
-        self._started_steps -= began
+        self._started_steps -= started_step
         group.open -= 1
         if not group.open:
             self.trunk_blocks -= group.prompt_blocks

@@ -1,4 +1,4 @@
-"""The simulation of routing: groups arrive, the product's own code chooses a worker, and fake workers do the work."""
+"""The simulation of routing: groups arrive, Motet's own code chooses a worker, and simulated workers do the work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import partial
 from heapq import heappop, heappush
 from statistics import fmean, pstdev
 
-from bench.router.simulated_worker import BLOCK_SIZE, Cache, Engine, FakeWorker, Group
+from bench.router.simulated_worker import BLOCK_SIZE, EngineTimes, SimulatedCache, SimulatedGroup, SimulatedWorker
 from motet.routing.choosing.choose import choose
 from motet.routing.choosing.cost import WEIGHTS, Candidate, CostWeights, GroupNeeds, WorkKind, has_room
 from motet.routing.choosing.survey import shortlist
@@ -15,30 +15,30 @@ from motet.routing.workers.affinity import Affinity
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.types import Policy
 
-LOOKS = 100
-"""How often the workers' loads are compared in a run."""
+COMPARISONS = 100
+"""Number of comparisons of the workers' loads in a run."""
 WARM_UP = 0.25
-"""Share of the groups, the first ones, that figures leave out."""
+"""Share of the groups, the first ones, that the figures leave out."""
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoutingRules:
     """The rules of a run."""
 
     policy: Policy = Policy.KV
     weights: CostWeights = WEIGHTS
     group_is_one: bool = False
-    """True if a group counts as one choice, like in a gateway whose unit is the request."""
+    """True if a group counts as one choice, as in a gateway whose unit is the request."""
     short: bool = True
-    """True if in a large fleet only a shortlist is compared."""
+    """True if only a shortlist is compared in a large fleet."""
     sessions: bool = True
-    queue: FairQueue[Group] | None = None
-    """The queue of groups that have no room anywhere; None if they wait in the engine of the chosen worker."""
+    queue: FairQueue[SimulatedGroup] | None = None
+    """Queue of the groups that fit on no worker. None if groups wait in the engine of the chosen worker."""
 
 
 @dataclass(slots=True)
-class _Books:
-    """What the router knows of a worker from the groups that it gave to it and their progress."""
+class _WorkerLoad:
+    """The load of a worker as the router knows it from the groups that it assigned and their progress."""
 
     groups: int = 0
     choices: int = 0
@@ -47,20 +47,22 @@ class _Books:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationOutcome:
     """The groups after the warm-up, with their times."""
 
-    groups: Sequence[Group]
+    groups: Sequence[SimulatedGroup]
     unlike: float
-    """Standard deviation of workers' open choices over their mean, averaged over time."""
+    """Standard deviation of the workers' open choices divided by their mean, averaged over time."""
     seconds: float
-    """Time from the first arrival of these groups to the last end."""
+    """Time from the arrival of the first of these groups to the last end."""
 
 
-class Run:
+class RoutingSimulation:
     """One simulation, from the first arrival until everything has ended."""
 
-    def __init__(self, groups: Sequence[Group], *, workers: int, engine: Engine, rules: Rules) -> None:
+    def __init__(
+        self, groups: Sequence[SimulatedGroup], *, workers: int, engine: EngineTimes, rules: RoutingRules
+    ) -> None:
         self._groups = groups
         self._rules = rules
         self._engine = engine
@@ -69,28 +71,28 @@ class Run:
         self._affinity = Affinity(clock=lambda: self._now_s)
         self._workers = {f"w{number}": self._worker(f"w{number}") for number in range(workers)}
         self._ids = list(self._workers)
-        self._books = {id: _Books() for id in self._ids}
-        self._changes: list[tuple[float, int, FakeWorker]] = []
+        self._loads = {id: _WorkerLoad() for id in self._ids}
+        self._changes: list[tuple[float, int, SimulatedWorker]] = []
         self._turn = 0
         self._unlike: list[float] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         warm = int(len(self._groups) * WARM_UP)
-        look_every = max(1, (len(self._groups) - warm) // LOOKS)
+        compare_every = max(1, (len(self._groups) - warm) // COMPARISONS)
         for number, group in enumerate(self._groups):
             self._work_until(group.arrival_s)
             self._now_s = group.arrival_s
-            self._take(group)
-            if number >= warm and number % look_every == 0:
-                self._look()
+            self._accept(group)
+            if number >= warm and number % compare_every == 0:
+                self._compare_loads()
         self._work_until(float("inf"))
         counted = self._groups[warm:]
-        return Outcome(counted, fmean(self._unlike), self._now_s - counted[0].arrival_s)
+        return SimulationOutcome(counted, fmean(self._unlike), self._now_s - counted[0].arrival_s)
 
-    def _worker(self, id: str) -> FakeWorker:
+    def _worker(self, id: str) -> SimulatedWorker:
         stored, removed = partial(self._index.stored, id), partial(self._index.removed, id)
-        cache = Cache(self._engine.num_blocks, stored=stored, removed=removed)
-        return FakeWorker(id, self._engine, cache, self._changed)
+        cache = SimulatedCache(self._engine.num_blocks, stored=stored, removed=removed)
+        return SimulatedWorker(id, self._engine, cache, self._changed)
 
     def _work_until(self, end_s: float) -> None:
         while self._changes and self._changes[0][0] <= end_s:
@@ -101,12 +103,12 @@ class Run:
                 self._schedule(worker)
                 self._serve_queue()
 
-    def _schedule(self, worker: FakeWorker) -> None:
+    def _schedule(self, worker: SimulatedWorker) -> None:
         at_s = worker.next_change_s()
         if at_s is not None:
             heappush(self._changes, (at_s, worker.version, worker))
 
-    def _take(self, group: Group) -> None:
+    def _accept(self, group: SimulatedGroup) -> None:
         if self._rules.queue is None:
             self._route(group)
         else:
@@ -118,63 +120,63 @@ class Run:
         while queue and (group := queue.pop(self._fits, self._now_s)) is not None:
             self._route(group)
 
-    def _fits(self, group: Group) -> bool:
-        wanted = self._wanted(group)
-        return any(has_room(self._candidate(id, 0, False), wanted) for id in self._ids)
+    def _fits(self, group: SimulatedGroup) -> bool:
+        needs = self._needs(group)
+        return any(has_room(self._candidate(id, 0, False), needs) for id in self._ids)
 
-    def _route(self, group: Group) -> None:
+    def _route(self, group: SimulatedGroup) -> None:
         overlap = self._index.overlap(group.names)
         session = group.session if self._rules.sessions else None
         home = self._affinity.worker_of(session) if session else None
         ids: Sequence[str] = self._ids
         if self._rules.short:
-            ids = shortlist(ids, [overlap], session=home, able=self._books, turn=self._turn)
+            ids = shortlist(ids, [overlap], session=home, able=self._loads, turn=self._turn)
         candidates = [self._candidate(id, overlap.get(id, 0), id == home) for id in ids]
         decision = choose(
-            candidates, self._wanted(group), policy=self._rules.policy, turn=self._turn, weights=self._rules.weights
+            candidates, self._needs(group), policy=self._rules.policy, turn=self._turn, weights=self._rules.weights
         )
         if decision is None:
-            raise AssertionError("there are always workers")
+            raise AssertionError("no worker was chosen, although there are always workers")
         self._turn += 1
-        self._give(group, ids[decision.place], candidates[decision.place].cached_tokens)
+        self._assign(group, ids[decision.place], candidates[decision.place].cached_tokens)
 
-    def _give(self, group: Group, id: str, cached_tokens: int) -> None:
-        books = self._books[id]
-        group.thought_uncached = max(0, group.prompt_tokens - cached_tokens)
-        books.groups += 1
-        books.choices += group.choices
-        books.queued_tokens += group.thought_uncached
-        books.trunk_blocks += group.prompt_blocks
+    def _assign(self, group: SimulatedGroup, id: str, cached_tokens: int) -> None:
+        load = self._loads[id]
+        group.expected_uncached = max(0, group.prompt_tokens - cached_tokens)
+        load.groups += 1
+        load.choices += group.choices
+        load.queued_tokens += group.expected_uncached
+        load.trunk_blocks += group.prompt_blocks
         if group.session:
             self._affinity.keep(group.session, id)
         worker = self._workers[id]
         worker.submit(group, self._now_s)
         self._schedule(worker)
 
-    def _changed(self, worker: FakeWorker, group: Group) -> None:
-        """Updates the worker's books: the group's prompt has been computed, or one of its choices has ended."""
-        books = self._books[worker.id]
-        if group.thought_uncached:
-            books.queued_tokens -= group.thought_uncached
-            group.thought_uncached = 0
+    def _changed(self, worker: SimulatedWorker, group: SimulatedGroup) -> None:
+        """Updates the worker's load: the group's prompt has been computed, or one of its choices has ended."""
+        load = self._loads[worker.id]
+        if group.expected_uncached:
+            load.queued_tokens -= group.expected_uncached
+            group.expected_uncached = 0
         if group.open < group.choices:
-            books.choices -= 1
+            load.choices -= 1
         if not group.open:
-            books.groups -= 1
-            books.trunk_blocks -= group.prompt_blocks
+            load.groups -= 1
+            load.trunk_blocks -= group.prompt_blocks
 
     def _candidate(self, id: str, cached_blocks: int, has_session: bool) -> Candidate:
-        books, tails = self._books[id], int(self._workers[id].tail_blocks)
-        choices = books.choices
+        load, tails = self._loads[id], int(self._workers[id].tail_blocks)
+        choices = load.choices
         if self._rules.group_is_one:
-            tails = tails * books.groups // max(1, choices)
-            choices = books.groups
+            tails = tails * load.groups // max(1, choices)
+            choices = load.groups
         return Candidate(
             id=id,
             cached_tokens=cached_blocks * BLOCK_SIZE,
-            queued_tokens=books.queued_tokens,
+            queued_tokens=load.queued_tokens,
             open_choices=choices,
-            trunk_blocks=books.trunk_blocks,
+            trunk_blocks=load.trunk_blocks,
             tail_blocks=tails,
             max_choices=self._engine.max_choices,
             num_blocks=self._engine.num_blocks,
@@ -182,7 +184,7 @@ class Run:
             has_session=has_session,
         )
 
-    def _wanted(self, group: Group) -> GroupNeeds:
+    def _needs(self, group: SimulatedGroup) -> GroupNeeds:
         return GroupNeeds(
             work=WorkKind.GENERATE,
             choices=1 if self._rules.group_is_one else group.choices,
@@ -190,7 +192,8 @@ class Run:
             needs_prompt=True,
         )
 
-    def _look(self) -> None:
-        choices = [books.choices for books in self._books.values()]
+    def _compare_loads(self) -> None:
+        choices = [load.choices for load in self._loads.values()]
+
         if any(choices):
             self._unlike.append(pstdev(choices) / fmean(choices))

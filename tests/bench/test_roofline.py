@@ -1,11 +1,11 @@
-"""The roofline of a step: work follows from the sizes of the model and the reads of a step, shares from the limits."""
+"""The roofline of a step: work follows from the model's sizes and the step's reads, shares follow from the limits."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from bench.roofline.__main__ import Limits, Noted, floors, main, part_of, parts_of
+from bench.roofline.__main__ import MachineLimits, TimesByName, floors, main, part_of, parts_of
 from bench.roofline.step_parts import (
     FEW_ROWS,
     PROMPT,
@@ -13,7 +13,7 @@ from bench.roofline.step_parts import (
     SAMPLER,
     TAIL,
     TRUNK,
-    Work,
+    PartWork,
     reads_of,
     without_prompts,
     without_tails,
@@ -22,7 +22,7 @@ from bench.roofline.step_parts import (
 from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead, TailRead, TrunkRead
 from tests.tiny_models import save_tiny_model
 
-LIMITS = Limits(bytes_per_s=50e9, operations_per_s=1000e9, product="ours", peak_operations_per_s=1030e9)
+LIMITS = MachineLimits(bytes_per_s=50e9, operations_per_s=1000e9, product="ours", peak_operations_per_s=1030e9)
 PLAN = AttentionPlan(
     num_tail_rows=3,
     prompts=(PromptRead(3, 73, 10, 80, [7]),),
@@ -31,16 +31,16 @@ PLAN = AttentionPlan(
 )
 
 
-def test_the_least_time_is_that_of_the_slower_limit() -> None:
-    assert LIMITS.least_s(Work(50e9, 1e9)) == 1.0
-    assert LIMITS.least_s(Work(1e9, 2000e9)) == 2.0
-    part = part_of("n = 1", "head", 0.004, whole_s=0.010, work=Work(100e6, 1e9), limits=LIMITS)
+def test_the_minimum_time_follows_from_the_slower_limit() -> None:
+    assert LIMITS.least_s(PartWork(50e9, 1e9)) == 1.0
+    assert LIMITS.least_s(PartWork(1e9, 2000e9)) == 2.0
+    part = part_of("n = 1", "head", 0.004, step_s=0.010, work=PartWork(100e6, 1e9), limits=LIMITS)
     assert part.of_step == pytest.approx(0.4)
     assert [part.least_ms, part.of_limit] == pytest.approx([2.0, 0.5])
     assert [part.of_bandwidth, part.of_products] == pytest.approx([0.5, 0.25])
 
 
-def test_every_key_is_read_once_and_seen_by_every_row_that_may() -> None:
+def test_every_key_is_read_once_and_seen_by_every_row_after_it() -> None:
     reads = list(reads_of(PLAN))
     assert reads[0] == (TRUNK, 100, 300)
     assert reads[1:3] == [(TAIL, 2, 1 + 2), (TAIL, 6, 6)]
@@ -56,27 +56,27 @@ def test_plans_without_a_part_keep_their_rows() -> None:
 
 
 def test_the_median_of_each_time_counts() -> None:
-    noted = Noted()
+    found = TimesByName()
     for times in ({"a": 2.0, "b": 1.0}, {"a": 1.5, "b": 3.0, "c": 4.0}, {"a": 9.0}):
-        noted.note(times)
-    assert noted.medians() == {"a": 2.0, "b": 2.0, "c": 4.0}
+        found.add(times)
+    assert found.medians() == {"a": 2.0, "b": 2.0, "c": 4.0}
 
 
-def test_a_whole_step_has_the_work_of_all_its_parts() -> None:
-    times = {"head": 0.002, TRUNK: 0.001, SAMPLER: 0.001, PYTHON: 0.001, "forward": 0.008, "whole": 0.01}
-    works = {"head": Work(100e6, 1e9), TRUNK: Work(50e6, 3e9)}
+def test_an_entire_step_has_the_work_of_all_its_parts() -> None:
+    times = {"head": 0.002, TRUNK: 0.001, SAMPLER: 0.001, PYTHON: 0.001, "forward": 0.008, "step": 0.01}
+    works = {"head": PartWork(100e6, 1e9), TRUNK: PartWork(50e6, 3e9)}
     parts = {part.part: part for part in parts_of("n = 1", times, works, LIMITS)}
-    assert [*parts] == ["head", TRUNK, SAMPLER, PYTHON, "forward", "whole"]
+    assert [*parts] == ["head", TRUNK, SAMPLER, PYTHON, "forward", "step"]
     assert parts[SAMPLER].of_limit is None
-    assert [parts["whole"].gigabytes, parts["whole"].gflop] == pytest.approx([0.15, 4.0])
-    assert parts["whole"].of_bandwidth == pytest.approx(0.15e9 / 0.01 / 50e9)
+    assert [parts["step"].gigabytes, parts["step"].gflop] == pytest.approx([0.15, 4.0])
+    assert parts["step"].of_bandwidth == pytest.approx(0.15e9 / 0.01 / 50e9)
     (floor,) = floors([*parts.values()])
-    assert floor.value == parts["whole"].of_bandwidth
+    assert floor.value == parts["step"].of_bandwidth
 
 
 @pytest.mark.slow
 @pytest.mark.kernels
-def test_a_run_with_a_tiny_model_tells_every_part(
+def test_a_run_with_a_tiny_model_reports_every_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"LARGE": 64, "LARGE_ROWS": 8, "TILES": 1}.items():
@@ -86,5 +86,5 @@ def test_a_run_with_a_tiny_model_tells_every_part(
     assert main(["--model", str(save_tiny_model("llama", tmp_path)), *sizes]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     shown = {(part["case"], part["part"]) for part in record["parts"]}
-    assert {("prefill", PROMPT), ("n = 1", TRUNK), ("n = 3", TAIL), ("n = 3", "whole")} <= shown
+    assert {("prefill", PROMPT), ("n = 1", TRUNK), ("n = 3", TAIL), ("n = 3", "step")} <= shown
     assert record["limits"]["bytes_per_s"] > 0
