@@ -73,7 +73,8 @@ class Scheduler:
         builder = PlanBuilder(self.limits.max_num_batched_tokens)
         self._add_tails(builder)
         for group in self.running.groups:
-            self._add_trunk(group, builder)
+            if not group.trunk.complete:
+                self._add_trunk(group, builder)
         self._admit(builder)
         if not builder.trunks:
             self._add_drafts(builder)
@@ -99,13 +100,12 @@ class Scheduler:
                 builder.add_replay(sequence)
 
     def _add_trunk(self, group: Group, builder: PlanBuilder) -> None:
-        """Adds as much of a prompt as the budget allows. A group that has joined a trunk needs only the last row. Its
+        """Adds as much of a prompt as the budget allows. A group that has joined a trunk lacks only the last row. Its
         key and value are stored in a fresh tail, where the first output token overwrites them."""
-        trunk = group.trunk
-        if trunk.joined and trunk.num_computed < trunk.num_tokens:
+        if group.trunk.joined:
             fresh = group.fresh
             if not fresh:
-                trunk.num_computed = trunk.num_tokens
+                group.trunk.num_computed = group.trunk.num_tokens
             elif not fresh[0].blocks:
                 return
         builder.add_trunk(group)
