@@ -42,7 +42,7 @@ BELOW_API = (
     "models.trainer_group",
     "tracing",
 )
-API_SHARED = ("api.http", "api.known_groups", "api.served", "api.checkpoint_upload", "api.service")
+API_SHARED = ("api.http", "api.known_groups", "api.served", "api.tensor_bodies", "api.service")
 API_GENERATION = (*API_SHARED, "api.generation")
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -120,12 +120,20 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "metrics.routing",
         "tracing",
     ),
-    "control": ("engine", "engine_orders", "engines.server_engine", "routing", "metrics.routing", "models"),
+    "control": (
+        "engine",
+        "engine_orders",
+        "engines.server_engine",
+        "engines.wire",
+        "routing",
+        "metrics.routing",
+        "models",
+    ),
     # Inside api: http, then what all routes share, then generation, then the dialects; app and openapi see all of it.
     "api": BELOW_API,
     "api.http": ("engines.wire", "metrics", "tracing", "transfer.ticket"),
     "api.known_groups": ("api.http",),
-    "api.checkpoint_upload": ("api.http", "engines.wire", "models.checkpoint", "models.folder"),
+    "api.tensor_bodies": ("engines.wire", "models.checkpoint", "models.folder"),
     "api.served": ("engine", "engines.upstream.text_source", "grammar", "text"),
     "api.service": (*API_SHARED, *BELOW_API),
     "api.generation": (*API_SHARED, *BELOW_API),

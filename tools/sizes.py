@@ -68,7 +68,7 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "Pull": 14,
         "RemoteKeeper": 19,
         "ResponsesRequest": 14,
-        "Service": 21,
+        "Service": 20,
         "Ticket": 20,
         "TransferThread": 13,
         "VLLMGroup": 16,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from motet.api.checkpoint_upload import CheckpointUpload
+from motet.control.checkpoint_upload import CheckpointUpload
 from motet.engine_orders import (
     ApplyWeights,
     Checksums,
@@ -182,13 +182,12 @@ async def test_pieces_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     refused = await http.post("/update_weights", json={"weight_dir": "/new"})
     assert "is open" in refused.json()["error"]["message"]
     waiting = asyncio.create_task(http.post("/update_weights", json={"update_info": {"names": ["c"]}}))
-    await until(lambda: trained.service.upload.waiting == 1)
+    await until(lambda: control.upload is not None and control.upload.waiting == 1)
     await http.post("/start_weight_update")
     assert (await waiting).json()["error"]["message"].endswith("the update has ended before tensor c came.")
     assert open_files() == 0
     assert coded(await http.post("/finish_weight_update")) == (400, "invalid_weights")
-    trained.service.upload = CheckpointUpload(announced_s=0)
-    await http.post("/start_weight_update")
+    control.upload = CheckpointUpload(announced_s=0)
     late = await http.post("/update_weights", json={"update_info": {"names": ["c"]}})
     assert late.json()["error"]["message"] == "Invalid 'update_info': tensor c has not come within 0 s."
     await http.post("/shutdown_weight_transfer_engine")

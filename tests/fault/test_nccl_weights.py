@@ -153,7 +153,7 @@ async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothi
         await until(cell, lambda: open_files() == 1)
         assert receiver_pid(cell) is not None
         await running.kill()
-    await until(cell, lambda: not cell.service.upload.open)
+    await until(cell, lambda: cell.service.control is not None and cell.service.control.upload is None)
     assert (receiver_pid(cell), open_files()) == (None, 0)
     refused = await cell.http.post("/finish_weight_update")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_weight_update")

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 
-from motet.api.checkpoint_upload import CheckpointUpload
 from motet.api.http.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
 from motet.api.http.failure import above_maximum
 from motet.api.known_groups import KnownGroups
@@ -91,7 +90,6 @@ class Service:
         config = self.config
         self.admission = Admission(config.max_waiting_groups)
         self.drain_requested = asyncio.Event()
-        self.upload = CheckpointUpload()
         self.groups = KnownGroups(self.clock)
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)

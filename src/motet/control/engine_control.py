@@ -3,7 +3,8 @@
 routes of trainers, /engine/order ──► EngineControl ──► `send` of each engine
                                         ├── weights   `weight_updates`, `weight_history`
                                         ├── sleep     `cell_sleep`; None for a gateway
-                                        └── engines   `controlled_engines`
+                                        ├── engines   `controlled_engines`
+                                        └── upload    `checkpoint_upload`; None unless a trainer has started one
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from motet.control.cell_sleep import CellSleep
+from motet.control.checkpoint_upload import CheckpointUpload
 from motet.control.controlled_engines import ControlledEngines
 from motet.control.weight_updates import WeightUpdates
 from motet.engine import ControlledEngine, Engine
@@ -27,7 +29,7 @@ from motet.engine_orders import (
     PrepareWeights,
     SumWeights,
 )
-from motet.errors import StartupError
+from motet.errors import RequestError, StartupError
 from motet.models.checkpoint import Checkpoint
 from motet.routing.router import Router
 from motet.types import PauseMode
@@ -43,6 +45,8 @@ class EngineControl:
         """`on_other_servers`: True for a gateway: engines on other servers take the orders too."""
         self.engines = ControlledEngines(router, on_other_servers=on_other_servers)
         self.weights = WeightUpdates(router, self.engines)
+        self.upload: CheckpointUpload | None = None
+        """The upload that a trainer has started; None if none is open."""
         self.sleep = None if on_other_servers else CellSleep(self.engines, self.weights, pause=self.pause)
         self._router = router
 
@@ -138,6 +142,20 @@ class EngineControl:
         if self.sleep is not None:
             self.sleep.check_awake()
 
+    def opened_upload(self) -> CheckpointUpload:
+        """Returns the upload that a trainer has started. Raises RequestError if none is open."""
+        if self.upload is None:
+            message = "No weight update is open: POST /start_weight_update first."
+            raise RequestError(message, code="no_weight_update")
+        return self.upload
+
+    def drop_upload(self) -> None:
+        """Forgets the upload that a trainer has started, if one is open."""
+        if self.upload is not None:
+            self.upload.drop()
+            self.upload = None
+
     async def close(self) -> None:
         """Forgets all checkpoints. Called when the engines have been closed."""
+        self.drop_upload()
         await self.weights.close()

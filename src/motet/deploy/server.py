@@ -257,7 +257,6 @@ async def serve(
         await workforce.close()
         if service.receiver is not None:
             await service.receiver.close()
-        service.upload.drop()
         http.stop(at_once=signals.at_once.is_set())
     return outcome
 

@@ -1,7 +1,7 @@
 """The routes of a trainer that broadcasts tensors over NCCL, in vLLM's words.
 
     /init_weight_transfer_engine {"init_info": ...}   the server joins the trainer's group, as one rank
-    /start_weight_update                              opens an upload (`api.checkpoint_upload`)
+    /start_weight_update                              opens an upload (`control.checkpoint_upload`)
     /update_weights {"update_info": ...}              names the next tensors; returns when they have come
     /finish_weight_update                             gives the engines all tensors that have come
     /shutdown_weight_transfer_engine                  the server leaves the group
@@ -131,16 +131,25 @@ def _unique_id(given: str | None) -> bytes:
 async def take_announced(service: Service, info: UpdateInfo) -> None:
     """Returns when these tensors have come: over NCCL if the server is in a trainer's group, else in bodies. Raises
     RequestError if they cannot be used or do not come."""
-    receiver, upload = service.receiver, service.upload
+    receiver, control = service.receiver, service.opened(service.control)
+    upload = control.opened_upload()
     if receiver is None or not receiver.joined:
         await upload.wait_for(info.names)
         return
     upload.check_new(info.names)
-    upload.add(await _received(service, receiver, tensors=announced(info)))
+    tensors = announced(info)
+    try:
+        file = await _received(receiver, tensors)
+    except EngineError as error:
+        upload.drop()  # otherwise a trainer that finishes it would bring a part of its weights
+        if control.upload is upload:
+            control.upload = None
+        raise invalid_value("update_info", f"{error.message}; the update is forgotten") from error
+    upload.add(file)
 
 
-async def _received(service: Service, receiver: NcclReceiver, *, tensors: Sequence[TensorFacts]) -> MemoryFile:
-    """Returns the file with these tensors, sealed."""
+async def _received(receiver: NcclReceiver, tensors: Sequence[TensorFacts]) -> MemoryFile:
+    """Returns a sealed file with the tensors that the trainer sends next. Raises EngineError if it fails to."""
     header = safetensors_header(tensors)
     num_bytes = len(header) + sum(tensor.num_bytes for tensor in tensors)
     try:
@@ -151,10 +160,6 @@ async def _received(service: Service, receiver: NcclReceiver, *, tensors: Sequen
         file.write(header, 0)
         await receiver.receive(tensors, file.path, at=len(header))
         file.seal()
-    except EngineError as error:
-        file.close()
-        service.upload.drop()  # otherwise a trainer that finishes it would bring a part of its weights
-        raise invalid_value("update_info", f"{error.message}; the update is forgotten") from error
     except BaseException:
         file.close()
         raise

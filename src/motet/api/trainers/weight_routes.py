@@ -15,13 +15,14 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue
 
-from motet.api.checkpoint_upload import read_tensors
 from motet.api.http.body_limit import is_tensors
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router, with_body
 from motet.api.http.schema import Schema
 from motet.api.service import Service
+from motet.api.tensor_bodies import read_tensors
 from motet.api.trainers.trainer_group import InitInfo, UpdateInfo, join_group, leave_group, take_announced
+from motet.control.checkpoint_upload import CheckpointUpload
 from motet.control.weight_updates import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
@@ -79,13 +80,12 @@ def weight_router(service: Service) -> APIRouter:
     async def update_weights(request: Request, weight_version: Annotated[Version | None, Query()] = None) -> Response:
         """`weight_version`: for a body of tensors. Running groups continue with the new weights, and their KV is
         recomputed."""
-        service.opened(service.control)
+        upload = service.opened(service.control).upload
         if not is_tensors(request.headers):
             return await from_json(request)
-        upload = service.upload.now
         file = await read_tensors(request)
         if upload is not None:
-            service.upload.add(file, upload)
+            upload.add(file)
             return json_response({"message": "Weights updated"})
         return await _updated(service, Checkpoint.of_memory([file]), version=weight_version, field="body")
 
@@ -135,19 +135,21 @@ def transfer_router(service: Service) -> APIRouter:
     async def shutdown_weight_transfer_engine() -> Response:
         service.opened(service.control)
         await leave_group(service)
-        service.upload.drop()
+        service.opened(service.control).drop_upload()
         return json_response({"message": "Weight transfer shut down"})
 
     @router.post("/start_weight_update")
     async def start_weight_update() -> Response:
-        service.opened(service.control)
-        service.upload.start()
+        control = service.opened(service.control)
+        control.drop_upload()
+        control.upload = CheckpointUpload()
         return json_response({"message": "Weight update started"})
 
     @router.post("/finish_weight_update")
     async def finish_weight_update(body: FinishUpdateBody | None = None) -> Response:
-        service.opened(service.control)
-        checkpoint = service.upload.finish()
+        control = service.opened(service.control)
+        upload, control.upload = control.opened_upload(), None
+        checkpoint = upload.finish()
         version = None if body is None else body.weight_version
         update = await update_engines(service, checkpoint, version=version, field="body")
         return json_response({"message": "Weight update finished", **_fields(update)})
@@ -165,7 +167,7 @@ async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
         await take_announced(service, body.update_info)
         return json_response({"message": "Weights updated"})
     field, version = ways.pop(), body.weight_version
-    if service.upload.open:
+    if service.opened(service.control).upload is not None:
         why = "a weight update is open: its tensors come in bodies, until /finish_weight_update"
         raise invalid_value(field, why)
     if body.weight_dir is not None:

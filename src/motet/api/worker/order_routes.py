@@ -9,10 +9,11 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from motet.api.checkpoint_upload import MAX_FILES, CheckpointUpload, read_tensors
 from motet.api.http.routes import new_router
 from motet.api.service import Service
+from motet.api.tensor_bodies import read_tensors
 from motet.api.worker.worker_bodies import check_protocol, msgpack_response, read_body
+from motet.control.checkpoint_upload import MAX_FILES, CheckpointUpload
 from motet.engine_orders import Connect, Done, PrepareWeights, WorkerOrder
 from motet.errors import EngineError, NotFoundError, OverloadedError, RequestError
 from motet.models.checkpoint import CheckpointKind
@@ -34,29 +35,32 @@ def order_router(service: Service) -> APIRouter:
 
     @router.post("/order")
     async def order(request: Request) -> Response:
+        nonlocal upload
         order = await read_body(request, ORDER, kind="WorkerOrder")
         if isinstance(order, Connect):
             await _connect(service, order.address, connecting=connecting)
             return msgpack_response(Done())
         control, checkpoint = service.opened(service.control), None
         if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
-            if len(order.paths) != upload.num_files:
-                message = f"the order names {len(order.paths)} files, and {upload.num_files} have come"
+            if len(order.paths) != len(upload.files):
+                message = f"the order names {len(order.paths)} files, and {len(upload.files)} have come"
                 raise RequestError(message, code="invalid_value")
-            checkpoint = upload.finish()
+            checkpoint, upload = upload.finish(), CheckpointUpload()
         return msgpack_response(await control.obey(order, uploaded=checkpoint))
 
     @router.post("/checkpoint")
     async def upload_file(request: Request, file: FileNumber) -> Response:
         """Receives one file of a checkpoint. The first file replaces an earlier checkpoint."""
+        nonlocal upload
         check_protocol(request)
         service.opened(service.control)
         tensors = await read_tensors(request)
         if file == 0:
-            upload.start()
-        if file != upload.num_files:
+            upload.drop()
+            upload = CheckpointUpload()
+        if file != len(upload.files):
             tensors.close()
-            raise RequestError(f"file {file} comes where file {upload.num_files} was expected", code="invalid_value")
+            raise RequestError(f"file {file} comes where file {len(upload.files)} was expected", code="invalid_value")
         upload.add(tensors)
         return Response(status_code=204)
 
