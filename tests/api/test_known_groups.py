@@ -1,4 +1,4 @@
-"""`/v1/groups`: looking at a group, ending choices of it, asking for more."""
+"""`/v1/groups`: the state of a group, the end of single choices, and more choices."""
 
 import asyncio
 from contextlib import suppress
@@ -22,32 +22,32 @@ async def gated(serve: Serving, *answers: str, **settings: Any) -> Served:
 
 
 async def until(served: Served, id: str, tokens: int) -> dict[str, Any]:
-    """Returns the group once its choices have written so many tokens together."""
+    """Returns the group when all its choices together have at least `tokens` tokens."""
     while True:
-        told: dict[str, Any] = (await served.http.get(f"/v1/groups/{id}")).json()
-        if sum(choice["tokens"] for choice in told["choices"]) >= tokens:
-            return told
+        shown: dict[str, Any] = (await served.http.get(f"/v1/groups/{id}")).json()
+        if sum(choice["tokens"] for choice in shown["choices"]) >= tokens:
+            return shown
 
 
 async def test_a_group_is_looked_at_while_it_is_written(serve: Serving) -> None:
     served = await gated(serve, "abcd", "a")
-    asked = await served.engine.begun(served.chat(n=2))
+    answering = await served.engine.begun(served.chat(n=2))
     id = served.engine.requests[0].request_id
     served.engine.go(2)
-    told = await until(served, id, 4)
-    assert (told["id"], told["object"], told["state"], told["kept_s"]) == (id, "group", "writing", None)
-    assert told["choices"] == [
+    shown = await until(served, id, 4)
+    assert (shown["id"], shown["object"], shown["state"], shown["kept_s"]) == (id, "group", "writing", None)
+    assert shown["choices"] == [
         {"index": 0, "state": "writing", "tokens": 2, "finish_reason": None, "worker": "engine-0"},
         {"index": 1, "state": "over", "tokens": 2, "finish_reason": "stop", "worker": "engine-0"},
     ]
     served.engine.go()
-    assert (await asked).json()["id"] == id
+    assert (await answering).json()["id"] == id
     assert coded(await served.http.get(f"/v1/groups/{id}")) == (404, "group_not_found")
 
 
 async def test_a_choice_is_ended_beside_the_request(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
-    asked = await served.engine.begun(served.chat(n=2))
+    answering = await served.engine.begun(served.chat(n=2))
     id = served.engine.requests[0].request_id
     served.engine.go(2)
     await until(served, id, 4)
@@ -58,13 +58,13 @@ async def test_a_choice_is_ended_beside_the_request(serve: Serving) -> None:
     assert coded(await served.http.delete(f"/v1/groups/{id}/choices/2")) == (404, "choice_not_found")
     assert coded(await served.http.delete(f"/v1/groups/{id}/choices/x")) == (404, "choice_not_found")
     served.engine.go()
-    told = [(one["message"]["content"], one["finish_reason"]) for one in (await asked).json()["choices"]]
-    assert told == [("abcd", "stop"), ("ef", "abort")]
+    shown = [(one["message"]["content"], one["finish_reason"]) for one in (await answering).json()["choices"]]
+    assert shown == [("abcd", "stop"), ("ef", "abort")]
 
 
 async def test_a_whole_group_is_ended_beside_the_request(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
-    asked = await served.engine.begun(served.chat(n=2, stream=True))
+    answering = await served.engine.begun(served.chat(n=2, stream=True))
     id = served.engine.requests[0].request_id
     served.engine.go(1)
     await until(served, id, 2)
@@ -74,7 +74,7 @@ async def test_a_whole_group_is_ended_beside_the_request(serve: Serving) -> None
         "deleted": True,
     }
     finishes = [
-        one["finish_reason"] for chunk in chunks(await asked) for one in chunk["choices"] if one["finish_reason"]
+        one["finish_reason"] for chunk in chunks(await answering) for one in chunk["choices"] if one["finish_reason"]
     ]
     assert finishes == ["abort", "abort"]
 
@@ -89,10 +89,10 @@ async def test_more_choices_are_those_that_a_larger_group_would_have_had(serve: 
     assert more["choices"] == large["choices"][2:4]
     assert more["id"] == first["id"]
     assert streamed[-1]["choices"][0]["index"] == 4
-    told = (await served.http.get(f"/v1/groups/{first['id']}")).json()
-    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2, 3, 4]
-    assert (told["state"], 0 < told["kept_s"] <= 60) == ("over", True)
-    prompts = {asked.prompt for asked in served.engine.requests}
+    shown = (await served.http.get(f"/v1/groups/{first['id']}")).json()
+    assert [choice["index"] for choice in shown["choices"]] == [0, 1, 2, 3, 4]
+    assert (shown["state"], 0 < shown["kept_s"] <= 60) == ("over", True)
+    prompts = {sent.prompt for sent in served.engine.requests}
     assert len(prompts) == 1
 
 
@@ -117,8 +117,8 @@ async def test_more_choices_are_limited_as_those_of_a_request(serve: Serving) ->
 async def test_a_request_with_several_prompts_has_a_group_for_each_and_no_more(serve: Serving) -> None:
     served = await serve()
     first = (await served.complete(["x", "y"], n=2, keep_s=60)).json()
-    told = (await served.http.get(f"/v1/groups/{first['id']}-1")).json()
-    assert [choice["index"] for choice in told["choices"]] == [0, 1]
+    shown = (await served.http.get(f"/v1/groups/{first['id']}-1")).json()
+    assert [choice["index"] for choice in shown["choices"]] == [0, 1]
     assert named(await served.http.post(f"/v1/groups/{first['id']}-1/more", json={"n": 1})) == (400, "n")
 
 
@@ -137,27 +137,27 @@ async def test_a_group_of_another_key_is_not_found(serve: Serving) -> None:
 
 async def test_a_group_ended_while_it_generates_is_forgotten_despite_keep_s(serve: Serving) -> None:
     served = await gated(serve, "abcd")
-    asked = await served.engine.begun(served.chat(n=2, keep_s=60))
+    answering = await served.engine.begun(served.chat(n=2, keep_s=60))
     id = served.engine.requests[0].request_id
     served.engine.go(1)
     await until(served, id, 2)
     assert (await served.http.delete(f"/v1/groups/{id}")).json()["deleted"]
-    assert [choice["finish_reason"] for choice in (await asked).json()["choices"]] == ["abort", "abort"]
+    assert [choice["finish_reason"] for choice in (await answering).json()["choices"]] == ["abort", "abort"]
     assert coded(await served.http.get(f"/v1/groups/{id}")) == (404, "group_not_found")
 
 
 async def test_the_choices_of_a_client_that_has_left_are_over(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
-    asked = await served.engine.begun(served.chat(n=2, keep_s=60, group={"start": 1}))
+    answering = await served.engine.begun(served.chat(n=2, keep_s=60, group={"start": 1}))
     id = served.engine.requests[0].request_id
     served.engine.go(2)
     await until(served, id, 2)
-    asked.cancel()
-    await asyncio.wait([asked])
+    answering.cancel()
+    await asyncio.wait([answering])
     await served.service.admission.empty()
-    told = (await served.http.get(f"/v1/groups/{id}")).json()
-    assert told["state"] == "over"
-    assert [(one["state"], one["tokens"]) for one in told["choices"]] == [("over", 2), ("dropped", 0)]
+    shown = (await served.http.get(f"/v1/groups/{id}")).json()
+    assert shown["state"] == "over"
+    assert [(one["state"], one["tokens"]) for one in shown["choices"]] == [("over", 2), ("dropped", 0)]
     assert not (await served.http.delete(f"/v1/groups/{id}/choices/0")).json()["ended"]
     assert coded(await served.http.delete(f"/v1/groups/{id}/choices/{'9' * 5000}")) == (404, "choice_not_found")
 
@@ -268,9 +268,9 @@ def test_choices_that_could_not_start_are_put_back() -> None:
 
 async def test_a_client_that_leaves_takes_its_group_along(serve: Serving) -> None:
     served = await gated(serve, "abcd")
-    asked = await served.engine.begun(served.chat(n=2))
+    answering = await served.engine.begun(served.chat(n=2))
     assert len(served.service.groups) == 1
-    asked.cancel()
-    await asyncio.wait([asked])
+    answering.cancel()
+    await asyncio.wait([answering])
     await served.until_empty()
     assert len(served.service.groups) == 0

@@ -1,4 +1,4 @@
-"""`group`: how a request steers its choices, on every route that has it, whole and streamed."""
+"""The field `group`: choices end and start under a policy, on every route that has it, streamed and not streamed."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ ANSWERS = ("so\n4", "so\n5", "hm\n4", "well\n4", "in the end\n4")
 AGREE: dict[str, object] = {"stop_when": {"agree": 2}, "extract": "last_line", "vote": True}
 
 
-def asking(path: str, n: int, group: object, **fields: object) -> dict[str, object]:
+def body_for(path: str, n: int, group: object, **fields: object) -> dict[str, object]:
     """Returns a body for n choices that are steered."""
     body = ROUTES[path] | {"group": group} | fields
     return body | ({"sampling_params": {"n": n}} if path == "/inference/v1/generate" else {"n": n})
@@ -27,24 +27,24 @@ def ends(choices: list[dict[str, Any]]) -> dict[int, str]:
 @every_route
 async def test_a_group_ends_when_its_answers_agree_and_tells_the_vote(serve: Serving, path: str) -> None:
     served = await serve(saying(*ANSWERS))
-    whole = (await served.http.post(path, json=asking(path, 5, AGREE))).json()
-    assert ends(whole["choices"]) == {0: "stop", 1: "stop", 2: "stop", 3: "abort", 4: "abort"}
-    (told,) = whole["groups"]
-    assert told["id"] == served.engine.requests[0].request_id
-    assert told["vote"] == {"majority": "4", "count": 2, "values": {"0": "4", "1": "5", "2": "4"}}
-    counts = {name: told[name] for name in ("n", "begun", "finished", "aborted", "stopped_by")}
+    answer = (await served.http.post(path, json=body_for(path, 5, AGREE))).json()
+    assert ends(answer["choices"]) == {0: "stop", 1: "stop", 2: "stop", 3: "abort", 4: "abort"}
+    (report,) = answer["groups"]
+    assert report["id"] == served.engine.requests[0].request_id
+    assert report["vote"] == {"majority": "4", "count": 2, "values": {"0": "4", "1": "5", "2": "4"}}
+    counts = {name: report[name] for name in ("n", "begun", "finished", "aborted", "stopped_by")}
     assert counts == {"n": 5, "begun": 5, "finished": 3, "aborted": 2, "stopped_by": "agree"}
-    streamed = chunks(await served.http.post(path, json=asking(path, 5, AGREE, stream=True)))
-    assert ends([choice for chunk in streamed for choice in chunk["choices"]]) == ends(whole["choices"])
+    streamed = chunks(await served.http.post(path, json=body_for(path, 5, AGREE, stream=True)))
+    assert ends([choice for chunk in streamed for choice in chunk["choices"]]) == ends(answer["choices"])
     assert streamed[-1]["choices"] == []
-    assert streamed[-1]["groups"] == [told | {"id": served.engine.requests[1].request_id}]
+    assert streamed[-1]["groups"] == [report | {"id": served.engine.requests[1].request_id}]
 
 
 async def test_ended_choices_are_omitted_on_request_and_the_others_keep_their_indices(serve: Serving) -> None:
     served = await serve(saying("long answer", "ab", "longer answer", "ab"))
     answer = (await served.chat(n=4, group={"stop_when": {"finished": 2}, "keep": "finished"})).json()
     assert [choice["index"] for choice in answer["choices"]] == [1, 3]
-    tokens = sum(len(asked.choices) * 3 for asked in served.engine.requests)
+    tokens = sum(len(sent.choices) * 3 for sent in served.engine.requests)
     assert answer["usage"]["completion_tokens"] == tokens
 
 
@@ -63,19 +63,19 @@ async def test_a_choice_that_begins_later_streams_as_if_it_had_begun_at_once(ser
     served = await serve(saying("a", "abcd", "abc"))
     fields = {"echo": True, "logprobs": 1} if path == "/v1/completions" else {}
     plain = chunks(await served.http.post(path, json=ROUTES[path] | {"n": 3, "stream": True} | fields))
-    later = chunks(await served.http.post(path, json=asking(path, 3, {"start": 1}, stream=True, **fields)))
+    later = chunks(await served.http.post(path, json=body_for(path, 3, {"start": 1}, stream=True, **fields)))
     for index in range(3):
         assert of_choice(later, index) == of_choice(plain, index)
 
 
-def of_choice(told: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
-    return [choice for chunk in told for choice in chunk["choices"] if choice["index"] == index]
+def of_choice(stream: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    return [choice for chunk in stream for choice in chunk["choices"] if choice["index"] == index]
 
 
 async def test_each_prompt_of_a_completion_is_steered_by_itself(serve: Serving) -> None:
     served = await serve(saying(*ANSWERS))
     answer = (await served.complete(["x", "y"], n=4, group=AGREE)).json()
-    assert [told["stopped_by"] for told in answer["groups"]] == ["agree", "agree"]
+    assert [report["stopped_by"] for report in answer["groups"]] == ["agree", "agree"]
     assert ends(answer["choices"]) == {
         0: "stop",
         1: "stop",
@@ -90,10 +90,10 @@ async def test_each_prompt_of_a_completion_is_steered_by_itself(serve: Serving) 
 
 async def test_the_reports_of_a_stream_come_in_the_order_of_the_prompts(serve: Serving) -> None:
     """Not in the order in which the groups were over."""
-    served = await serve(lambda asked, _: [70] * (1 + 8 * asked.request_id.endswith("-0")) + [0])
+    served = await serve(lambda sent, _: [70] * (1 + 8 * sent.request_id.endswith("-0")) + [0])
     served.engine.gate = asyncio.Semaphore(20)  # both take their steps by turns
     streamed = chunks(await served.complete(["x", "y"], stream=True, group={"vote": True, "extract": "last_line"}))
-    assert [told["id"] for told in streamed[-1]["groups"]] == [one.request_id for one in served.engine.requests]
+    assert [report["id"] for report in streamed[-1]["groups"]] == [one.request_id for one in served.engine.requests]
 
 
 async def test_confidence_takes_log_probabilities_that_the_answer_does_not_show(serve: Serving) -> None:
@@ -164,8 +164,8 @@ async def test_a_stream_cannot_take_back_choices(refusing: Served) -> None:
 
 
 async def test_choices_that_have_begun_cannot_be_steered(refusing: Served) -> None:
-    begun = {"token_ids": PROMPT, "sampling_params": {}, "choices": [{"index": 3, "token_ids": [5]}]}
-    answer = await refusing.http.post("/inference/v1/generate", json=begun | {"group": {"start": 1}})
+    resumed = {"token_ids": PROMPT, "sampling_params": {}, "choices": [{"index": 3, "token_ids": [5]}]}
+    answer = await refusing.http.post("/inference/v1/generate", json=resumed | {"group": {"start": 1}})
     assert named(answer) == (400, "group")
 
 

@@ -1,4 +1,4 @@
-"""`group` for models on text upstreams: it is understood here, and choices end and begin as requests there."""
+"""`group` for models on text upstreams: the server understands it, and ends and starts choices as requests."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from motet.engines.upstream.upstream_server import UpstreamOptions
 from tests.api.serving import chunks, coded, named, next_chunk, streamed_or_not
-from tests.api.text_models import Before, TextServing, joined, texts_of
+from tests.api.text_models import TextGateway, TextServing, joined, texts_of
 from tests.peers.openai_script import CHAT, COMPLETIONS, Manners, Refused
 
 pytestmark = pytest.mark.anyio
@@ -17,29 +17,29 @@ AGREE = {"stop_when": {"agree": 2}, "extract": LAST_WORD, "vote": True, "start":
 both_routes = pytest.mark.parametrize("path", [CHAT, COMPLETIONS], ids=["chat", "completions"])
 
 
-async def answered(before: Before, path: str, **fields: object) -> dict[str, Any]:
-    """Returns an answer, that of a stream joined. `ends`: the finish reasons by choice."""
-    body = before.ask(**fields) if path == CHAT else {"model": "texts", "prompt": "hi", **fields}
+async def answered(gateway: TextGateway, path: str, **fields: object) -> dict[str, Any]:
+    """Returns an answer; a stream is joined. `ends`: finish reasons by choice."""
+    body = gateway.ask(**fields) if path == CHAT else {"model": "texts", "prompt": "hi", **fields}
     if body.get("stream"):
         body["stream_options"] = {"include_usage": True}
-    response = await before.served.http.post(path, json=body)
+    response = await gateway.served.http.post(path, json=body)
     assert response.status_code == 200, response.text
-    told = chunks(response) if body.get("stream") else [response.json()]
-    each = [choice for chunk in told for choice in chunk["choices"]]
+    shown = chunks(response) if body.get("stream") else [response.json()]
+    each = [choice for chunk in shown for choice in chunk["choices"]]
     ends = {choice["index"]: choice["finish_reason"] for choice in each if choice["finish_reason"]}
-    answer = joined(told) if body.get("stream") else told[0]
-    reports = [chunk["groups"] for chunk in told if "groups" in chunk]
+    answer = joined(shown) if body.get("stream") else shown[0]
+    reports = [chunk["groups"] for chunk in shown if "groups" in chunk]
     return {**answer, "ends": ends, "groups": reports[0] if reports else None}
 
 
 @both_routes
 @streamed_or_not
 async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, path: str, stream: bool) -> None:
-    before = await serve_texts(Manners())
-    asked = before.peers[0].asked
-    plain = await answered(before, path, n=8, seed=5, stream=stream)
+    gateway = await serve_texts(Manners())
+    asked = gateway.peers[0].asked
+    plain = await answered(gateway, path, n=8, seed=5, stream=stream)
     asked.clear()
-    steered = await answered(before, path, n=8, seed=5, stream=stream, group=AGREE)
+    steered = await answered(gateway, path, n=8, seed=5, stream=stream, group=AGREE)
     assert texts_of(steered) == texts_of(plain)[:5]
     assert steered["ends"] == dict.fromkeys(range(5), "stop")
     assert [one.body["seed"] for one in asked] == [5, 6, 7, 8, 9]
@@ -57,7 +57,7 @@ async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, p
     ]
     words = 3 + 4 + 5 + 2 + 3
     assert (steered["usage"]["prompt_tokens"], steered["usage"]["completion_tokens"]) == (2, words)
-    assert before.fleet.members[0].open_choices == 0
+    assert gateway.fleet.members[0].open_choices == 0
 
 
 @both_routes
@@ -65,52 +65,54 @@ async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, p
 async def test_choices_that_are_not_needed_are_ended_on_the_server(
     serve_texts: TextServing, path: str, stream: bool
 ) -> None:
-    before = await serve_texts(Manners(hangs=frozenset({5, 6})))
-    answer = await answered(before, path, n=3, seed=4, stream=stream, group={"stop_when": {"finished": 1}})
+    gateway = await serve_texts(Manners(hangs=frozenset({5, 6})))
+    answer = await answered(gateway, path, n=3, seed=4, stream=stream, group={"stop_when": {"finished": 1}})
     assert answer["ends"] == {0: "stop", 1: "abort", 2: "abort"}
     assert texts_of(answer)[0] == "hi 4"
     assert stream or texts_of(answer)[1:] == ["", ""]
     assert answer["usage"] is None
-    (told,) = answer["groups"]
-    assert (told["begun"], told["finished"], told["aborted"], told["stopped_by"]) == (3, 1, 2, "finished")
-    await before.peers[0].until_idle()
-    metrics = await before.served.metrics()
+    (shown,) = answer["groups"]
+    assert (shown["begun"], shown["finished"], shown["aborted"], shown["stopped_by"]) == (3, 1, 2, "finished")
+    await gateway.peers[0].until_idle()
+    metrics = await gateway.served.metrics()
     assert 'motet:request_success_total{finished_reason="abort",model_name="texts"} 2.0' in metrics
 
 
 async def test_each_choice_has_a_role_once_also_if_it_is_ended_before_it_has_begun(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(hangs=frozenset({5})), options=UpstreamOptions(max_singles=2))
-    response = await before.chat(n=4, seed=4, stream=True, group={"stop_when": {"finished": 1}})
+    gateway = await serve_texts(Manners(hangs=frozenset({5})), options=UpstreamOptions(max_singles=2))
+    response = await gateway.chat(n=4, seed=4, stream=True, group={"stop_when": {"finished": 1}})
     deltas = [choice for chunk in chunks(response) for choice in chunk["choices"]]
     assert sorted(choice["index"] for choice in deltas if "role" in choice["delta"]) == [0, 1, 2, 3]
     assert not any("content" in choice["delta"] for choice in deltas if choice["finish_reason"] == "abort")
 
 
 async def test_choices_that_were_ended_are_left_out_on_wish(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(hangs=frozenset({4, 6})))
+    gateway = await serve_texts(Manners(hangs=frozenset({4, 6})))
     group = {"stop_when": {"finished": 2}, "keep": "finished"}
-    answer = (await before.chat(n=4, seed=4, group=group)).json()
+    answer = (await gateway.chat(n=4, seed=4, group=group)).json()
     assert [choice["index"] for choice in answer["choices"]] == [1, 3]
     assert answer["system_fingerprint"] == "fp"
 
 
 @streamed_or_not
 async def test_each_prompt_is_steered_by_itself(serve_texts: TextServing, stream: bool) -> None:
-    before = await serve_texts(Manners())
-    answer = await answered(before, COMPLETIONS, prompt=["a", "b"], n=9, seed=5, stream=stream, group=AGREE)
+    gateway = await serve_texts(Manners())
+    answer = await answered(gateway, COMPLETIONS, prompt=["a", "b"], n=9, seed=5, stream=stream, group=AGREE)
     assert texts_of(answer) == [f"{p} {rest}" for p in "ab" for rest in ("5 w0", "6 w0 w1", "7 w0 w1 w2", "8", "9 w0")]
     assert sorted(answer["ends"]) == [0, 1, 2, 3, 4, 9, 10, 11, 12, 13]
-    assert [(told["id"], told["begun"]) for told in answer["groups"]] == [(f"{answer['id']}-{at}", 5) for at in (0, 1)]
+    assert [(shown["id"], shown["begun"]) for shown in answer["groups"]] == [
+        (f"{answer['id']}-{at}", 5) for at in (0, 1)
+    ]
     assert answer["usage"]["prompt_tokens"] == 2
 
 
 async def test_a_choice_that_begins_later_is_tried_again_where_it_was_refused(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(), Manners())
-    for peer in before.peers:
+    gateway = await serve_texts(Manners(), Manners())
+    for peer in gateway.peers:
         peer.manners.not_ok = [Refused(503)]
-    assert coded(await before.chat(n=2, seed=4, group={"start": 1})) == (503, "overloaded")
-    before.peers[0].manners.not_ok = [Refused(503)]
-    answer = (await before.chat(n=2, seed=4, group={"start": 1})).json()
+    assert coded(await gateway.chat(n=2, seed=4, group={"start": 1})) == (503, "overloaded")
+    gateway.peers[0].manners.not_ok = [Refused(503)]
+    answer = (await gateway.chat(n=2, seed=4, group={"start": 1})).json()
     assert texts_of(answer) == ["hi 4", "hi 5 w0"]
 
 
@@ -131,40 +133,40 @@ async def test_a_choice_that_begins_later_is_tried_again_where_it_was_refused(se
 async def test_what_texts_cannot_give_and_what_no_group_can_is_refused_by_name(
     serve_texts: TextServing, fields: dict[str, object], param: str
 ) -> None:
-    before = await serve_texts(Manners())
-    assert named(await before.complete(n=4, **fields)) == (400, param)
-    assert before.peers[0].asked == []
+    gateway = await serve_texts(Manners())
+    assert named(await gateway.complete(n=4, **fields)) == (400, param)
+    assert gateway.peers[0].asked == []
 
 
 async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(hangs=frozenset({4, 5, 6})))
-    peer, http = before.peers[0], before.served.http
+    gateway = await serve_texts(Manners(hangs=frozenset({4, 5, 6})))
+    peer, http = gateway.peers[0], gateway.served.http
     peer.shut().release()
-    body = before.ask(n=4, seed=4, stream=True, group={"start": 2})
+    body = gateway.ask(n=4, seed=4, stream=True, group={"start": 2})
     async with http.stream("POST", CHAT, json=body) as response:
         lines = response.aiter_lines()
         first = await next_chunk(lines)
         path = f"/v1/groups/{first['id']}"
-        told = (await http.get(path)).json()
-        assert (told["state"], told["prompt_tokens"]) == ("writing", None)
+        shown = (await http.get(path)).json()
+        assert (shown["state"], shown["prompt_tokens"]) == ("writing", None)
         states = ["writing", "writing", "waiting", "waiting"]
-        assert told["choices"] == [
+        assert shown["choices"] == [
             {"index": index, "state": state, "tokens": None, "finish_reason": None, "worker": None}
             for index, state in enumerate(states)
         ]
         assert named(await http.post(f"{path}/more", json={"n": 1})) == (400, "n")
         for index, ended in ((3, True), (0, True), (0, False), (3, False)):
             assert (await http.delete(f"{path}/choices/{index}")).json()["ended"] is ended
-        for _ in range(3):  # another one has begun
+        for _ in range(3):  # another choice has started
             await peer.arrived.acquire()
-        told = (await http.get(path)).json()
-        assert [one["state"] for one in told["choices"]] == ["over", "writing", "writing", "dropped"]
+        shown = (await http.get(path)).json()
+        assert [one["state"] for one in shown["choices"]] == ["over", "writing", "writing", "dropped"]
         assert coded(await http.delete(f"{path}/choices/4")) == (404, "choice_not_found")
         await http.delete(path)
         ends: dict[int, str] = {}
-        while told := await next_chunk(lines):
-            ends |= {one["index"]: one["finish_reason"] for one in told["choices"] if one["finish_reason"]}
-            report = told.get("groups")
+        while shown := await next_chunk(lines):
+            ends |= {one["index"]: one["finish_reason"] for one in shown["choices"] if one["finish_reason"]}
+            report = shown.get("groups")
     assert ends == {0: "abort", 1: "abort", 2: "abort"}
     assert report is not None and (report[0]["begun"], report[0]["aborted"]) == (3, 3)
     await peer.until_idle()

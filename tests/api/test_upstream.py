@@ -22,9 +22,9 @@ pytestmark = pytest.mark.anyio
 async def test_n_choices_come_with_one_head_and_one_usage(
     serve_texts: TextServing, ignores_n: bool, stream: bool
 ) -> None:
-    before = await serve_texts(Manners(ignores_n=ignores_n))
+    gateway = await serve_texts(Manners(ignores_n=ignores_n))
     options = {"stream_options": {"include_usage": True}} if stream else {}
-    response = await before.chat(n=3, seed=4, stream=stream, **options)
+    response = await gateway.chat(n=3, seed=4, stream=stream, **options)
     assert response.status_code == 200
     assert response.headers[WORKER_HEADER] == "texts-0"
     answer = joined(chunks(response)) if stream else response.json()
@@ -49,15 +49,15 @@ async def test_n_choices_come_with_one_head_and_one_usage(
 
 @streamed_or_not
 async def test_prompts_are_numbered_as_for_our_own_models(serve_texts: TextServing, stream: bool) -> None:
-    before = await serve_texts(Manners(ignores_n=True))
-    response = await before.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
+    gateway = await serve_texts(Manners(ignores_n=True))
+    response = await gateway.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
     answer = joined(chunks(response)) if stream else response.json()
     assert texts_of(answer) == ["a 4", "a 5 w0", "b 4", "b 5 w0"]
     assert answer["object"] == "text_completion"
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("sent", "shown"),
     [
         ("stop", "stop"),
         ("content_filter", "content_filter"),
@@ -70,24 +70,24 @@ async def test_prompts_are_numbered_as_for_our_own_models(serve_texts: TextServi
 )
 @streamed_or_not
 async def test_a_foreign_finish_reason_becomes_openai_s_and_is_kept_as_stop_reason(
-    serve_texts: TextServing, stream: bool, theirs: str, ours: str
+    serve_texts: TextServing, stream: bool, sent: str, shown: str
 ) -> None:
-    before = await serve_texts(Manners(ends_with=theirs))
-    response = await before.chat(n=2, stream=stream)
+    gateway = await serve_texts(Manners(ends_with=sent))
+    response = await gateway.chat(n=2, stream=stream)
     choices = (
         [choice for chunk in chunks(response) for choice in chunk["choices"]] if stream else response.json()["choices"]
     )
     ended = [(choice["finish_reason"], choice.get("stop_reason")) for choice in choices if choice["finish_reason"]]
-    assert ended == 2 * [(ours, None if theirs == ours else theirs)]
-    metrics = await before.served.metrics()
-    assert f'motet:request_success_total{{finished_reason="{ours}",model_name="{TEXTS}"}} 2.0' in metrics
+    assert ended == 2 * [(shown, None if sent == shown else sent)]
+    metrics = await gateway.served.metrics()
+    assert f'motet:request_success_total{{finished_reason="{shown}",model_name="{TEXTS}"}} 2.0' in metrics
 
 
 async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(ignores_n=True, finishes_at_end=True, role_everywhere=True))
+    gateway = await serve_texts(Manners(ignores_n=True, finishes_at_end=True, role_everywhere=True))
     texts = ["", "", ""]
     ends: list[int] = []
-    stream = await before.served.openai.chat.completions.create(
+    stream = await gateway.served.openai.chat.completions.create(
         model=TEXTS, messages=[{"role": "user", "content": "hi"}], n=3, seed=4, stream=True
     )
     async for chunk in stream:
@@ -96,26 +96,26 @@ async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextS
             ends += [choice.index] if choice.finish_reason else []
     assert texts == ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
     assert sorted(ends) == [0, 1, 2]
-    whole = await before.served.openai.completions.create(model=TEXTS, prompt=["a", "b"], seed=4)
-    assert [choice.text for choice in whole.choices] == ["a 4", "b 4"]
-    assert whole.usage is not None
-    assert whole.usage.prompt_tokens == 2
+    answer = await gateway.served.openai.completions.create(model=TEXTS, prompt=["a", "b"], seed=4)
+    assert [choice.text for choice in answer.choices] == ["a 4", "b 4"]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 2
 
 
 async def test_our_own_models_beside_a_text_model_answer_as_ever(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners())
-    assert texts_of((await before.served.chat(model=MODEL)).json()) == ["hello 0"]
-    assert coded(await before.served.chat(model="none")) == (404, "model_not_found")
-    assert (await before.served.chat(model=5)).json()["error"]["code"] == "invalid_type"
-    assert (await before.served.http.post(CHAT, content=b"no json")).status_code == 400
-    assert before.peers[0].asked == []
+    gateway = await serve_texts(Manners())
+    assert texts_of((await gateway.served.chat(model=MODEL)).json()) == ["hello 0"]
+    assert coded(await gateway.served.chat(model="none")) == (404, "model_not_found")
+    assert (await gateway.served.chat(model=5)).json()["error"]["code"] == "invalid_type"
+    assert (await gateway.served.http.post(CHAT, content=b"no json")).status_code == 400
+    assert gateway.peers[0].asked == []
 
 
 async def test_the_only_model_need_not_be_named(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(), ours_too=False)
-    response = await before.served.http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "seed": 4})
+    gateway = await serve_texts(Manners(), with_tokens=False)
+    response = await gateway.served.http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "seed": 4})
     assert texts_of(response.json()) == ["hi 4"]
-    assert before.peers[0].asked[0].body["model"] == TEXTS
+    assert gateway.peers[0].asked[0].body["model"] == TEXTS
 
 
 BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
@@ -135,23 +135,23 @@ BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
 @pytest.mark.parametrize("name", list(BAD_FIELDS))
 async def test_fields_that_we_must_understand_are_refused_in_our_own_words(serve_texts: TextServing, name: str) -> None:
     fields, param, code = BAD_FIELDS[name]
-    before = await serve_texts(Manners())
-    theirs = (await before.chat(**fields)).json()["error"]
-    ours = (await before.served.http.post(CHAT, json=before.ask(**fields) | {"model": MODEL})).json()["error"]
-    assert (theirs["param"], theirs["code"]) == (param, code)
-    assert theirs == ours
-    assert before.peers[0].asked == []
+    gateway = await serve_texts(Manners())
+    of_texts = (await gateway.chat(**fields)).json()["error"]
+    of_tokens = (await gateway.served.http.post(CHAT, json=gateway.ask(**fields) | {"model": MODEL})).json()["error"]
+    assert (of_texts["param"], of_texts["code"]) == (param, code)
+    assert of_texts == of_tokens
+    assert gateway.peers[0].asked == []
 
 
 async def test_too_many_choices_or_prompts_are_refused(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_choices=4))
-    assert (await before.complete(prompt=["a", "b", "c"], n=2)).json()["error"]["code"] == "too_many_choices"
+    gateway = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_choices=4))
+    assert (await gateway.complete(prompt=["a", "b", "c"], n=2)).json()["error"]["code"] == "too_many_choices"
 
 
 @streamed_or_not
 async def test_a_refusal_is_passed_on_with_its_status_and_words(serve_texts: TextServing, stream: bool) -> None:
-    before = await serve_texts(Manners(refuses=frozenset({"tools"})))
-    response = await before.chat(n=2, stream=stream, tools=[{}])
+    gateway = await serve_texts(Manners(refuses=frozenset({"tools"})))
+    response = await gateway.chat(n=2, stream=stream, tools=[{}])
     assert response.status_code == 400
     assert response.json()["error"] == {
         "message": "no tools here",
@@ -162,20 +162,20 @@ async def test_a_refusal_is_passed_on_with_its_status_and_words(serve_texts: Tex
 
 
 async def test_tools_and_forms_go_to_the_server_as_they_came(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners())
+    gateway = await serve_texts(Manners())
     custom = {"type": "custom", "custom": {"name": "run", "format": {"type": "text"}}}
     fields = {"tools": [custom], "tool_choice": "required", "response_format": {"type": "json_object"}, "top_k": None}
     call = {"id": "1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
     turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and then?"}]
-    assert (await before.served.http.post(CHAT, json=before.ask(**fields) | {"messages": turns})).status_code == 200
-    sent = before.peers[0].asked[0].body
+    assert (await gateway.served.http.post(CHAT, json=gateway.ask(**fields) | {"messages": turns})).status_code == 200
+    sent = gateway.peers[0].asked[0].body
     assert {name: sent[name] for name in fields} | {"messages": sent["messages"]} == fields | {"messages": turns}
 
 
 async def test_a_rate_limit_of_the_server_is_passed_on_with_its_retry_after(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners())
-    before.peers[0].manners.not_ok = [Refused(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))]
-    response = await before.chat()
+    gateway = await serve_texts(Manners())
+    gateway.peers[0].manners.not_ok = [Refused(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))]
+    response = await gateway.chat()
     assert (response.status_code, response.headers["retry-after"]) == (429, "9")
 
 
@@ -183,25 +183,25 @@ async def test_a_rate_limit_of_the_server_is_passed_on_with_its_retry_after(serv
 async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choice(
     serve_texts: TextServing, how: Break
 ) -> None:
-    before = await serve_texts(Manners(ignores_n=True, breaks={5: how}))
-    gate = before.peers[0].shut()
+    gateway = await serve_texts(Manners(ignores_n=True, breaks={5: how}))
+    gate = gateway.peers[0].shut()
     gate.release()
-    async with before.served.http.stream("POST", CHAT, json=before.ask(n=2, seed=4, stream=True)) as response:
-        for _ in range(20):  # now that it has begun
+    async with gateway.served.http.stream("POST", CHAT, json=gateway.ask(n=2, seed=4, stream=True)) as response:
+        for _ in range(20):  # after the first token
             gate.release()
         await response.aread()
     *_, error, done = events(response)
     assert done == "[DONE]"
-    said = json.loads(error)["error"]
-    assert "Choice 1" in said["message"]
-    assert before.peers[0].url in said["message"]
-    assert said["code"] == ("engine_error" if how is Break.EVENT else "engine_died")
+    shown_error = json.loads(error)["error"]
+    assert "Choice 1" in shown_error["message"]
+    assert gateway.peers[0].url in shown_error["message"]
+    assert shown_error["code"] == ("engine_error" if how is Break.EVENT else "engine_died")
 
 
 async def test_a_request_goes_to_another_server_if_one_fails_at_once(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(), Manners())
-    before.peers[0].manners.not_ok = [Refused(503)]
-    response = await before.chat(seed=4)
+    gateway = await serve_texts(Manners(), Manners())
+    gateway.peers[0].manners.not_ok = [Refused(503)]
+    response = await gateway.chat(seed=4)
     assert texts_of(response.json()) == ["hi 4"]
     assert response.headers[WORKER_HEADER] == "texts-1"
 
@@ -211,54 +211,54 @@ async def test_a_request_goes_to_another_server_if_one_fails_at_once(serve_texts
 async def test_a_client_that_leaves_ends_everything_on_the_server(
     serve_texts: TextServing, n: int, stream: bool
 ) -> None:
-    before = await serve_texts(Manners(ignores_n=True))
-    peer = before.peers[0]
+    gateway = await serve_texts(Manners(ignores_n=True))
+    peer = gateway.peers[0]
     peer.shut()
-    asking = asyncio.create_task(before.chat(n=n, stream=stream))
+    asking = asyncio.create_task(gateway.chat(n=n, stream=stream))
     for _ in range(n):
         await peer.arrived.acquire()
-    assert before.fleet.members[0].open_choices == n
+    assert gateway.fleet.members[0].open_choices == n
     asking.cancel()
-    await before.served.service.admission.empty()
+    await gateway.served.service.admission.empty()
     await peer.until_idle()
-    metrics = await before.served.metrics()
+    metrics = await gateway.served.metrics()
     assert f'motet:groups_total{{model_name="{TEXTS}",status="499"}} 1.0' in metrics
 
 
 async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: TextServing) -> None:
     config = ServerConfig(served_model_name="", max_waiting_groups=1, key_max_choices=2)
-    before = await serve_texts(Manners(), config=config)
-    peer = before.peers[0]
+    gateway = await serve_texts(Manners(), config=config)
+    peer = gateway.peers[0]
     gate = peer.shut()
-    first = asyncio.create_task(before.chat(seed=4))
+    first = asyncio.create_task(gateway.chat(seed=4))
     await peer.arrived.acquire()
-    waiting = await before.chat()
+    waiting = await gateway.chat()
     assert coded(waiting) == (503, "overloaded")
     gate.release()
     assert (await first).status_code == 200
-    too_many = await before.chat(n=3)
+    too_many = await gateway.chat(n=3)
     assert coded(too_many) == (400, "too_many_choices")
 
 
 async def test_a_request_is_logged_once_with_what_it_used(
     serve_texts: TextServing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = await serve_texts(Manners(ignores_n=True))
+    gateway = await serve_texts(Manners(ignores_n=True))
     with caplog.at_level("INFO", logger="motet.api"):
         headers = {"x-request-id": "mine", "x-session-id": "s"}
-        await before.served.http.post(CHAT, json=before.ask(n=2, seed=4), headers=headers)
+        await gateway.served.http.post(CHAT, json=gateway.ask(n=2, seed=4), headers=headers)
     (fields,) = group_lines(caplog)
     names = ("request_id", "status", "model", "worker", "n", "finished")
     assert [fields[name] for name in names] == ["mine", 200, TEXTS, "texts-0", 2, 2]
     assert (fields["prompt_tokens"], fields["completion_tokens"]) == (2, 5)
-    sent = before.peers[0].asked[0].headers
+    sent = gateway.peers[0].asked[0].headers
     assert (sent["x-request-id"], sent["x-session-id"]) == ("mine", "s")
 
 
 async def test_usage_that_the_server_did_not_send_is_null(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(ignores_n=True, usage=Usage.NONE))
-    assert (await before.chat(n=2)).json()["usage"] is None
-    streamed = await before.chat(n=2, stream=True, stream_options={"include_usage": True})
+    gateway = await serve_texts(Manners(ignores_n=True, usage=Usage.NONE))
+    assert (await gateway.chat(n=2)).json()["usage"] is None
+    streamed = await gateway.chat(n=2, stream=True, stream_options={"include_usage": True})
     assert chunks(streamed)[-1]["usage"] is None
 
 
@@ -267,25 +267,25 @@ async def test_a_key_of_this_server_never_reaches_a_text_server(
     serve_texts: TextServing, gateway_has_keys: bool
 ) -> None:
     config = ServerConfig(served_model_name="", api_keys=("ours",) if gateway_has_keys else ())
-    before = await serve_texts(Manners(), options=UpstreamOptions(pass_key=True), config=config)
+    gateway = await serve_texts(Manners(), options=UpstreamOptions(pass_key=True), config=config)
     headers = {"authorization": "Bearer ours"}
-    assert (await before.served.http.post(CHAT, json=before.ask(), headers=headers)).status_code == 200
-    sent = before.peers[0].asked[0].headers.get("authorization")
+    assert (await gateway.served.http.post(CHAT, json=gateway.ask(), headers=headers)).status_code == 200
+    sent = gateway.peers[0].asked[0].headers.get("authorization")
     assert sent == (None if gateway_has_keys else "Bearer ours")
 
 
 async def test_a_body_that_breaks_off_reaches_no_server(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners())
-    await before.served.break_off("/v1/completions")
-    assert before.peers[0].asked == []
+    gateway = await serve_texts(Manners())
+    await gateway.served.break_off("/v1/completions")
+    assert gateway.peers[0].asked == []
 
 
 @pytest.mark.slow
 async def test_a_body_that_is_too_large_is_refused(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_body_bytes=100))
+    gateway = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_body_bytes=100))
 
     async def parts() -> AsyncIterator[bytes]:
         yield b"x" * 101
 
-    response: httpx.Response = await before.served.http.post(CHAT, content=parts())
+    response: httpx.Response = await gateway.served.http.post(CHAT, content=parts())
     assert response.status_code == 413

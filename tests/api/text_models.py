@@ -1,4 +1,4 @@
-"""A server of ours in front of played text upstreams: they have the model `texts`, it has the model `tiny`."""
+"""A server in front of fake text upstreams: they have the model `texts`, the server has the model `tiny`."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ TEXTS = "texts"
 
 
 @dataclass
-class Before:
-    """The server, and the upstreams behind it."""
+class TextGateway:
+    """The server, and its upstreams."""
 
     served: Served
     peers: list[FakeOpenAI]
@@ -55,9 +55,9 @@ class TextServing:
         options: UpstreamOptions | None = None,
         config: ServerConfig | None = None,
         learn: bool = True,
-        ours_too: bool = True,
+        with_tokens: bool = True,
         tracer: Tracer = NO_TRACES,
-    ) -> Before:
+    ) -> TextGateway:
         """Starts one text upstream for each of `manners`."""
         client = await self.stack.enter_async_context(server_client())
         fleet = Fleet()
@@ -80,11 +80,11 @@ class TextServing:
             self.stack.callback(upstream.check)
             peers.append(peer)
         engine = WatchedEngine()
-        ours = served_as(MODEL, engine, self.serve.tokenizer, root=MODEL)
+        token_model = served_as(MODEL, engine, self.serve.tokenizer, root=MODEL)
         text_model = TextModel(name=TEXTS, root=TEXTS, created=1, max_model_len=99, generate=texts.generate)
-        models = ListedModels(*([ours] if ours_too else []), text_model)
+        models = ListedModels(*([token_model] if with_tokens else []), text_model)
         served = await self.serve.several(models, engine, config=config, tracer=tracer)
-        return Before(served, peers, fleet)
+        return TextGateway(served, peers, fleet)
 
 
 def texts_of(answer: dict[str, Any]) -> list[str]:
@@ -92,11 +92,11 @@ def texts_of(answer: dict[str, Any]) -> list[str]:
 
 
 def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
-    """Joins the chunks of a stream to a whole answer."""
+    """Joins the chunks of a stream to the form of an answer that is not streamed."""
     texts: dict[int, str] = {}
     for chunk in stream:
         for choice in chunk["choices"]:
-            said = (choice.get("delta") or {"content": choice.get("text")}).get("content") or ""
-            texts[choice["index"]] = texts.get(choice["index"], "") + said
+            text = (choice.get("delta") or {"content": choice.get("text")}).get("content") or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + text
     choices = [{"index": index, "text": texts[index]} for index in sorted(texts)]
     return {**stream[-1], "choices": choices}

@@ -109,7 +109,7 @@ def test_choices_of_the_warm_up_that_are_shorter_than_a_window_do_not_count() ->
     confidences = warmed_up(2, warm_up=3, percentile=1)
     confidences.add(0, tokens(1.0))
     confidences.add(1, tokens(4.0, 4.0))
-    for index in range(3):  # 2 has written nothing
+    for index in range(3):  # 2 has no tokens
         confidences.ended(index)
     assert confidences.threshold == 4.0
 
@@ -146,18 +146,18 @@ TOKENS = st.lists(st.lists(LOGPROBS, min_size=1, max_size=4).map(lambda values: 
 @pytest.mark.slow
 @given(TOKENS, st.lists(st.integers(0, 40)), st.integers(1, 8), st.integers(1, 4))
 def test_tokens_in_any_bundles_have_the_same_lowest_mean(
-    written: list[TokenLogprob], cuts: list[int], window: int, top: int
+    logprobs: list[TokenLogprob], cuts: list[int], window: int, top: int
 ) -> None:
-    whole, cut = fixed(window, below=0.0, top=top), fixed(window, below=0.0, top=top)
-    whole.add(0, written)
-    edges = [0, *sorted(cuts), len(written)]
+    joint, cut = fixed(window, below=0.0, top=top), fixed(window, below=0.0, top=top)
+    joint.add(0, logprobs)
+    edges = [0, *sorted(cuts), len(logprobs)]
     for start, end in pairwise(edges):
-        cut.add(0, written[start:end])
-    assert whole.lowest(0) == cut.lowest(0)  # bit for bit
+        cut.add(0, logprobs[start:end])
+    assert joint.lowest(0) == cut.lowest(0)  # bit for bit
 
-    each = [-math.fsum(values) / len(values) for t in written if (values := [value for _, value in t.top[:top]])]
+    each = [-math.fsum(values) / len(values) for t in logprobs if (values := [value for _, value in t.top[:top]])]
     means = [math.fsum(each[i : i + window]) / window for i in range(len(each) - window + 1)]
-    lowest = whole.lowest(0)
+    lowest = joint.lowest(0)
     assert (lowest is None) == (not means)
     assert lowest is None or lowest == pytest.approx(min(means), abs=1e-9)
 
@@ -188,17 +188,17 @@ def test_the_choices_that_are_lost_are_those_of_plain_recomputation(
 ) -> None:
     below = None if warm_up else 1.5
     confidences = Confidences(ConfidenceRule(window, 1, below=below, warm_up=warm_up, percentile=percentile))
-    written: dict[int, list[float]] = {index: [] for index in range(5)}
+    added: dict[int, list[float]] = {index: [] for index in range(5)}
     ended: set[int] = set()
-    told: set[int] = set()
+    returned: set[int] = set()
     for index, bundle in steps:  # without a bundle, the choice ends
         if bundle is None:
             confidences.ended(index)
             ended.add(index)
         else:
             confidences.add(index, tokens(*bundle))
-            written[index] += bundle if index not in ended else []
-        lowest = {i: lowest_mean(values, window) for i, values in written.items()}
+            added[index] += bundle if index not in ended else []
+        lowest = {i: lowest_mean(values, window) for i, values in added.items()}
         threshold = below
         if below is None and ended.issuperset(range(warm_up)):
             means = sorted(mean for i in range(warm_up) if (mean := lowest[i]) is not None)
@@ -208,7 +208,7 @@ def test_the_choices_that_are_lost_are_those_of_plain_recomputation(
             for i, mean in lowest.items()
             if threshold is not None and mean is not None and mean < threshold and i not in ended and i >= warm_up
         }
-        assert confidences.lost() == tuple(sorted(fallen - told))
-        told |= fallen
+        assert confidences.lost() == tuple(sorted(fallen - returned))
+        returned |= fallen
         assert confidences.threshold == threshold
-        assert {i: confidences.lowest(i) for i in written} == lowest
+        assert {i: confidences.lowest(i) for i in added} == lowest

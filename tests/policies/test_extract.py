@@ -49,7 +49,7 @@ def pointer(source: str) -> Extract:
         ("-0", "0"),
         ("-0.00", "0"),
         ("000", "0"),
-        # These are no numbers.
+        # Not numbers:
         ("1,23", "1,23"),
         ("1,2345", "1,2345"),
         ("1e5", "1e5"),

@@ -24,14 +24,14 @@ def steps_of(lockstep: Lockstep) -> list[GroupDelta]:
     return steps
 
 
-def begun(*indices: int) -> Lockstep:
+def started(*indices: int) -> Lockstep:
     lockstep = Lockstep(GROUP)
     lockstep.start(indices)
     return lockstep
 
 
 def test_a_step_waits_for_the_slowest_choice() -> None:
-    lockstep = begun(0, 1)
+    lockstep = started(0, 1)
     lockstep.feed(delta(ChoiceDelta(0, (10,)), ChoiceDelta(1, (20,))))
     lockstep.feed(delta(ChoiceDelta(0, (11,))))
     lockstep.feed(delta(ChoiceDelta(0, (12,), None, STOP)))
@@ -45,7 +45,7 @@ def test_a_step_waits_for_the_slowest_choice() -> None:
 
 
 def test_several_tokens_of_a_step_are_several_steps_each_with_its_log_probability() -> None:
-    lockstep = begun(3)
+    lockstep = started(3)
     scores = tuple(TokenLogprob(token, -1.0, 1) for token in (5, 6))
     lockstep.feed(delta(ChoiceDelta(3, (5, 6), scores, STOP)))
     assert steps_of(lockstep) == [
@@ -55,7 +55,7 @@ def test_several_tokens_of_a_step_are_several_steps_each_with_its_log_probabilit
 
 
 def test_a_choice_that_has_been_ended_holds_nobody_up_and_is_not_heard_again() -> None:
-    lockstep = begun(0, 1)
+    lockstep = started(0, 1)
     lockstep.feed(delta(ChoiceDelta(0, (10, 11))))
     assert lockstep.next() is None
     lockstep.end(1)
@@ -64,7 +64,7 @@ def test_a_choice_that_has_been_ended_holds_nobody_up_and_is_not_heard_again() -
 
 
 def test_a_choice_that_begins_later_joins_at_the_present_step() -> None:
-    lockstep = begun(0)
+    lockstep = started(0)
     lockstep.feed(delta(ChoiceDelta(0, (10, 11))))
     assert lockstep.next() == delta(ChoiceDelta(0, (10,)))
     lockstep.start([1])
@@ -74,14 +74,14 @@ def test_a_choice_that_begins_later_joins_at_the_present_step() -> None:
 
 
 def test_an_end_without_a_token_is_a_step_of_its_choice() -> None:
-    lockstep = begun(0, 1)
+    lockstep = started(0, 1)
     abort = Finish(FinishReason.ABORT)
     lockstep.feed(delta(ChoiceDelta(0, (), None, abort), ChoiceDelta(1, (), None, abort)))
     assert steps_of(lockstep) == [delta(ChoiceDelta(0, (), None, abort), ChoiceDelta(1, (), None, abort))]
 
 
 def test_what_is_told_about_prompt_and_worker_goes_with_the_next_step() -> None:
-    lockstep = begun(0, 1)
+    lockstep = started(0, 1)
     lockstep.feed(delta(ChoiceDelta(0, (10,)), prompt=PromptReport(3), worker="decode-0"))
     lockstep.feed(delta(ChoiceDelta(1, (20, 21))))
     assert lockstep.next() == delta(
@@ -94,7 +94,7 @@ def test_what_is_told_about_prompt_and_worker_goes_with_the_next_step() -> None:
 @given(st.data(), st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_the_steps_do_not_depend_on_the_bundles(data: st.DataObject, lengths: Sequence[int]) -> None:
     tokens = [[100 * index + place for place in range(length)] for index, length in enumerate(lengths)]
-    lockstep = begun(*range(len(lengths)))
+    lockstep = started(*range(len(lengths)))
     steps: list[GroupDelta] = []
     while any(tokens):
         index = data.draw(st.sampled_from([index for index, left in enumerate(tokens) if left]))

@@ -1,4 +1,4 @@
-"""Makes choices and feeds them with deltas, as an engine does."""
+"""Makes choices, and feeds deltas to them as an engine does."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,12 +34,12 @@ def stopping(*strings: str, **rules: Any) -> TextRules:
 def stream(
     tokenizer: Tokenizer,
     rules: TextRules | None = None,
-    written: tuple[int, ...] = (),
+    output: tuple[int, ...] = (),
     *,
     prompt: tuple[int, ...] = (),
 ) -> ChoiceStream:
     rules = rules or TextRules()
-    start = ChoiceStart(INDEX, 7, written)
+    start = ChoiceStart(INDEX, 7, output)
     return ChoiceStream(start, prompt, tokenizer=tokenizer, rules=rules)
 
 
@@ -49,7 +49,7 @@ def request(n: int = 3, name: str = "r") -> GenerateRequest:
 
 
 def ids_of(text: str) -> tuple[int, ...]:
-    """Returns one token a byte; no merges are applied."""
+    """Returns one token for each byte, without merges."""
     return tuple(FIRST_BYTE_ID + byte for byte in text.encode())
 
 
@@ -58,7 +58,7 @@ def logprob(token_id: int) -> TokenLogprob:
 
 
 def fed(choice: ChoiceStream, pieces: Sequence[tuple[int, ...]], finish: Finish | None = LENGTH) -> list[ChoiceEvent]:
-    """Returns the events for tokens that come in these pieces, the last with `finish`."""
+    """Returns the events for tokens that arrive in these pieces. The last piece has `finish`."""
     shown = []
     for number, ids in enumerate(pieces, 1):
         end = finish if number == len(pieces) else None
@@ -69,7 +69,7 @@ def fed(choice: ChoiceStream, pieces: Sequence[tuple[int, ...]], finish: Finish 
 def events(
     choice: ChoiceStream, ids: Sequence[int], finish: Finish | None = LENGTH, *, size: int = 1
 ) -> list[ChoiceEvent]:
-    """Returns the events for tokens that come `size` at a time."""
+    """Returns the events for tokens that arrive `size` at a time."""
     return fed(choice, [tuple(ids[start : start + size]) for start in range(0, len(ids), size)], finish)
 
 
@@ -82,7 +82,7 @@ class Enough(Exception):
 
 
 async def first_of(group: TextGroup) -> list[GroupStep]:
-    """Returns the next step; the group can be read on."""
+    """Returns the next steps. The group can be read again."""
     steps: list[GroupStep] = []
 
     def take(read: Sequence[GroupStep]) -> None:

@@ -21,13 +21,13 @@ def read_small(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
         return ParsedRegion(malformed=cursor.final)
     if found["name"] not in names:
         return ParsedRegion(malformed=True)
-    whole = found["end"] is not None
-    call = ParsedCall(found["name"], found["arguments"], whole)
-    return ParsedRegion((call,), taken=len(cursor.text) if whole else 0)
+    complete = found["end"] is not None
+    call = ParsedCall(found["name"], found["arguments"], complete)
+    return ParsedRegion((call,), taken=len(cursor.text) if complete else 0)
 
 
 def small_format(*, bare: str | None = None, ends: tuple[str, ...] = ("</call>",)) -> ToolFormat:
-    """Returns the format; ids of calls are `id0`, `id1`, ..., over all choices."""
+    """Returns the format. The ids of calls are `id0`, `id1` and so on, across all choices."""
     numbers = count()
     return ToolFormat(
         name="small",
@@ -52,18 +52,18 @@ def tool_rules(*names: str, parallel: bool = True) -> ToolRules:
 
 def joined(parts: Sequence[Part]) -> list[Part]:
     """Joins neighbouring parts of the same kind."""
-    whole: list[Part] = []
+    result: list[Part] = []
     for part in parts:
-        match whole[-1] if whole else None, part:
+        match result[-1] if result else None, part:
             case Content(before), Content(text):
-                whole[-1] = Content(before + text)
+                result[-1] = Content(before + text)
             case Reasoning(before), Reasoning(text):
-                whole[-1] = Reasoning(before + text)
+                result[-1] = Reasoning(before + text)
             case ToolCallArguments(number, before), ToolCallArguments(same, text) if number == same:
-                whole[-1] = ToolCallArguments(number, before + text)
+                result[-1] = ToolCallArguments(number, before + text)
             case _:
-                whole.append(part)
-    return whole
+                result.append(part)
+    return result
 
 
 def call(number: int, name: str, arguments: str) -> list[Part]:

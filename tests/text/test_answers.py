@@ -1,4 +1,4 @@
-"""Answers with tags become parts: fed whole, character by character, and cut at every point."""
+"""Answers with tags become parts: fed in one piece, character by character, and cut at every point."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,15 +48,15 @@ def cut_anywhere(text: str, new: Callable[[], AnswerParser], *, cut: bool = Fals
 POSSIBLE, OPENED, STARTED, ENDED = ReasoningState
 GRANITE, HUNYUAN = tags_named("granite"), tags_named("hunyuan_a13b")
 THOUGHTLESS = ("a<think>b</think>c", "<thin k>", "<", " \n ", "a </think> b")
-THOUGHTS: list[tuple[ReasoningTags, ReasoningState, str, list[Part]]] = [
-    # White space beside tags is dropped.
+REASONING: list[tuple[ReasoningTags, ReasoningState, str, list[Part]]] = [
+    # White space next to tags is dropped.
     (THINK, POSSIBLE, " \n<think>\n a <b\n\n</think>\n\n c \n d ", [Reasoning("a <b"), Content("c \n d ")]),
-    # Thoughts come only at the beginning; the first closing tag ends them, and an opening tag inside is text.
+    # Reasoning is only at the start. The first closing tag ends it, and an opening tag inside is text.
     *[(THINK, POSSIBLE, text, list[Part]([Content(text)])) for text in THOUGHTLESS],
     (THINK, POSSIBLE, "<<think>a", [Content("<<think>a")]),
     (THINK, POSSIBLE, "<think>a</think>b <think> c </think>", [Reasoning("a"), Content("b <think> c </think>")]),
     (THINK, POSSIBLE, "<think><think>a</think>b</think>", [Reasoning("<think>a"), Content("b</think>")]),
-    # Thoughts that are never closed are the whole answer.
+    # Reasoning that is never closed is the complete answer.
     (THINK, POSSIBLE, "<think>a </thin", [Reasoning("a </thin")]),
     (THINK, POSSIBLE, "<think>", []),
     (THINK, POSSIBLE, "<think></think>", []),
@@ -71,8 +71,8 @@ THOUGHTS: list[tuple[ReasoningTags, ReasoningState, str, list[Part]]] = [
 ]
 
 
-@pytest.mark.parametrize(("tags", "at_start", "text", "parts"), THOUGHTS)
-def test_thoughts_become_reasoning(tags: ReasoningTags, at_start: ReasoningState, text: str, parts: list[Part]) -> None:
+@pytest.mark.parametrize(("tags", "at_start", "text", "parts"), REASONING)
+def test_reasoning_is_separated(tags: ReasoningTags, at_start: ReasoningState, text: str, parts: list[Part]) -> None:
     assert cut_anywhere(text, lambda: parser(tags=tags, at_start=at_start)) == parts
     assert cut_anywhere(text, lambda: parser(tags=tags, at_start=at_start, separate=False)) == [Content(text)]
 
@@ -83,7 +83,7 @@ def test_tokens_of_thoughts_are_counted_to_the_end_of_the_closing_tag() -> None:
     for piece in (" ", "<thi", "nk>", "a", "</think", ">b", "c"):
         reader.feed(piece, [0, 1])
         counts.append(reader.reasoning_tokens)
-    assert counts == [0, 0, 6, 8, 10, 12, 12]  # tokens of an opening tag count once the tag is whole
+    assert counts == [0, 0, 6, 8, 10, 12, 12]  # tokens of an opening tag count when the tag is complete
 
 
 def test_an_answer_without_thoughts_has_no_reasoning_tokens() -> None:
@@ -110,7 +110,7 @@ def plain(rules: dict[str, Any], *texts: str) -> list[tuple[dict[str, Any], str,
 CUT, ONE = {"cut": True}, {"parallel": False}
 F, UNENDED, BARE = call(0, "f", "{}"), {"ends": ()}, {"bare": "g"}
 CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
-    # White space beside tags is dropped.
+    # White space next to tags is dropped.
     (
         {},
         ' a \n<call>f{"x": 1}</call>\n\n<call>go{} </call> b ',
@@ -141,7 +141,7 @@ CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
     (ONE | CUT, "<call>f{}</call><call>go{a", F),
     # A region that nothing closes ends with the answer.
     (UNENDED, "a <call>f{}  ", [Content("a"), *F]),
-    # Bare calls stand at the beginning, or after thoughts.
+    # Bare calls are at the start, or after reasoning.
     (BARE, " go{a}", call(0, "go", "{a}")),
     (BARE, "<think>a</think>\n\ngo{a}", [Reasoning("a"), *call(0, "go", "{a}")]),
     *plain(BARE, " good", "a go{}", "  ", "g"),

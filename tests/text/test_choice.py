@@ -13,7 +13,7 @@ BOUND = tuple(Tokenizer(build_tiny_tokenizer()).encode("hello and"))
 """The text as three tokens."""
 B_STOPS = Finish(FinishReason.STOP, B[0])
 SHOWN: dict[str, tuple[TextRules, tuple[int, ...], Finish, list[str], str | int | None]] = {
-    "a character comes when it is whole": (TextRules(), ids_of("aé"), LENGTH, ["a", "é"], None),
+    "a character arrives when it is complete": (TextRules(), ids_of("aé"), LENGTH, ["a", "é"], None),
     "half a character comes with the end": (TextRules(), ids_of("aé")[:2], LENGTH, ["a", "\ufffd"], None),
     "the end of sequence has no text": (TextRules(), (*A, EOS_ID), STOP, ["a", ""], None),
     "it has none where special tokens are shown either": (
@@ -123,7 +123,7 @@ def test_log_probabilities_come_with_the_text(tokenizer: Tokenizer) -> None:
 def test_tokens_that_a_stop_string_cuts_off_come_with_their_log_probabilities(tokenizer: Tokenizer) -> None:
     """The bug: 11 ids came with 10 log-probabilities. In vLLM the token that completes the stop string has both."""
     hello, a, n, d = tokenizer.encode("hello") + list(ids_of("and"))
-    for stop, told, offsets in (
+    for stop, ids, offsets in (
         ("lo", [hello], [0]),
         ("hello", [hello], [0]),
         ("n", [hello, a, n], [0, 5, 6]),
@@ -131,8 +131,8 @@ def test_tokens_that_a_stop_string_cuts_off_come_with_their_log_probabilities(to
     ):
         choice = stream(tokenizer, stopping(stop, logprobs=True))
         shown = events(choice, [hello, a, n, d])
-        assert [token_id for event in shown for token_id in event.token_ids] == told
-        assert [entry.token_id for event in shown for entry in event.logprobs or ()] == told
+        assert [token_id for event in shown for token_id in event.token_ids] == ids
+        assert [entry.token_id for event in shown for entry in event.logprobs or ()] == ids
         assert [offset for event in shown for offset in event.offsets or ()] == offsets
 
 
@@ -142,9 +142,9 @@ def test_the_end_of_sequence_comes_with_its_log_probability(tokenizer: Tokenizer
     assert (shown[-1].logprobs, shown[-1].offsets) == ((logprob(EOS_ID),), (1,))
 
 
-def test_a_resumed_choice_completes_a_character_and_a_stop_string_begun_before(tokenizer: Tokenizer) -> None:
-    written, rest = ids_of("the EN本")[:-1], ids_of("the EN本")[-1:]
-    choice = stream(tokenizer, stopping("END"), written)
+def test_a_resumed_choice_completes_a_character_and_a_stop_string(tokenizer: Tokenizer) -> None:
+    output, rest = ids_of("the EN本")[:-1], ids_of("the EN本")[-1:]
+    choice = stream(tokenizer, stopping("END"), output)
     assert choice.feed(ChoiceDelta(INDEX, rest)) == ChoiceEvent(INDEX, "EN本", ids_of("EN本"))
 
     choice = stream(tokenizer, stopping("END"), ids_of("the EN"))
@@ -153,37 +153,37 @@ def test_a_resumed_choice_completes_a_character_and_a_stop_string_begun_before(t
 
 
 @pytest.mark.parametrize(
-    ("stop", "before", "begun", "last"),
+    ("stop", "before", "partial", "last"),
     [("日" * 60, "a" * 400, ids_of("日" * 59), "日"), ("END", "a" * 50, (*ids_of("EN"), *[IM_END_ID] * 200), "D")],
     ids=["a long one", "special tokens without text in it"],
 )
-def test_a_stop_string_begun_long_before_is_completed(
-    tokenizer: Tokenizer, stop: str, before: str, begun: tuple[int, ...], last: str
+def test_a_stop_string_that_started_long_before_is_completed(
+    tokenizer: Tokenizer, stop: str, before: str, partial: tuple[int, ...], last: str
 ) -> None:
-    choice = stream(tokenizer, stopping(stop), ids_of(before) + begun)
+    choice = stream(tokenizer, stopping(stop), ids_of(before) + partial)
     shown = events(choice, ids_of(last + "!"))
-    assert [(e.text, e.token_ids, e.stop_reason) for e in shown] == [("", (*begun, *ids_of(last)), stop)]
+    assert [(e.text, e.token_ids, e.stop_reason) for e in shown] == [("", (*partial, *ids_of(last)), stop)]
 
 
-def test_a_resumed_choice_counts_its_written_tokens(tokenizer: Tokenizer) -> None:
+def test_a_resumed_choice_counts_its_output_tokens(tokenizer: Tokenizer) -> None:
     choice = stream(tokenizer, stopping("b", min_tokens=101), ids_of("a" * 100))
     assert choice.num_tokens == 100
     shown = events(choice, ids_of("bab"))
     assert (text_of(shown), choice.num_tokens) == ("ba", 103)
 
 
-def test_offsets_of_a_resumed_choice_count_from_the_beginning(tokenizer: Tokenizer) -> None:
+def test_offsets_of_a_resumed_choice_count_from_the_start(tokenizer: Tokenizer) -> None:
     choice = stream(tokenizer, TextRules(logprobs=True), ids_of("é" * 50))
     (event,) = events(choice, ids_of("a"))
     assert event.offsets == (50,)
 
 
-def test_a_choice_whose_written_tokens_hold_a_stop_string_has_ended(tokenizer: Tokenizer) -> None:
+def test_a_choice_whose_output_tokens_contain_a_stop_string_has_ended(tokenizer: Tokenizer) -> None:
     choice = stream(tokenizer, stopping("b"), ids_of("abc"))
     assert (choice.finish, choice.num_tokens) == (FinishReason.STOP, 2)
     assert choice.feed(ChoiceDelta(INDEX, ids_of("d"), None, LENGTH)) is None
 
 
-def test_resuming_reads_only_the_end_of_what_was_written(tokenizer: Tokenizer) -> None:
-    """Reading thousands of written tokens would block the event loop, so a stop string far back is not found."""
+def test_resuming_reads_only_the_last_output_tokens(tokenizer: Tokenizer) -> None:
+    """Reading thousands of output tokens would block the event loop, so an early stop string is not found."""
     assert not stream(tokenizer, stopping("b"), ids_of("b" + "a" * 4000)).ended

@@ -20,7 +20,7 @@ from motet.text.tools.tool_format import ParsedRegion, ToolFormat
 from motet.types import ChoiceDelta, FinishReason
 from tests.text.feeding import INDEX, LENGTH, STOP, events, first_of, ids_of, request, stopping, stream, text_of
 from tests.text.small_format import call, joined, small_format, tool_rules
-from tests.text.test_group import rest_of
+from tests.text.test_text_group import rest_of
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, build_tiny_tokenizer, fake_answer
 
 
@@ -31,9 +31,9 @@ def answer_format(tokenizer: Tokenizer, *, form: ToolFormat | None = None) -> An
     return made
 
 
-def parsed(tokenizer: Tokenizer, rules: TextRules | None = None, written: tuple[int, ...] = ()) -> ChoiceStream:
+def parsed(tokenizer: Tokenizer, rules: TextRules | None = None, output: tuple[int, ...] = ()) -> ChoiceStream:
     rules = msgspec.structs.replace(rules or TextRules(), format=answer_format(tokenizer))
-    return stream(tokenizer, rules, written)
+    return stream(tokenizer, rules, output)
 
 
 def parts_of(shown: Sequence[ChoiceEvent]) -> list[Part]:
@@ -78,7 +78,7 @@ def test_a_stop_string_ends_a_thought_or_a_call_where_it_comes(tokenizer: Tokeni
     shown = events(parsed(tokenizer, stop), ids_of("<think>a bXc</think>"), STOP, size=3)
     assert (parts_of(shown), shown[-1].finish, shown[-1].stop_reason) == ([Reasoning("a b")], FinishReason.STOP, "X")
     shown = events(parsed(tokenizer, stop), ids_of('<call>f{"aXb"}</call>'), STOP, size=3)
-    assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.STOP), "the call is not whole"
+    assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.STOP), "the call is not complete"
 
 
 def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer) -> None:
@@ -92,7 +92,7 @@ def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer)
 @pytest.mark.parametrize("place", range(0, len(ids_of(ANSWER)), 3))
 def test_a_resumed_choice_goes_on_wherever_it_was_cut(tokenizer: Tokenizer, place: int) -> None:
     ids = ids_of(ANSWER)
-    undisturbed, resumed = parsed(tokenizer), parsed(tokenizer, written=ids[:place])
+    undisturbed, resumed = parsed(tokenizer), parsed(tokenizer, output=ids[:place])
     before = parts_of(events(undisturbed, ids[:place], None))
     after = [events(choice, (*ids[place:], EOS_ID), STOP, size=2) for choice in (undisturbed, resumed)]
     assert parts_of(after[0]) == parts_of(after[1])

@@ -1,4 +1,4 @@
-"""A group under a policy: which choices end early, which begin later, and that each is what it is without a policy."""
+"""A group under a policy: which choices end early and start later, and that their texts are those without a policy."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ def script(*answers: str) -> Script:
 
 
 async def steps_of(
-    engine: FakeEngine, asked: GenerateRequest, policy: GroupPolicy | None, *, tokenizer: Tokenizer
+    engine: FakeEngine, sent: GenerateRequest, policy: GroupPolicy | None, *, tokenizer: Tokenizer
 ) -> list[GroupStep]:
-    group = TextGroup(engine, asked, tokenizer=tokenizer, rules=TextRules(), policy=policy)
+    group = TextGroup(engine, sent, tokenizer=tokenizer, rules=TextRules(), policy=policy)
     steps: list[GroupStep] = []
     await group.run(steps.extend)
     await group.aclose()
@@ -42,11 +42,11 @@ async def steps_of(
 
 
 def texts(steps: Sequence[GroupStep]) -> dict[int, str]:
-    told: dict[int, str] = {}
+    joined: dict[int, str] = {}
     for step in steps:
         for event in step.events:
-            told[event.index] = told.get(event.index, "") + event.text
-    return told
+            joined[event.index] = joined.get(event.index, "") + event.text
+    return joined
 
 
 def ends(steps: Sequence[GroupStep]) -> dict[int, FinishReason]:
@@ -54,19 +54,19 @@ def ends(steps: Sequence[GroupStep]) -> dict[int, FinishReason]:
 
 
 def report(steps: Sequence[GroupStep]) -> GroupReport:
-    (told,) = [step.report for step in steps if step.report is not None]
-    assert steps[-1].report is told
-    return told
+    (last,) = [step.report for step in steps if step.report is not None]
+    assert steps[-1].report is last
+    return last
 
 
-async def test_a_group_ends_when_so_many_choices_have_finished(tokenizer: Tokenizer) -> None:
+async def test_a_group_ends_when_enough_choices_have_finished(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abcdefgh", "ab", "abc", "abcdefg"))
     policy = GroupPolicy(stop_when=Finished(2))
     steps = await steps_of(engine, request(4), policy, tokenizer=tokenizer)
     assert ends(steps) == {0: ABORT, 1: STOP, 2: STOP, 3: ABORT}
     assert texts(steps) == {0: "abcd", 1: "ab", 2: "abc", 3: "abcd"}  # the third ends with its fourth token
-    told = report(steps)
-    assert (told.started, told.finished, told.aborted, told.stopped_by) == (4, 2, 2, "finished")
+    result = report(steps)
+    assert (result.started, result.finished, result.aborted, result.stopped_by) == (4, 2, 2, "finished")
     assert engine.generated_tokens == 4 + 3 + 4 + 4
 
 
@@ -76,18 +76,18 @@ async def test_choices_that_finish_in_the_step_that_decides_all_count(tokenizer:
     assert ends(steps) == {0: STOP, 1: STOP, 2: STOP, 3: ABORT}
 
 
-async def test_values_are_compared_and_the_majority_is_told(tokenizer: Tokenizer) -> None:
+async def test_values_are_compared_and_the_majority_is_reported(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("x\nab", "xy\ncd", "xyz\nab", "xyzzyx\nab"))
     policy = GroupPolicy(stop_when=Agree(2), extract=LAST_LINE, vote=True)
     steps = await steps_of(engine, request(4), policy, tokenizer=tokenizer)
     assert ends(steps) == {0: STOP, 1: STOP, 2: STOP, 3: ABORT}
-    told = report(steps)
-    assert told.stopped_by == "agree" and told.vote is not None
-    assert told.vote.values == {0: "ab", 1: "cd", 2: "ab"}
-    assert (told.vote.majority, told.vote.count) == ("ab", 2)
+    result = report(steps)
+    assert result.stopped_by == "agree" and result.vote is not None
+    assert result.vote.values == {0: "ab", 1: "cd", 2: "ab"}
+    assert (result.vote.majority, result.vote.count) == ("ab", 2)
 
 
-async def test_a_group_whose_condition_is_never_met_is_written_whole(tokenizer: Tokenizer) -> None:
+async def test_a_group_whose_condition_is_never_met_runs_to_its_end(tokenizer: Tokenizer) -> None:
     answers = ["one", "two three", "four five six"]
     plain = await steps_of(FakeEngine(script(*answers)), request(), None, tokenizer=tokenizer)
     policy = GroupPolicy(stop_when=Agree(2), extract=LAST_LINE)
@@ -96,58 +96,58 @@ async def test_a_group_whose_condition_is_never_met_is_written_whole(tokenizer: 
     assert [step.events for step in steered] == [step.events for step in plain]
 
 
-async def test_choices_that_wait_begin_as_others_end_with_their_own_seeds(tokenizer: Tokenizer) -> None:
+async def test_waiting_choices_start_as_others_end_with_their_own_seeds(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("a", "abcd", "abc", "ab"))
     steps = await steps_of(engine, request(4), GroupPolicy(start=2), tokenizer=tokenizer)
     assert texts(steps) == {0: "a", 1: "abcd", 2: "abc", 3: "ab"}
-    begun = [[(start.index, start.seed) for start in asked.choices] for asked in engine.requests]
+    started = [[(start.index, start.seed) for start in sent.choices] for sent in engine.requests]
     seeds = [start.seed for start in request(4).choices]
-    assert begun == [[(0, seeds[0]), (1, seeds[1])], [(2, seeds[2])], [(3, seeds[3])]]
-    assert [asked.request_id for asked in engine.requests] == ["r", "r+1", "r+2"]
+    assert started == [[(0, seeds[0]), (1, seeds[1])], [(2, seeds[2])], [(3, seeds[3])]]
+    assert [sent.request_id for sent in engine.requests] == ["r", "r+1", "r+2"]
     assert [step.started for step in steps if step.started] == [(2,), (3,)]
     assert sum(step.prompt is not None for step in steps) == 1
 
 
-async def test_choices_that_wait_begin_together_if_the_policy_says_so(tokenizer: Tokenizer) -> None:
+async def test_waiting_choices_start_together_if_the_policy_says_so(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("a", "abcd", "abc", "ab"))
     policy = GroupPolicy(start=2, refill=Refill.ALL)
     await steps_of(engine, request(4), policy, tokenizer=tokenizer)
-    assert [[start.index for start in asked.choices] for asked in engine.requests] == [[0, 1], [2, 3]]
+    assert [[start.index for start in sent.choices] for sent in engine.requests] == [[0, 1], [2, 3]]
 
 
-async def test_choices_that_are_not_needed_never_begin(tokenizer: Tokenizer) -> None:
+async def test_choices_that_are_not_needed_never_start(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("ab", "ab", "no", "no", "no", "no"))
     policy = GroupPolicy(stop_when=Window(2), extract=LAST_LINE, start=2, refill=Refill.ALL)
     steps = await steps_of(engine, request(6), policy, tokenizer=tokenizer)
     assert texts(steps) == {0: "ab", 1: "ab"}
-    told = report(steps)
-    assert (told.n, told.started, told.finished, told.aborted, told.stopped_by) == (6, 2, 2, 0, "window")
+    result = report(steps)
+    assert (result.n, result.started, result.finished, result.aborted, result.stopped_by) == (6, 2, 2, 0, "window")
 
 
-@pytest.mark.parametrize(("session", "told"), [("", "r"), ("mine", "mine")])
-async def test_choices_that_begin_later_are_of_the_session_of_the_first(
-    tokenizer: Tokenizer, session: str, told: str
+@pytest.mark.parametrize(("session", "expected"), [("", "r"), ("mine", "mine")])
+async def test_choices_that_start_later_have_the_session_of_the_first(
+    tokenizer: Tokenizer, session: str, expected: str
 ) -> None:
     engine = FakeEngine(script("a", "ab", "abc"))
-    asked = msgspec.structs.replace(request(3), session_id=session)
-    await steps_of(engine, asked, GroupPolicy(start=1), tokenizer=tokenizer)
-    assert [one.session_id for one in engine.requests] == [told] * 3
+    sent = msgspec.structs.replace(request(3), session_id=session)
+    await steps_of(engine, sent, GroupPolicy(start=1), tokenizer=tokenizer)
+    assert [one.session_id for one in engine.requests] == [expected] * 3
 
 
 async def test_a_choice_of_low_confidence_ends(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abcd", "abcd"))  # each token scores -0.5, -1.5, ...
-    asked = request(2)
-    asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, logprobs=2))
+    sent = request(2)
+    sent = msgspec.structs.replace(sent, sampling=msgspec.structs.replace(sent.sampling, logprobs=2))
     rule = ConfidenceRule(window=3, top=2, below=1.5, warm_up=0, percentile=0)
-    steps = await steps_of(engine, asked, GroupPolicy(confidence=rule), tokenizer=tokenizer)
+    steps = await steps_of(engine, sent, GroupPolicy(confidence=rule), tokenizer=tokenizer)
     assert ends(steps) == {0: ABORT, 1: ABORT}
     assert texts(steps) == {0: "abc", 1: "abc"}
-    told = report(steps).confidence
-    assert told is not None and told.threshold == 1.5 and told.lowest == {0: 1.0, 1: 1.0}
+    result = report(steps).confidence
+    assert result is not None and result.threshold == 1.5 and result.lowest == {0: 1.0, 1: 1.0}
 
 
 async def after_two_steps(group: TextGroup) -> tuple[list[GroupStep], asyncio.Task[None]]:
-    """Returns the steps, which go on to come, and the task that reads the group."""
+    """Returns the steps, to which later steps are added, and the task that reads the group."""
     steps: list[GroupStep] = []
     taken = asyncio.Semaphore(0)
 
@@ -161,7 +161,7 @@ async def after_two_steps(group: TextGroup) -> tuple[list[GroupStep], asyncio.Ta
     return steps, running
 
 
-async def test_a_choice_is_ended_from_outside_and_keeps_what_it_has_written(tokenizer: Tokenizer) -> None:
+async def test_a_choice_that_the_client_ends_keeps_its_output(tokenizer: Tokenizer) -> None:
     gate = asyncio.Semaphore(2)
     engine = FakeEngine(script("abcd", "efgh"), gate=gate)
     group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules())
@@ -179,22 +179,22 @@ async def test_a_choice_is_ended_from_outside_and_keeps_what_it_has_written(toke
 
 
 @pytest.mark.parametrize("policy", [None, GroupPolicy(start=1), GroupPolicy(deterministic=True)])
-async def test_all_choices_are_ended_from_outside(tokenizer: Tokenizer, policy: GroupPolicy | None) -> None:
+async def test_all_choices_are_ended_by_the_client(tokenizer: Tokenizer, policy: GroupPolicy | None) -> None:
     gate = asyncio.Semaphore(2)
     engine = FakeEngine(script("abcd", "efgh"), gate=gate)
     group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(), policy=policy)
     steps, running = await after_two_steps(group)
     await group.end_all()
     await running
-    begun = [0] if policy and policy.start else [0, 1]
-    assert ends(steps) == dict.fromkeys(begun, ABORT)
-    assert texts(steps) == {index: "abcdefgh"[4 * index :][:2] for index in begun}
+    started = [0] if policy and policy.start else [0, 1]
+    assert ends(steps) == dict.fromkeys(started, ABORT)
+    assert texts(steps) == {index: "abcdefgh"[4 * index :][:2] for index in started}
     assert group.unfinished == set()
     await group.aclose()
     engine.check()
 
 
-async def test_all_choices_are_ended_from_outside_before_anybody_reads(tokenizer: Tokenizer) -> None:
+async def test_all_choices_are_ended_by_the_client_before_the_group_is_read(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abcd", "efgh"))
     group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules())
     await group.end_all()
@@ -204,7 +204,7 @@ async def test_all_choices_are_ended_from_outside_before_anybody_reads(tokenizer
     engine.check()
 
 
-async def test_choices_are_ended_from_outside_before_anything_is_written(tokenizer: Tokenizer) -> None:
+async def test_choices_are_ended_by_the_client_before_their_first_token(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abcd", "efgh"), gate=asyncio.Semaphore(0))
     group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules())
     steps: list[GroupStep] = []
@@ -218,7 +218,7 @@ async def test_choices_are_ended_from_outside_before_anything_is_written(tokeniz
     engine.check()
 
 
-async def test_a_choice_that_waits_begins_when_the_only_one_that_writes_is_ended(tokenizer: Tokenizer) -> None:
+async def test_a_waiting_choice_starts_when_the_only_running_one_is_ended(tokenizer: Tokenizer) -> None:
     gate = asyncio.Semaphore(2)
     engine = FakeEngine(script("abcd", "efgh", "ijkl"), gate=gate)
     group = TextGroup(engine, request(3), tokenizer=tokenizer, rules=TextRules(), policy=GroupPolicy(start=1))
@@ -248,7 +248,7 @@ async def test_a_reader_that_is_cancelled_at_any_moment_leaves_nothing(tokenizer
 
 
 class Refusing(FakeEngine):
-    """Refuses groups that begin later, as often as `refusals` says."""
+    """Refuses groups that start later with these errors, one each time."""
 
     def __init__(self, script: Script, refusals: Sequence[MotetError]) -> None:
         super().__init__(script)
@@ -260,7 +260,7 @@ class Refusing(FakeEngine):
         return super().generate(request)
 
 
-async def test_choices_that_find_no_room_when_they_begin_ask_again(
+async def test_choices_that_are_refused_when_they_start_are_submitted_again(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("motet.text.steered.RETRY_S", 0.0)
@@ -277,19 +277,19 @@ async def test_choices_that_find_no_room_when_they_begin_ask_again(
     engine.check()
 
 
-async def test_a_choice_that_finds_no_room_can_be_ended(tokenizer: Tokenizer) -> None:
+async def test_a_choice_that_is_refused_when_it_starts_can_be_ended(tokenizer: Tokenizer) -> None:
     engine = Refusing(script("a", "ab"), [OverloadedError("full")] * 1000)
     group = TextGroup(engine, request(2), tokenizer=tokenizer, rules=TextRules(), policy=GroupPolicy(start=1))
     steps: list[GroupStep] = []
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     def take(more: Sequence[GroupStep]) -> None:
         steps.extend(more)
         if more[-1].started:
-            begun.set()
+            started.set()
 
     running = asyncio.create_task(group.run(take))
-    await begun.wait()
+    await started.wait()
     assert await group.end_choice(1)
     await running
     assert ends(steps) == {0: STOP, 1: ABORT}
@@ -297,7 +297,7 @@ async def test_a_choice_that_finds_no_room_can_be_ended(tokenizer: Tokenizer) ->
 
 
 class Bundling(FakeEngine):
-    """Gives the whole answer of a choice in one delta, with log-probabilities."""
+    """Sends the answer of a choice with log-probabilities, in one delta or in one for each token."""
 
     def __init__(self, ids: tuple[int, ...], *, at_once: bool) -> None:
         super().__init__(lambda *_: ids)
@@ -320,27 +320,27 @@ class BundledGroup(FakeGroup):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_tokens_behind_a_stop_string_have_no_part_in_the_confidence(tokenizer: Tokenizer, at_once: bool) -> None:
+async def test_tokens_after_a_stop_string_do_not_count_for_the_confidence(tokenizer: Tokenizer, at_once: bool) -> None:
     engine = Bundling(ids_of("ab!cd"), at_once=at_once)
     policy = GroupPolicy(confidence=ConfidenceRule(window=2, top=1, warm_up=1, percentile=90))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=stopping("!"), policy=policy)
     steps: list[GroupStep] = []
     await group.run(steps.extend)
-    told = report(steps).confidence
-    assert told is not None and told.threshold == 3.0
+    result = report(steps).confidence
+    assert result is not None and result.threshold == 3.0
 
 
-async def test_a_warm_up_choice_that_never_begins_does_not_hold_up_the_threshold(tokenizer: Tokenizer) -> None:
+async def test_a_warm_up_choice_that_never_starts_does_not_delay_the_threshold(tokenizer: Tokenizer) -> None:
     gate = asyncio.Semaphore(2)
     engine = FakeEngine(script("abcd", "efgh", "ijklmn"), gate=gate)
-    asked = request(3)
-    asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, logprobs=2))
+    sent = request(3)
+    sent = msgspec.structs.replace(sent, sampling=msgspec.structs.replace(sent.sampling, logprobs=2))
     policy = GroupPolicy(start=1, confidence=ConfidenceRule(window=2, top=2, warm_up=2, percentile=90))
-    group = TextGroup(engine, asked, tokenizer=tokenizer, rules=TextRules(), policy=policy)
+    group = TextGroup(engine, sent, tokenizer=tokenizer, rules=TextRules(), policy=policy)
     steps, running = await after_two_steps(group)
     assert await group.end_choice(1)
     for _ in range(30):
         gate.release()
     await running
-    told = report(steps).confidence
-    assert told is not None and told.threshold == 1.0
+    result = report(steps).confidence
+    assert result is not None and result.threshold == 1.0

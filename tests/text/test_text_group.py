@@ -35,7 +35,7 @@ def text_of(index: int, steps: list[GroupStep]) -> str:
     return "".join(event.text for step in steps for event in step.events if event.index == index)
 
 
-async def test_choices_of_a_group_stream_side_by_side(tokenizer: Tokenizer) -> None:
+async def test_choices_of_a_group_stream_at_the_same_time(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script(*ANSWERS))
     steps = await rest_of(TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules()))
     assert [text_of(index, steps) for index in range(3)] == ANSWERS
@@ -43,19 +43,19 @@ async def test_choices_of_a_group_stream_side_by_side(tokenizer: Tokenizer) -> N
     engine.check()
 
 
-class ToldEngine(FakeEngine):
-    """Tells in each step of a group which worker wrote, and shows only some of the choices."""
+class ReportingEngine(FakeEngine):
+    """Reports a worker in each step of a group, with deltas of some of the choices."""
 
     def __init__(self, *steps: tuple[str, Sequence[int]]) -> None:
         super().__init__(script(*ANSWERS))
         self.steps = steps
 
     def generate(self, request: GenerateRequest) -> FakeGroup:
-        return ToldGroup(self, request)
+        return ReportingGroup(self, request)
 
 
-class ToldGroup(FakeGroup):
-    def __init__(self, engine: ToldEngine, request: GenerateRequest) -> None:
+class ReportingGroup(FakeGroup):
+    def __init__(self, engine: ReportingEngine, request: GenerateRequest) -> None:
         super().__init__(engine, request)
         self._steps = iter(engine.steps)
 
@@ -65,15 +65,15 @@ class ToldGroup(FakeGroup):
         return GroupDelta(RequestId("r"), choices, worker=worker)
 
 
-async def test_a_group_knows_which_worker_wrote_each_choice_last(tokenizer: Tokenizer) -> None:
-    engine = ToldEngine(("a", [0, 1]), ("", [0, 1]), ("b", [1]), ("b", [2]))
+async def test_a_group_knows_the_worker_that_generated_each_choice_last(tokenizer: Tokenizer) -> None:
+    engine = ReportingEngine(("a", [0, 1]), ("", [0, 1]), ("b", [1]), ("b", [2]))
     group = TextGroup(engine, request(), tokenizer=tokenizer, rules=TextRules())
-    seen = []
+    reported = []
     for _ in engine.steps:
         await first_of(group)
-        seen.append(dict(group.workers.of_choice))
+        reported.append(dict(group.workers.of_choice))
     first, moved = {0: "a", 1: "a", 2: "a"}, {0: "a", 1: "b", 2: "a"}
-    assert seen == [first, first, moved, moved | {2: "b"}]
+    assert reported == [first, first, moved, moved | {2: "b"}]
     await group.aclose()
 
 
@@ -166,32 +166,32 @@ async def test_a_stream_that_ends_early_is_an_error_and_not_a_short_answer(token
     engine = FakeEngine(script("abc"))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=TextRules())
     await first_of(group)
-    await engine.stop_choice(RequestId("r"), 0)  # nobody asked for this
+    await engine.stop_choice(RequestId("r"), 0)  # the group has not requested this
     with pytest.raises(EngineError, match=r"before its choices \[0\] had ended"):
         await rest_of(group)
 
 
-class WatchedEngine(FakeEngine):
-    """An engine that remembers which streams the reader has closed."""
+class ClosingEngine(FakeEngine):
+    """An engine that records the streams that the reader has closed."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(script)
         self.closed_groups: list[RequestId] = []
 
-    def generate(self, request: GenerateRequest) -> "WatchedGroup":
+    def generate(self, request: GenerateRequest) -> "ClosingGroup":
         self.requests.append(request)
-        group = WatchedGroup(self, request)
+        group = ClosingGroup(self, request)
         self.open[request.request_id] = group
         return group
 
 
-class WatchedGroup(FakeGroup):
-    def __init__(self, engine: WatchedEngine, request: GenerateRequest) -> None:
+class ClosingGroup(FakeGroup):
+    def __init__(self, engine: ClosingEngine, request: GenerateRequest) -> None:
         super().__init__(engine, request)
-        self._watcher, self._id = engine, request.request_id
+        self._engine_of_group, self._id = engine, request.request_id
 
     async def aclose(self) -> None:
-        self._watcher.closed_groups.append(self._id)
+        self._engine_of_group.closed_groups.append(self._id)
         await super().aclose()
 
 
@@ -199,7 +199,7 @@ class WatchedGroup(FakeGroup):
 async def test_the_engines_stream_is_closed_before_the_last_event_comes(
     tokenizer: Tokenizer, stop: tuple[str, ...]
 ) -> None:
-    engine = WatchedEngine(script("abcd"))
+    engine = ClosingEngine(script("abcd"))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=stopping(*stop))
     steps: list[GroupStep] = []
     while not any(event.finish for step in steps for event in step.events):
@@ -211,8 +211,8 @@ async def test_the_engines_stream_is_closed_before_the_last_event_comes(
 
 async def test_a_resumed_choice_that_had_ended_is_stopped_and_has_no_events(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(script("abc", "xyz"))
-    written = tuple(fake_answer("ab", eos=False))
-    starts = (ChoiceStart(0, 1, written), ChoiceStart(1, 2, tuple(fake_answer("x", eos=False))))
+    output = tuple(fake_answer("ab", eos=False))
+    starts = (ChoiceStart(0, 1, output), ChoiceStart(1, 2, tuple(fake_answer("x", eos=False))))
     group = TextGroup(
         engine,
         msgspec.structs.replace(request(), choices=starts),
