@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-from bench.client.load import Load, LoadSetup, Timing, load_parser, median_timing, open_client
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import LoadSetup, TimedLoad, Timing, load_parser, median_timing, open_client
 from bench.program.command_line import numbers, progress
 from bench.program.report import Cells, Floor, machine, print_report, table
 from bench.servers.motet_server import counters, motet_server
@@ -62,7 +62,7 @@ async def measure_groups(url: str, setup: LoadSetup) -> dict[int, tuple[Timing, 
     """Measures one request with n choices, for every n. The counters are taken from the last repeat."""
     measured = {}
     async with open_client(url) as client:
-        load = Load(client, setup.max_tokens)
+        load = TimedLoad(client, setup.max_tokens)
         fresh = FreshPrompts(await load.tokens_of(TEXT), seed=new_seed())
         await load.group(fresh.next(setup.prompt_tokens), max(setup.ns), seed=0)  # warm-up
         for n in setup.ns:
@@ -81,7 +81,7 @@ async def measure_separate(url: str, ns: Sequence[int], setup: LoadSetup) -> dic
     repeats."""
     measured = {}
     async with open_client(url) as client:
-        load = Load(client, setup.max_tokens)
+        load = TimedLoad(client, setup.max_tokens)
         fresh = FreshPrompts(await load.tokens_of(TEXT), seed=new_seed())
         await load.separate(fresh.next(setup.prompt_tokens), 2, seed=0)  # warm-up
         for n in ns:

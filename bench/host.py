@@ -25,7 +25,7 @@ from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choic
 VOCAB_SIZE = 1024
 PROMPT = tuple(range(1340))
 SHAPES = ((1, 1), (8, 1), (32, 1), (128, 1), (256, 1), (8, 4), (8, 32))
-"""(n, number of groups) of each row."""
+"""Values of n and numbers of groups of the rows."""
 WARM_UP = 20
 
 

@@ -29,13 +29,14 @@ from motet.engines.native.step.run import ATTENTION_NAME, ModelRunner, TorchRunn
 from motet.errors import StartupError
 
 BLOCK_SIZE, TAIL, LAYERS = 16, 24, 30
-"""TAIL is the number of tokens that each choice has generated."""
+"""Number of tokens per block, number of tokens that each choice has generated, number of layers."""
 VOCAB_SIZE = 49152
 
 
 @dataclass(frozen=True)
 class TrunkCase:
-    """`groups` groups of `n` choices. Their prompts share `common` tokens, and have `own` more tokens each."""
+    """A step of `groups` groups with `n` choices each. Their prompts share `common` tokens, and have `own` more tokens
+    each."""
 
     groups: int
     n: int

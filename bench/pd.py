@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from bench.client.load import Load, LoadSetup, Timing, load_parser, median_timing, open_client
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import LoadSetup, TimedLoad, Timing, load_parser, median_timing, open_client
 from bench.fork import measure_groups
 from bench.program.command_line import progress
 from bench.program.report import Cells, machine, print_report, table
@@ -84,7 +84,7 @@ async def measure_vllm(
 ) -> dict[int, tuple[Timing, VLLMCounters]]:
     found = {}
     async with pair.prefill, pair.decode:
-        load = Load(pair.decode, setup.max_tokens, prepare=pair.prepare, count_blocks=False, seeded=False)
+        load = TimedLoad(pair.decode, setup.max_tokens, prepare=pair.prepare, count_blocks=False, seeded=False)
         fresh = FreshPrompts(tokens, seed=new_seed())
         await load.group(fresh.next(setup.prompt_tokens), 1, seed=0)  # warm-up
         for n in setup.ns:
@@ -106,7 +106,7 @@ async def measure_vllm(
 async def facts_of(url: str) -> tuple[list[int], BlockSize]:
     """Returns the tokens from which prompts are made, and the size of a KV block."""
     async with open_client(url) as client:
-        tokens = await Load(client, 1).tokens_of(TEXT)
+        tokens = await TimedLoad(client, 1).tokens_of(TEXT)
         return tokens, block_size_in((await client.get("/metrics")).text)
 
 

@@ -25,8 +25,8 @@ from statistics import mean, median
 import httpx
 import msgspec
 
-from bench.client.load import Load, LoadSetup, load_parser, open_client
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import LoadSetup, TimedLoad, load_parser, open_client
 from bench.program.command_line import progress
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.motet_server import counters, motet_server
@@ -115,7 +115,7 @@ class _VotedAnswer(msgspec.Struct):
 
 async def overheads(client: httpx.AsyncClient, setup: LoadSetup) -> list[PolicyOverhead]:
     n = setup.ns[0]
-    plain = Load(client, setup.max_tokens, count_blocks=False)
+    plain = TimedLoad(client, setup.max_tokens, count_blocks=False)
     fresh = FreshPrompts(await plain.tokens_of(TEXT), seed=new_seed())
     speeds: dict[str, list[float]] = {name: [] for name in SILENT}
     await plain.group(fresh.next(setup.prompt_tokens), n, seed=0)  # warm-up
@@ -148,7 +148,7 @@ class AddPolicy:
 
 async def tokens_beyond(client: httpx.AsyncClient, setup: LoadSetup) -> float:
     """Returns the mean number of tokens that the engine generates for a choice after the decision that ended it."""
-    prompt = await Load(client, 1).tokens_of(TEXT[: 4 * setup.prompt_tokens])
+    prompt = await TimedLoad(client, 1).tokens_of(TEXT[: 4 * setup.prompt_tokens])
     beyond = []
     for repeat in range(setup.repeats):
         body = {

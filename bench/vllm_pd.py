@@ -23,8 +23,8 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.client.load import Load, Timing, load_parser, median_timing, open_client
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import TimedLoad, Timing, load_parser, median_timing, open_client
 from bench.program.command_line import progress
 from bench.program.report import Cells, Table, machine, print_report, table
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
@@ -81,7 +81,7 @@ async def measure(pair: VLLMPair, gateway: str, arguments: argparse.Namespace) -
         await stack.enter_async_context(pair.prefill)
         await stack.enter_async_context(pair.decode)
         loads = {
-            GATEWAY: Load(front, arguments.max_tokens, count_blocks=False, seeded=False),
+            GATEWAY: TimedLoad(front, arguments.max_tokens, count_blocks=False, seeded=False),
             "naive": direct(pair, arguments.max_tokens, once=False),
             "clamped": direct(pair, arguments.max_tokens, once=True),
         }
@@ -95,14 +95,14 @@ async def measure(pair: VLLMPair, gateway: str, arguments: argparse.Namespace) -
         return rows
 
 
-def direct(pair: VLLMPair, max_tokens: int, *, once: bool) -> Load:
+def direct(pair: VLLMPair, max_tokens: int, *, once: bool) -> TimedLoad:
     """Returns a load for the two servers without a gateway. `once` requests only one choice from the prefill server."""
     prepare = pair.prepare_once if once else pair.prepare
-    return Load(pair.decode, max_tokens, prepare=prepare, count_blocks=False, seeded=False)
+    return TimedLoad(pair.decode, max_tokens, prepare=prepare, count_blocks=False, seeded=False)
 
 
 async def costs_of(
-    n: int, pair: VLLMPair, loads: Mapping[str, Load], fresh: FreshPrompts, arguments: argparse.Namespace
+    n: int, pair: VLLMPair, loads: Mapping[str, TimedLoad], fresh: FreshPrompts, arguments: argparse.Namespace
 ) -> dict[str, WayCost]:
     timings: dict[str, list[Timing]] = {way: [] for way in loads}
     spent = {}

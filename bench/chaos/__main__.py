@@ -25,9 +25,9 @@ from statistics import quantiles
 
 import httpx
 
-from bench.chaos.answers import ComparedAnswers, ReceivedAnswer, receive_answer
 from bench.chaos.faults import DRAINED, KILLED, STOPPED, FaultInjector, WorkerStatus, left_on_workers
 from bench.chaos.mixed_requests import RepeatedRequest, mixed_requests
+from bench.chaos.received_answers import ComparedAnswers, ReceivedAnswer, receive_answer
 from bench.chaos.restarted_servers import restarted_servers
 from bench.program.command_line import add_check, benchmark_parser
 from bench.program.report import Bound, Floor, labelled, machine, print_report
@@ -48,7 +48,7 @@ class ChaosReport:
     machine: Mapping[str, str]
     minutes: float
     outcome: ComparedAnswers
-    strikes: Mapping[str, int]
+    injected_faults: Mapping[str, int]
     """Number of faults by role of the worker and kind of fault."""
     totals: Mapping[str, int]
     """The totals in the server's `/status`."""
@@ -66,13 +66,13 @@ class ChaosReport:
             Floor("choices duplicated", outcome.duplicates, 0),
             Floor("choices lost", outcome.lost, 0),
             Floor("blocks, leases and groups left", sum(self.left_behind.values()), 0),
-            Floor("faults per minute", sum(self.strikes.values()) / self.minutes, 6, Bound.AT_LEAST),
+            Floor("faults per minute", sum(self.injected_faults.values()) / self.minutes, 6, Bound.AT_LEAST),
         ]
 
     def print(self, *, check: bool) -> int:
         outcome = self.outcome
         lines = {
-            "faults": ", ".join(f"{count} {kind}" for kind, count in sorted(self.strikes.items())),
+            "faults": ", ".join(f"{count} {kind}" for kind, count in sorted(self.injected_faults.items())),
             "finished": f"{outcome.finished} requests with {outcome.choices} choices, {outcome.identical} identical",
             "moved": f"{self.totals['migrations']} groups, {self.totals['choices_resumed']} choices",
             "errors": "; ".join(outcome.errors[:5]) or "none",

@@ -1,4 +1,4 @@
-"""Mixed requests for runs with faults. Their answers (`bench.chaos.answers`) are compared with answers without
+"""Mixed requests for runs with faults. Their answers (`bench.chaos.received_answers`) are compared with answers without
 faults."""
 
 import random

@@ -101,7 +101,7 @@ class _TokenAnswer(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Load:
+class TimedLoad:
     """A server, and the length of the answers that are requested."""
 
     client: httpx.AsyncClient

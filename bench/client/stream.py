@@ -51,7 +51,7 @@ def bytes_of(request: httpx.Request) -> bytes:
     return b"\r\n".join([*head, b"", request.content])
 
 
-class Lines:
+class LineBuffer:
     """Joins bytes that are cut anywhere into complete lines, without line ends. Empty lines are left out."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class _Stream(asyncio.Protocol):
         self.refusal = b""
         """Body of an answer whose status is not 200."""
         self._on_line = on_line
-        self._lines = Lines()
+        self._lines = LineBuffer()
         self._parser = httptools.HttpResponseParser(self)
         self._bodies: list[bytes] = []
         self._complete = False

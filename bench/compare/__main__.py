@@ -30,15 +30,15 @@ from pathlib import Path
 
 import uvloop
 
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import load_parser
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.compare.arrivals import RequestMix, measure_rate, schedule
 from bench.compare.grid import QUICK, Grid, GridBench, GridRow, floors
 from bench.compare.tables import ComparisonConditions, ServerFacts, grid_cells, rate_cells
 from bench.program.command_line import numbers
 from bench.program.report import machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
-from bench.servers.peer import all_cores, peer_server
+from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.deploy.child import ChildServer
 from motet.models.model_source import resolve
@@ -105,7 +105,7 @@ def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
 
 def plot(rows: Sequence[GridRow], path: Path) -> None:
     """Draws total time over n, in a panel for each length of prompts and of answers."""
-    from bench.program.plot import Curve, Panel, save  # matplotlib is an extra
+    from bench.program.plot import Curve, PlotPanel, save  # matplotlib is an extra
 
     panels = []
     for prompt_tokens, max_tokens in dict.fromkeys((row.shape.prompt_tokens, row.shape.max_tokens) for row in rows):
@@ -116,7 +116,7 @@ def plot(rows: Sequence[GridRow], path: Path) -> None:
             Curve("peer", [(r.shape.n, s) for r in own if (s := r.pair.peer.get("total_s")) is not None]),
         ]
         title = f"prompt {prompt_tokens}, {max_tokens} tokens per choice"
-        panels.append(Panel(title, "choices (n)", "total, s", curves))
+        panels.append(PlotPanel(title, "choices (n)", "total, s", curves))
     save(panels, path)
 
 

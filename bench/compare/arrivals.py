@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.client.prompts import FreshPrompts
+from bench.client.fresh_prompts import FreshPrompts
 from bench.program.command_line import progress
 from bench.servers.compared_server import ComparedServer, FigurePair, FiguresByName
 from motet.errors import EngineError

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.client.prompts import FreshPrompts
+from bench.client.fresh_prompts import FreshPrompts
 from bench.program.command_line import progress
 from bench.program.report import Bound, Floor
 from bench.servers.compared_server import ComparedServer, FigurePair, FiguresByName, TimedSample, median_sample

@@ -43,7 +43,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class ComparisonConditions:
-    """Where and how the figures were measured. The figures mean nothing without them."""
+    """Machine, servers and load of a comparison. Figures mean nothing without them."""
 
     machine: Mapping[str, str]
     ours: ServerFacts

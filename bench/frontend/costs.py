@@ -12,8 +12,6 @@ MAX_CLIENTS = 64
 class ApiCost:
     """The cost of one load on one server."""
 
-    """What one load cost one server."""
-
     us_per_token: float
     """CPU time of the API process, user and system."""
     tokens_per_s: float
@@ -81,7 +79,7 @@ class BurstGaps:
 class FrontendReport:
     machine: Mapping[str, str]
     streamed: Sequence[FrontendRow]
-    whole: Sequence[FrontendRow]
+    not_streamed: Sequence[FrontendRow]
     """Rows of answers that are not streamed."""
     first: FrontendRow
     """The row with short answers, for the time to the first token."""
@@ -109,7 +107,7 @@ class FrontendReport:
     def print(self, *, check: bool) -> int:
         return print_report(
             {name: value for name, value in asdict(self).items() if name != "machine"},
-            table(row.cells() for row in (*self.streamed, *self.whole, self.first)),
+            table(row.cells() for row in (*self.streamed, *self.not_streamed, self.first)),
             f"a request for one token: {self.request_us:.0f} us",
             f"longest of {self.burst.number} gaps inside bursts: {self.burst.longest_ms:.2f} ms",
             *(f"{part}: {cost_us:.2f} us per token" for part, cost_us in self.parts.items()),

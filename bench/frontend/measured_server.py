@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bench.client.prompts import TEXT
+from bench.client.fresh_prompts import TEXT
 from bench.frontend.scripted_engine import Pulse, PulsedEngine
 from bench.program.command_line import benchmark_parser
 from motet.api.app import create_app

@@ -78,7 +78,7 @@ class LoadCase:
 
 
 class RawClients:
-    """`count` connections to one server, which stay open from load to load.
+    """A number of connections to one server, which stay open from load to load.
 
     With `nap_s`, the clients read the arrived data once in this time. A client that waits for each token is woken by
     the kernel at the expense of the server's CPU time; a client on another machine would cost the server nothing."""

@@ -24,7 +24,7 @@ from statistics import median
 import torch
 
 from bench.gpu.device_ceilings import Ceilings, ceilings
-from bench.gpu.random_model import BLOCK_SIZE, SHAPES, ModelLimits, ModelShape, TimedRunner, core_over, random_model
+from bench.gpu.random_model import BLOCK_SIZE, SHAPES, LlamaShape, ModelLimits, TimedRunner, core_over, random_model
 from bench.program.command_line import benchmark_parser, numbers, progress
 from bench.program.report import Cells, json_of, machine, print_report, table
 from motet.engines.native.core import EngineCore
@@ -79,7 +79,7 @@ class GpuRow:
 class GpuBench:
     core: EngineCore
     timed: TimedRunner
-    shape: ModelShape
+    shape: LlamaShape
     best: Ceilings
     steps: int
 

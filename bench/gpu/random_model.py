@@ -19,7 +19,7 @@ BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class LlamaShape:
     """The sizes of a Llama model."""
 
     layers: int
@@ -48,8 +48,8 @@ class ModelShape:
 
 
 SHAPES = {
-    "llama-3-8b": ModelShape(32, 4096, 32, 8, 128, 14336, 128_256),
-    "tiny": ModelShape(2, 64, 4, 2, 16, 128, 320),
+    "llama-3-8b": LlamaShape(32, 4096, 32, 8, 128, 14336, 128_256),
+    "tiny": LlamaShape(2, 64, 4, 2, 16, 128, 320),
 }
 
 
@@ -88,7 +88,7 @@ class TimedRunner:
         return [float(before.elapsed_time(after)) for before, after in marks]
 
 
-def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device, *, max_model_len: int) -> PreTrainedModel:
+def random_model(shape: LlamaShape, dtype: torch.dtype, device: torch.device, *, max_model_len: int) -> PreTrainedModel:
     config = LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -109,7 +109,7 @@ def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device, *,
 
 
 def core_over(
-    model: PreTrainedModel, shape: ModelShape, limits: ModelLimits, *, share_trunks: bool, enforce_eager: bool
+    model: PreTrainedModel, shape: LlamaShape, limits: ModelLimits, *, share_trunks: bool, enforce_eager: bool
 ) -> tuple[EngineCore, TimedRunner]:
     """Returns the engine's own core over the model, without a prefix cache, so that every prompt is computed."""
     device, dtype = model.device, model.dtype

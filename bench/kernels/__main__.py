@@ -39,7 +39,7 @@ class ProductCost:
     gb_per_s: float
     """Rate at which weights are read from memory."""
     gflop_per_s: float
-    against_ours: float
+    relative_time: float
     """Time of the way divided by the time of Motet's bf16 product. Motet's product is faster if it is above 1."""
 
     def cells(self) -> Cells:
@@ -50,7 +50,7 @@ class ProductCost:
             ("us", self.us, ".1f"),
             ("GB/s", self.gb_per_s, ".1f"),
             ("GFLOP/s", self.gflop_per_s, ".0f"),
-            ("/ ours", self.against_ours, ".2f"),
+            ("/ ours", self.relative_time, ".2f"),
         ]
 
 
@@ -70,7 +70,7 @@ def costs_of(shape: str, rows: int, seconds: Mapping[str, float]) -> list[Produc
             us=s * 1e6,
             gb_per_s=BYTES.get(way, 2.0) * depth * columns / s / 1e9,
             gflop_per_s=2.0 * rows * depth * columns / s / 1e9,
-            against_ours=s / seconds[OURS],
+            relative_time=s / seconds[OURS],
         )
         for way, s in seconds.items()
     ]

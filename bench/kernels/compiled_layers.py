@@ -38,7 +38,7 @@ class LayerCost:
     rows: int
     way: str
     us_a_layer: float
-    against_ours: float
+    relative_time: float
     compile_s: float
 
     def cells(self) -> Cells:
@@ -46,7 +46,7 @@ class LayerCost:
             ("rows", self.rows, ""),
             ("way", self.way, "<"),
             ("us per layer", self.us_a_layer, ".1f"),
-            ("/ ours", self.against_ours, ".2f"),
+            ("/ ours", self.relative_time, ".2f"),
             ("compiled in s", self.compile_s, ".1f"),
         ]
 

@@ -20,14 +20,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Panel:
+class PlotPanel:
     title: str
     x_label: str
     y_label: str
     curves: Sequence[Curve]
 
 
-def save(panels: Sequence[Panel], path: Path) -> None:
+def save(panels: Sequence[PlotPanel], path: Path) -> None:
     """Saves the picture in the format of the file's suffix."""
     columns = min(len(panels), MAX_COLUMNS)
     lines = -(-len(panels) // columns)
@@ -38,7 +38,7 @@ def save(panels: Sequence[Panel], path: Path) -> None:
     figure.savefig(path, dpi=DOTS_PER_INCH)
 
 
-def draw(panel: Panel, axes: Axes) -> None:
+def draw(panel: PlotPanel, axes: Axes) -> None:
     for curve in panel.curves:
         xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
         axes.plot(xs, ys, marker="o", markersize=4, label=curve.label)

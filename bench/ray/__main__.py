@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from bench.client.load import Load, Timing, median_timing, open_client
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import TimedLoad, Timing, median_timing, open_client
 from bench.frontend.raw_client import LoadCase, RawClients
 from bench.frontend.server_process import ServerProcess
 from bench.program.command_line import benchmark_parser, numbers, progress
@@ -105,7 +105,7 @@ async def measure_model(ns: Sequence[int], repeats: int) -> dict[str, dict[int, 
             urls[str(ingress)] = stack.enter_context(ChildServer(arguments, command="ray", port=free_port())).url
         timings: dict[str, dict[int, list[Timing]]] = {name: {n: [] for n in ns} for name in urls}
         clients = {name: open_client(url) for name, url in urls.items()}
-        loads = {name: Load(client, MAX_TOKENS, count_blocks=False) for name, client in clients.items()}
+        loads = {name: TimedLoad(client, MAX_TOKENS, count_blocks=False) for name, client in clients.items()}
         fresh = FreshPrompts(await loads["local cell"].tokens_of(TEXT), seed=new_seed())
         for load in loads.values():
             await load.group(fresh.next(PROMPT_TOKENS), 2, seed=0)  # warm-up

@@ -33,7 +33,7 @@ def cpu_by_part(pid: int) -> dict[str, float]:
 
 
 def part_of(command: str) -> str:
-    return next((part for words, part in PARTS.items() if words in command), REST)
+    return next((part for text, part in PARTS.items() if text in command), REST)
 
 
 def own_url(pid: int, deployment: str) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 from ray import serve
 from ray.serve import Application
 
-from bench.client.prompts import TEXT
+from bench.client.fresh_prompts import TEXT
 from bench.frontend.scripted_engine import Pulse, PulsedEngine
 from motet.deploy.cell import LocalEngine
 from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, WorkerReplica

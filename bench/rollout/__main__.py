@@ -34,15 +34,15 @@ from pathlib import Path
 import msgspec
 from transformers import AutoTokenizer
 
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import load_parser
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.program.command_line import progress
 from bench.program.report import machine, print_report
 from bench.rollout.results import RolloutResults, ServedBatch, floors, tables
-from bench.rollout.trainer import Policy, Rollout
-from bench.rollout.weight_updates import SendWeights, update_ways, update_while_streaming
+from bench.rollout.timed_updates import SendWeights, update_ways, update_while_streaming
+from bench.rollout.trainer import Rollout, TrainedPolicy
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
-from bench.servers.peer import all_cores, peer_server
+from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.deploy.child import ChildServer
 from motet.models.model_source import resolve
@@ -122,7 +122,7 @@ class RolloutBench:
     """Measures one server after the other with the same policy."""
 
     shape: BatchShape
-    policy: Policy
+    policy: TrainedPolicy
     fresh: FreshPrompts
     ways: Mapping[str, SendWeights]
     results: RolloutResults = field(default_factory=RolloutResults)
@@ -180,16 +180,16 @@ def measure(arguments: argparse.Namespace, folder: Path) -> RolloutResults:
     results = RolloutResults()
     for dtype in arguments.dtypes:
         (folder / dtype).mkdir()
-        bench = RolloutBench(shape, Policy(model), fresh, update_ways(folder / dtype), results)
+        bench = RolloutBench(shape, TrainedPolicy(model), fresh, update_ways(folder / dtype), results)
         with ChildServer([arguments.model, "--dtype", dtype, *MOTET_FLAGS]) as server:
             asyncio.run(measure_motet(bench, server.url, dtype))
         if arguments.vllm:
             setup = VLLMSetup(arguments.vllm, model, all_cores(), ("--dtype", dtype))
-            bench = RolloutBench(shape, Policy(model), fresh, {}, results)
+            bench = RolloutBench(shape, TrainedPolicy(model), fresh, {}, results)
             with peer_server(setup) as peer:
                 peer.wait_until_ready()
                 asyncio.run(measure_vllm(bench, peer.url, dtype))
-    RolloutBench(shape, Policy(model), fresh, {}, results).generate(arguments.generate_prompts)
+    RolloutBench(shape, TrainedPolicy(model), fresh, {}, results).generate(arguments.generate_prompts)
     return results
 
 

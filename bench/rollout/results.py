@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bench.program.report import LEFT, Bound, Cells, Floor, Table, table
+from bench.rollout.timed_updates import UpdateCost
 from bench.rollout.trainer import LogprobMismatch
-from bench.rollout.weight_updates import UpdateCost
 
 MIN_SPEED, MAX_DISTANCE = 1.3, 1.1
 """Motet's tokens/s divided by vLLM's, and Motet's distance from the trainer divided by vLLM's."""
@@ -29,7 +29,8 @@ class ComparedLogprobs:
     server: str
     dtype: str
     after: str
-    """`start`, `stale` for answers under older weights than the trainer's, or the way of an update."""
+    """Moment of the comparison: `start`, `stale` for answers under older weights than the trainer's, or the way of an
+    update."""
     rounded: bool
     """True if the trainer computed with weights rounded to bf16."""
     mismatch: LogprobMismatch

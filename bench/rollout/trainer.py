@@ -35,7 +35,7 @@ class LogprobMismatch:
     tokens: int
 
 
-class Policy:
+class TrainedPolicy:
     """The trained weights, in float32."""
 
     def __init__(self, folder: Path) -> None:

@@ -180,16 +180,16 @@ def measure(engine: MeasuredEngine, ns: Sequence[int], repeats: int) -> tuple[Ma
     limit_turns = LimitTurns(engine)
     times = {case: TimesByName() for case in (PREFILL, *map(case_of, ns))}
     works: dict[str, Mapping[str, PartWork]] = {}
-    engine.begin(1)  # memory is used for the first time
+    engine.start(1)  # memory is used for the first time
     for turn in range(repeats):
         progress(f"turn {turn + 1} of {repeats}")
         limit_turns.turn()
-        times[PREFILL].add(engine.begin(1))
+        times[PREFILL].add(engine.start(1))
         times[PREFILL].add(engine.again())
         works[PREFILL] = engine.works()
         for n in ns:
             case = case_of(n)
-            engine.begin(n)
+            engine.start(n)
             for _ in range(WARM_UP):
                 engine.step()
             for _ in range(STEPS_A_TURN):

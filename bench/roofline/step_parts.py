@@ -133,7 +133,7 @@ class MeasuredEngine:
     def close(self) -> None:
         self.kernels.motet_close(self.handle)
 
-    def begin(self, n: int) -> Times:
+    def start(self, n: int) -> Times:
         """Computes a new prompt for n choices, and returns its times."""
         self.core.abort(ID)
         prompt = tuple(torch.randint(3, self.model.vocab_size, (self.prompt_tokens,)).tolist())

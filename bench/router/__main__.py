@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from bench.program.command_line import benchmark_parser, numbers, progress
 from bench.program.report import machine, print_report, table
 from bench.router.decision_cost import DecisionCost, decision_cost
-from bench.router.figures import SimulationFigures, figures
 from bench.router.group_stream import groups
 from bench.router.simulated_worker import ENGINES, EngineTimes, SimulatedGroup
 from bench.router.simulation import RoutingRules, RoutingSimulation
+from bench.router.simulation_figures import SimulationFigures, figures
 from motet.routing.choosing.cost import (
     CHOICE_MS,
     HORIZON_STEPS,

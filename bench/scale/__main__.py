@@ -21,8 +21,8 @@ from pathlib import Path
 
 import uvloop
 
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import load_parser
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
 from bench.program.command_line import numbers, progress
 from bench.program.report import machine, print_report
 from bench.scale.growth import CHOICE_COSTS, GROUP_COSTS, WorkPoint, WorkSeries
@@ -80,7 +80,7 @@ async def scale(url: str, arguments: argparse.Namespace) -> int:
 
 def plot(all_series: Sequence[WorkSeries], folder: Path) -> None:
     """Draws a picture for each series: total time, time per token, peak memory."""
-    from bench.program.plot import Curve, Panel, save  # matplotlib is an extra
+    from bench.program.plot import Curve, PlotPanel, save  # matplotlib is an extra
 
     for series in all_series:
         curves = (
@@ -88,7 +88,7 @@ def plot(all_series: Sequence[WorkSeries], folder: Path) -> None:
             ("time per token", "ms", [(p.work, p.ms_per_token) for p in series.points]),
             ("peak memory", "MiB", [(p.work, p.peak_mib) for p in series.points if p.peak_mib is not None]),
         )
-        panels = [Panel(title, series.work, unit, [Curve(title, points)]) for title, unit, points in curves]
+        panels = [PlotPanel(title, series.work, unit, [Curve(title, points)]) for title, unit, points in curves]
         save(panels, folder / f"scale-{series.work}.png")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-from bench.client.load import Load, Timing, median_timing, open_client
+from bench.client.load import TimedLoad, Timing, median_timing, open_client
 from bench.program.report import MISSING
 from bench.servers.processes import ServerProcesses, processes_at
 from motet.errors import EngineError
@@ -40,7 +40,7 @@ class TimedSample:
 
 @dataclass(frozen=True)
 class RequestStyle:
-    """How requests are sent, to every server alike."""
+    """Properties of all requests, which are the same for every server."""
 
     seeded: bool = False
     """True if requests have a seed."""
@@ -57,8 +57,8 @@ class ComparedServer:
     processes: ServerProcesses | None
     style: RequestStyle
 
-    def load(self, max_tokens: int) -> Load:
-        return Load(self.client, max_tokens, model=self.model, count_blocks=False, seeded=self.style.seeded)
+    def load(self, max_tokens: int) -> TimedLoad:
+        return TimedLoad(self.client, max_tokens, model=self.model, count_blocks=False, seeded=self.style.seeded)
 
     async def timed(self, prompts: Sequence[list[int]], n: int, *, max_tokens: int, seed: int) -> TimedSample:
         """Sends a request with n choices for each prompt, all at once, after a pause of `settle_s`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.client.load import Load
+from bench.client.load import TimedLoad
 from motet.settings.server_config import environment
 
 IDLE = ("--cache-ram", "2048")
@@ -48,7 +48,7 @@ class LlamaSetup:
         return {**own, "LD_LIBRARY_PATH": ":".join(found)}
 
 
-def for_llama(load: Load) -> Load:
+def for_llama(load: TimedLoad) -> TimedLoad:
     """Returns a load that requests from `llama-server` the default of other servers: to sample from all tokens."""
     return replace(load, prepare=_with_all_tokens, answers_at="/completion", usage_per_choice=True)
 

@@ -11,7 +11,7 @@ MODEL_NAME = "vllm"
 
 @dataclass(frozen=True)
 class VLLMSetup:
-    """`vllm serve` with the settings that are fastest on a CPU."""
+    """A `vllm serve` with the settings that are fastest on a CPU."""
 
     folder: Path
     model: Path

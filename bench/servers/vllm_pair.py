@@ -13,7 +13,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.client.load import TIMEOUT_S
-from bench.servers.peer import peer_server
+from bench.servers.peer_server import peer_server
 from bench.servers.ports import free_port
 from bench.servers.vllm import VLLMSetup
 

@@ -32,21 +32,21 @@ from pathlib import Path
 
 import httpx
 
-from bench.client.load import Load, load_parser
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import TimedLoad, load_parser
 from bench.program.command_line import progress
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup, for_llama
 from bench.servers.motet_server import KV_CACHE_GB, motet_server
-from bench.servers.peer import PeerSetup, all_cores, peer_server
+from bench.servers.peer_server import PeerSetup, all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from bench.shared.cases import CASES, CaseLengths, RoundResult, SendCase, make_case, median_round, run_case
 from motet.errors import EngineError
 from motet.models.model_source import resolve
 from motet.settings.server_config import cache_folder, environment
 
-OURS, BEFORE, VLLM, LLAMA = "motet", "before", "vllm", "llama.cpp"
+MOTET, BEFORE, VLLM, LLAMA = "motet", "before", "vllm", "llama.cpp"
 FULL = CaseLengths(ns=(32, 64), prompt_tokens=1240, question_tokens=40, max_tokens=96, turns=8, forks=16)
 QUICK = CaseLengths(ns=(4,), prompt_tokens=240, question_tokens=40, max_tokens=8, turns=2, forks=4)
 WARM_UP_TOKENS = 8
@@ -120,14 +120,14 @@ class SharedBench:
         try:
             result = await run_case(self.servers[name], self._load(name, self.lengths.max_tokens), send)
         except* (EngineError, httpx.HTTPError, OSError) as errors:
-            if name == OURS:
+            if name == MOTET:
                 raise
             progress(f"{name}: {what} failed: {errors.exceptions!r}")
         if result is not None:
             progress(f"{name}: {what}: {result.total_s:.2f} s")
         return result
 
-    def _load(self, name: str, max_tokens: int) -> Load:
+    def _load(self, name: str, max_tokens: int) -> TimedLoad:
         load = self.servers[name].load(max_tokens)
         return for_llama(load) if name == LLAMA else load
 
@@ -155,11 +155,11 @@ def floors(rows: Sequence[SharedRow]) -> list[Floor]:
     at = {(row.server, row.case, row.n): row for row in rows}
     found: list[Floor] = []
     for (name, case, n), row in at.items():
-        if name != OURS:
+        if name != MOTET:
             continue
         if case == "separate":
             found.append(Floor(f"tokens/s of {n} requests / of one group", row.share, 0.9, Bound.AT_LEAST))
-            late = ratio(row, at.get((OURS, "group", n)), lambda result: result.last_first_s)
+            late = ratio(row, at.get((MOTET, "group", n)), lambda result: result.last_first_s)
             found.append(Floor(f"last first token of {n} requests / of one group", late, 1.2))
         if case == "few-shot":
             found.append(Floor(f"tokens/s of {n} questions / of one group", row.share, 0.7, Bound.AT_LEAST))
@@ -176,7 +176,7 @@ def ratio(row: SharedRow, other: SharedRow | None, figure: Callable[[RoundResult
 
 def urls_of(arguments: argparse.Namespace, lengths: CaseLengths, stack: ExitStack) -> dict[str, str]:
     """Returns the URL of each server. Servers that are started here end with `stack`."""
-    urls = {OURS: arguments.url or stack.enter_context(motet_server(arguments.model)).url}
+    urls = {MOTET: arguments.url or stack.enter_context(motet_server(arguments.model)).url}
     if arguments.before:
         urls[BEFORE] = arguments.before
     started = {name: stack.enter_context(peer_server(setup)) for name, setup in peers_of(arguments, lengths).items()}
@@ -212,7 +212,7 @@ async def measure(urls: Mapping[str, str], lengths: CaseLengths, arguments: argp
         servers = {
             name: await stack.enter_async_context(connect_server(name, url, style)) for name, url in urls.items()
         }
-        text = await servers[OURS].load(1).tokens_of(TEXT)
+        text = await servers[MOTET].load(1).tokens_of(TEXT)
         bench = SharedBench(servers, lengths, FreshPrompts(text, seed=new_seed()))
         await bench.warm_up()
         rows = await bench.measure(arguments.cases, arguments.repeats)

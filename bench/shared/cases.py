@@ -9,8 +9,8 @@ from statistics import median
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.client.load import Load, Timing
-from bench.client.prompts import FreshPrompts
+from bench.client.fresh_prompts import FreshPrompts
+from bench.client.load import TimedLoad, Timing
 from bench.servers.compared_server import ComparedServer
 from motet.metrics.declare import PREFIX
 
@@ -69,7 +69,7 @@ class RoundResult:
         return self.tokens / self.total_s
 
 
-SendCase = Callable[[Load], Awaitable[RoundResult]]
+SendCase = Callable[[TimedLoad], Awaitable[RoundResult]]
 
 
 def median_round(rounds: Sequence[RoundResult]) -> RoundResult:
@@ -108,14 +108,14 @@ def make_case(name: str, n: int, fresh: FreshPrompts, lengths: CaseLengths) -> S
             raise ValueError(f"there is no case {name!r}")
 
 
-def timed(send: Callable[[Load], Awaitable[Timing]]) -> SendCase:
-    async def case(load: Load) -> RoundResult:
+def timed(send: Callable[[TimedLoad], Awaitable[Timing]]) -> SendCase:
+    async def case(load: TimedLoad) -> RoundResult:
         return RoundResult.of(await send(load))
 
     return case
 
 
-async def hold_conversation(load: Load, messages: Sequence[list[int]], forks: int) -> RoundResult:
+async def hold_conversation(load: TimedLoad, messages: Sequence[list[int]], forks: int) -> RoundResult:
     """Holds a conversation in which every answer is generated `forks` times at once, and the first one is kept."""
     history: list[int] = []
     begin = time.perf_counter()
@@ -127,7 +127,7 @@ async def hold_conversation(load: Load, messages: Sequence[list[int]], forks: in
     return RoundResult(time.perf_counter() - begin, len(messages) * forks * load.max_tokens)
 
 
-async def run_case(server: ComparedServer, load: Load, send: SendCase) -> RoundResult:
+async def run_case(server: ComparedServer, load: TimedLoad, send: SendCase) -> RoundResult:
     """Sends the requests of a case to a server, and counts the prompt tokens that the server computes for them."""
     before = await computed_by(server)
     result = await send(load)

@@ -31,13 +31,15 @@ from statistics import median
 
 import httpx
 
-from bench.chaos.answers import ReceivedAnswer, receive_answer
 from bench.chaos.faults import KILLED, FaultInjector, left_on_workers
 from bench.chaos.mixed_requests import RepeatedRequest
+from bench.chaos.received_answers import ReceivedAnswer, receive_answer
 from bench.program.command_line import add_check, benchmark_parser, progress
 from bench.program.report import Bound, Floor, Table, labelled, machine, print_report, table
 from bench.servers.ports import free_port
-from bench.soak.clients import (
+from bench.soak.samples import ServerSample, ServerWatcher, slope_per_hour
+from bench.soak.seeded_requests import filling_requests, wide_requests
+from bench.soak.soak_client import (
     KEY_MAX_CHOICES,
     KEY_MAX_REQUESTS,
     ClientConnections,
@@ -46,8 +48,6 @@ from bench.soak.clients import (
     Tally,
     collect_expected,
 )
-from bench.soak.samples import ServerSample, ServerWatcher, slope_per_hour
-from bench.soak.seeded_requests import filling_requests, wide_requests
 from bench.traces import collector
 from motet.deploy.child import ChildServer
 from motet.grammar.compiled_grammar import MAX_KEPT_MB
@@ -118,11 +118,11 @@ class SoakReport:
     """Mean number of cores that the server kept busy."""
     samples: Sequence[ServerSample]
     tally: Tally
-    strikes: Mapping[str, int]
+    injected_faults: Mapping[str, int]
     """Number of faults by role of the worker and kind of fault."""
     totals: Mapping[str, int]
     """The totals in the server's `/status`."""
-    faults: Sequence[str] = ()
+    logged_errors: Sequence[str] = ()
     """Lines of the server's log about an unhandled error."""
     after: Sequence[str] = ()
     """Processes, temporary files and shared memory that remain after the server has ended."""
@@ -131,8 +131,8 @@ class SoakReport:
     @property
     def _floors_of_faults(self) -> list[Floor]:
         """Returns no floor for a single engine, which gets no faults."""
-        strikes = sum(self.strikes.values()) / self.minutes
-        return [] if self.single else [Floor("faults per minute", strikes, 1, Bound.AT_LEAST)]
+        injected_faults = sum(self.injected_faults.values()) / self.minutes
+        return [] if self.single else [Floor("faults per minute", injected_faults, 1, Bound.AT_LEAST)]
 
     @property
     def growth(self) -> dict[str, FigureGrowth]:
@@ -159,7 +159,7 @@ class SoakReport:
             Floor("left on engines at rest", max(sum(sample.left.values()) for sample in self.samples), 0),
             Floor("left after the server", len(self.after), 0),
             Floor("groups known after their time", len(self.tally.still_known), 0),
-            Floor("unhandled errors in the log", len(self.faults), 0),
+            Floor("unhandled errors in the log", len(self.logged_errors), 0),
             *(Floor(f"{name}, more", growth[name].last - growth[name].settled, SPARE.get(name, 0)) for name in COUNTED),
             Floor("sender of traces: MB an hour", growth["sender of traces: resident MB"].per_hour, MAX_MB_AN_HOUR),
             Floor("API process: MB an hour", growth["API process: resident MB"].per_hour, MAX_MB_AN_HOUR),
@@ -172,7 +172,7 @@ class SoakReport:
         outcome, tally = self.tally.outcome, self.tally
         lines = {
             "server": f"{self.cores:.2f} cores busy",
-            "faults": ", ".join(f"{count} {kind}" for kind, count in sorted(self.strikes.items())),
+            "faults": ", ".join(f"{count} {kind}" for kind, count in sorted(self.injected_faults.items())),
             "acts": ", ".join(f"{count} {kind}" for kind, count in tally.acts.most_common()),
             "compared": f"{outcome.finished} requests with {outcome.choices} choices, {outcome.identical} identical",
             "moved": f"{self.totals['migrations']} groups, {self.totals['choices_resumed']} choices",
@@ -180,7 +180,7 @@ class SoakReport:
             "bursts": f"{tally.statuses['burst: 200']} answered, {tally.statuses['burst: 429']} refused",
             "unexpected": "; ".join([*tally.unexpected, *outcome.errors][:5]) or "none",
             "wrong": "; ".join([*outcome.different, *tally.malformed][:5]) or "none",
-            "log": "; ".join(self.faults[:5]) or "no unhandled error",
+            "log": "; ".join(self.logged_errors[:5]) or "no unhandled error",
             "left at the end": "; ".join([*self.after, *tally.still_known]) or "nothing",
         }
         record = {name: value for name, value in vars(self).items() if name not in ("machine", "samples", "tally")}
@@ -247,7 +247,7 @@ class SoakPlan:
             SoakClient(tally, expected, dice=random.Random(self.seed + number), pause_s=self.pause_s, model=NAME)
             for number in range(self.clients)
         ]
-        strikes: Counter[str] = Counter()
+        injected_faults: Counter[str] = Counter()
         samples: list[ServerSample] = []
         began_s = time.monotonic()
         while True:
@@ -262,12 +262,12 @@ class SoakPlan:
             until_s = time.monotonic() + 60 * round_minutes
             dice = random.Random(f"{self.seed} {len(samples)}")
             with collector(traces) if len(samples) % 2 else contextlib.nullcontext():
-                strikes += await self._run_round(server.url, keys, clients=clients, dice=dice, until_s=until_s)
+                injected_faults += await self._run_round(server.url, keys, clients=clients, dice=dice, until_s=until_s)
         minutes = (time.monotonic() - began_s) / 60
         async with open_clients(server.url, keys[:1]) as (http,):
             totals = (await http.get("/status")).json()["totals"]
         cores = watcher.cpu_s() / 60 / minutes
-        return SoakReport(machine(), minutes, cores, samples, tally, dict(strikes), totals, single=self.single)
+        return SoakReport(machine(), minutes, cores, samples, tally, dict(injected_faults), totals, single=self.single)
 
     async def _warm_up(self, url: str, keys: Sequence[str]) -> ExpectedAnswers:
         """Returns the repeated requests with their answers without faults. Also fills everything that is kept up to a
@@ -347,9 +347,9 @@ def soak(plan: SoakPlan, model: str) -> SoakReport:
         with ChildServer(arguments, environ={**environment(), "TMPDIR": temporary}) as server:
             watcher = ServerWatcher(server.pid, Path(temporary), spared=spared)
             report = asyncio.run(plan.run(server, keys=keys, watcher=watcher, traces=traces))
-            faults = LOGGED_ERROR.findall(server.log)
+            logged_errors = LOGGED_ERROR.findall(server.log)
         after = [*watcher.alive(), *watcher.temporary(), *watcher.shared()]
-    return replace(report, after=after, faults=faults)
+    return replace(report, after=after, logged_errors=logged_errors)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
-from bench.chaos.answers import ReceivedAnswer, receive_answer
 from bench.chaos.mixed_requests import CHAT, COMPLETIONS, RepeatedRequest
+from bench.chaos.received_answers import ReceivedAnswer, receive_answer
 from motet.errors import EngineError
 from motet.policies.extract import Extract, ExtractKind
 
@@ -95,7 +95,7 @@ class SteeredRequest:
     @property
     def without_policy(self) -> RepeatedRequest:
         body = {name: value for name, value in self.request.body.items() if name not in ("group", "keep_s")}
-        return RepeatedRequest(f"{self.request.name}, whole", self.request.path, body)
+        return RepeatedRequest(f"{self.request.name}, without policy", self.request.path, body)
 
     def faults(self, answer: ReceivedAnswer, complete: ReceivedAnswer) -> list[str]:
         """Returns the errors of an answer. `complete` is the answer to the request without its policy."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.chaos.answers import ReceivedAnswer
 from bench.chaos.mixed_requests import CHAT, COMPLETIONS, SUBJECTS, RepeatedRequest, mixed_requests
+from bench.chaos.received_answers import ReceivedAnswer
 from bench.soak.policy_groups import MESSAGES
 from motet.api.page import PAGE_ROUTES
 

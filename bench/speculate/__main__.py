@@ -36,7 +36,7 @@ from bench.program.report import Bound, Cells, Floor, machine, print_report, tab
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup
 from bench.servers.motet_server import motet_server
-from bench.servers.peer import PeerSetup, all_cores, peer_server
+from bench.servers.peer_server import PeerSetup, all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from bench.speculate.tasks import PromptTask, long_text, tasks
 from motet.cli.conversation import Conversation
@@ -46,7 +46,7 @@ from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 
-OURS, PLAIN, BEFORE, VLLM, VLLM_NGRAM, LLAMA, LLAMA_NGRAM = (
+MOTET, PLAIN, BEFORE, VLLM, VLLM_NGRAM, LLAMA, LLAMA_NGRAM = (
     "motet",
     "motet, no drafts",
     "before",
@@ -55,7 +55,7 @@ OURS, PLAIN, BEFORE, VLLM, VLLM_NGRAM, LLAMA, LLAMA_NGRAM = (
     "llama.cpp",
     "llama.cpp, n-grams",
 )
-SEEDED = {OURS, PLAIN, BEFORE}
+SEEDED = {MOTET, PLAIN, BEFORE}
 VLLM_DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
 LLAMA_DRAFTS = "--spec-type ngram-mod --spec-ngram-mod-n-match 4 --spec-ngram-mod-n-min 1 --spec-ngram-mod-n-max 8"
 MIN_SPEED = 0.9
@@ -200,12 +200,12 @@ def grammar_fields(name: str, grammar: Grammar) -> dict[str, object]:
 
 
 def row_of(case: SpeculateCase, name: str, totals: CaseTotals, plain: CaseTotals) -> SpeculateRow:
-    same = totals.texts == plain.texts if name in {OURS, PLAIN} else None
+    same = totals.texts == plain.texts if name in {MOTET, PLAIN} else None
     return SpeculateRow(case, name, totals, totals.tokens_per_s / plain.tokens_per_s, same)
 
 
 def floors(rows: Sequence[SpeculateRow]) -> list[Floor]:
-    motet = [row for row in rows if row.server == OURS]
+    motet = [row for row in rows if row.server == MOTET]
     slowest = min(motet, key=lambda row: row.speed)
     return [
         Floor("cases with different answers", float(sum(row.same is not True for row in motet)), 0.0),
@@ -279,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = [task for task in known if kinds is None or task.name in kinds]
     with ExitStack() as stack:
         urls = {
-            OURS: stack.enter_context(motet_server(arguments.model)).url,
+            MOTET: stack.enter_context(motet_server(arguments.model)).url,
             PLAIN: stack.enter_context(motet_server(arguments.model, "--draft-tokens", "0")).url,
             **({BEFORE: arguments.before} if arguments.before else {}),
         }

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from bench.client.load import Load, LoadSetup, load_parser, open_client
-from bench.client.prompts import TEXT, FreshPrompts, new_seed
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import LoadSetup, TimedLoad, load_parser, open_client
 from bench.program.command_line import progress
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.servers.motet_server import motet_server
-from bench.servers.peer import all_cores, peer_server
+from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
 from bench.structured.step_cost import SCHEMA, StepCost, step_costs
 from motet.models.model_source import resolve
@@ -76,7 +76,7 @@ async def measure(url: str, setup: LoadSetup, tokens: list[int], *, model: str |
     """Measures one server. `model` is the name of the model in requests, for a third-party server."""
     rows = []
     async with open_client(url) as client:
-        free = Load(client, setup.max_tokens, model=model, count_blocks=False, seeded=model is None)
+        free = TimedLoad(client, setup.max_tokens, model=model, count_blocks=False, seeded=model is None)
         bound = replace(free, prepare=with_schema)
         fresh = FreshPrompts(tokens, seed=new_seed())
         for load in (free, bound):  # warm-up: the grammar is compiled

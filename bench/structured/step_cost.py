@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from bench.client.prompts import TEXT
+from bench.client.fresh_prompts import TEXT
 from motet.engines.native.sample.edits import Masks
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.grammar.compiled_grammar import Grammars

@@ -1,4 +1,4 @@
-"""A server that writes as many tokens as a request asks for."""
+"""A server that generates the requested number of tokens."""
 
 from collections.abc import Iterator
 

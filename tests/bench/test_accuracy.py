@@ -1,4 +1,4 @@
-"""The distance from float32 is measured as defined, and int8 keeps the default model near it."""
+"""The distance from float32 is measured as defined, and int8 keeps the default model close to it."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from motet.models.smollm2 import Smollm2
 from motet.settings.server_config import cache_folder, environment
 
 
-def test_equal_logits_are_no_distance_apart() -> None:
+def test_equal_logits_have_no_distance() -> None:
     windows, logits = torch.randint(7, (2, 8)), torch.randn(2, 8, 7)
     found = accuracy(windows, logits + 3.0, logits)
     assert found.mean_kl == pytest.approx(0, abs=1e-6) and found.other_first == 0
@@ -19,9 +19,9 @@ def test_equal_logits_are_no_distance_apart() -> None:
 
 def test_divergence_and_perplexity_follow_their_definitions() -> None:
     truth = torch.tensor([[[0.5, 0.25, 0.25]] * 2]).log()
-    ours = torch.tensor([[[0.25, 0.5, 0.25]] * 2]).log()
-    found = accuracy(torch.tensor([[0, 1]]), ours, truth)
-    assert found.perplexity == pytest.approx(2.0), "token 1 had a chance of a half"
+    logits = torch.tensor([[[0.25, 0.5, 0.25]] * 2]).log()
+    found = accuracy(torch.tensor([[0, 1]]), logits, truth)
+    assert found.perplexity == pytest.approx(2.0), "token 1 had a probability of one half"
     assert found.mean_kl == pytest.approx(0.25 * torch.tensor(2.0).log().item())
     assert found.other_first == 1.0
 
@@ -30,8 +30,8 @@ def test_divergence_and_perplexity_follow_their_definitions() -> None:
 @pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.long
-def test_int8_keeps_the_default_model_near_float32() -> None:
-    """`tests/engines/native/cpu/test_int8.py` compares every int8 product with its definition."""
+def test_int8_keeps_the_default_model_close_to_float32() -> None:
+    """Checks entire models; `tests/engines/native/cpu/test_int8.py` compares every int8 product with its definition."""
     default = Smollm2(cache_folder(environment()))
     if not default.folder.is_dir():
         pytest.skip("the default model is not here: motet models pull")

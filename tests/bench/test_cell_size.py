@@ -1,4 +1,4 @@
-"""The costs of a cell's size: the arithmetic of gateways, and tiny runs of the measurements."""
+"""The costs of a cell's size: the number of gateways, and tiny runs of the measurements."""
 
 import dataclasses
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from bench.chaos.__main__ import ChaosReport, described, pauses_of
-from bench.chaos.answers import ComparedAnswers, ReceivedAnswer, feed_line
 from bench.chaos.mixed_requests import RepeatedRequest, mixed_requests
+from bench.chaos.received_answers import ComparedAnswers, ReceivedAnswer, feed_line
 
 
 def chunk(index: int, text: str, *, finish: str | None = None, role: bool = False, id: str = "chatcmpl-1") -> str:
@@ -86,7 +86,7 @@ def test_a_perfect_run_meets_its_floors_and_one_error_misses_one(
     outcome.errors.append("two: gone")
     assert [floor.what for floor in report.floors if not floor.met] == ["requests with an error"]
     assert report.print(check=True) == 1
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["strikes"] == {"decode killed": 8}
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["injected_faults"] == {"decode killed": 8}
 
 
 def test_the_mix_is_the_same_for_a_seed_and_has_all_kinds() -> None:

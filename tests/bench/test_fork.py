@@ -1,4 +1,4 @@
-"""The benchmark of forks: its figures add up, and its floors can be missed."""
+"""The benchmark of forks: its figures are consistent, and its floors can be missed."""
 
 import json
 

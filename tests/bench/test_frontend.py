@@ -1,4 +1,4 @@
-"""The front end's benchmark: its client counts right, its engine steps for all groups at once, floors can be missed."""
+"""The benchmark of the front end: its client counts events, its engine steps for all groups at once."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def test_the_best_of_each_figure_counts() -> None:
 
 @pytest.fixture
 def answering() -> Iterator[tuple[str, list[bytes]]]:
-    """A server for one connection that answers every request with all pieces of the list, sent one by one."""
+    """Yields a server for one connection that answers every request with all pieces of the list, one by one."""
     pieces: list[bytes] = []
 
     def serve() -> None:

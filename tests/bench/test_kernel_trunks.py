@@ -1,4 +1,4 @@
-"""The steps that `bench.kernel_trunks` times share the blocks that their names say."""
+"""The steps of `bench.kernel_trunks` share the blocks that the names of the cases claim."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How llama.cpp's server is asked, against a script that speaks as build 11434 does."""
+"""The requests for llama.cpp's server, sent to a script that answers like build 11434."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from bench.client.load import Load
+from bench.client.load import TimedLoad
 from bench.servers.llama import for_llama
 from motet.errors import EngineError
 
@@ -17,7 +17,7 @@ MAX_TOKENS = 3
 
 
 class Llama(BaseHTTPRequestHandler):
-    """Writes `MAX_TOKENS` tokens for each choice, and tells the usage of each choice at its end."""
+    """Generates `MAX_TOKENS` tokens for each choice, and reports the usage of a single choice at the end."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -57,15 +57,15 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-async def test_its_choices_and_its_token_ids_are_read(url: str) -> None:
+async def test_choices_and_token_ids_are_read(url: str) -> None:
     async with httpx.AsyncClient(base_url=url) as client:
-        load = for_llama(Load(client, MAX_TOKENS, count_blocks=False))
+        load = for_llama(TimedLoad(client, MAX_TOKENS, count_blocks=False))
         timing = await load.group([1, 2, 3, 4], 2, seed=0)
         assert (timing.tokens, await load.answer([1, 2, 3, 4], seed=0)) == (2 * MAX_TOKENS, [0, 1, 2])
 
 
 async def test_an_answer_that_ended_early_is_an_error(url: str) -> None:
     async with httpx.AsyncClient(base_url=url) as client:
-        load = for_llama(Load(client, MAX_TOKENS + 1, count_blocks=False))
+        load = for_llama(TimedLoad(client, MAX_TOKENS + 1, count_blocks=False))
         with pytest.raises(EngineError, match="requested 4 tokens, but the server reported"):
             await load.group([1, 2, 3, 4], 2, seed=0)

@@ -28,7 +28,7 @@ for line in sys.stdin:
 
 @contextmanager
 def hungry_server() -> Iterator[tuple[subprocess.Popen[str], ServerProcesses]]:
-    """Starts a process that, for a number, allocates and frees so many bytes, and for "burn" computes for 0.1 s."""
+    """Starts a process that allocates and frees the number of bytes of a line, and computes for 0.1 s at "burn"."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -38,7 +38,7 @@ def hungry_server() -> Iterator[tuple[subprocess.Popen[str], ServerProcesses]]:
         yield process, found
 
 
-def say(process: subprocess.Popen[str], line: str) -> None:
+def send_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin and process.stdout
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
@@ -46,21 +46,21 @@ def say(process: subprocess.Popen[str], line: str) -> None:
 
 
 @pytest.mark.slow
-def test_forgetting_the_peak_starts_a_new_one() -> None:
+def test_a_reset_starts_a_new_peak() -> None:
     with hungry_server() as (process, found):
         found.reset_peak()
         before = found.peak_bytes()
-        say(process, str(100 * MIB))
+        send_line(process, str(100 * MIB))
         assert 99 * MIB < found.peak_bytes() - before < 110 * MIB
         found.reset_peak()
         assert found.peak_bytes() - before < 10 * MIB
 
 
 @pytest.mark.slow
-def test_processor_time_between_two_readings_is_what_was_computed() -> None:
+def test_the_cpu_time_between_two_readings_is_measured() -> None:
     with hungry_server() as (process, found):
         before_s = found.cpu_s()
-        say(process, "burn")
+        send_line(process, "burn")
         assert 0.05 < found.cpu_s() - before_s < 0.5
 
 
@@ -71,7 +71,7 @@ def test_a_server_that_has_ended_uses_nothing() -> None:
     assert (found.peak_bytes(), found.cpu_s()) == (0, 0.0)
 
 
-def test_servers_elsewhere_and_unused_ports_have_no_processes() -> None:
+def test_remote_servers_and_unused_ports_have_no_processes() -> None:
     assert processes_at("http://192.0.2.1:80") is None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

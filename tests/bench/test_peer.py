@@ -1,4 +1,4 @@
-"""The start and the end of servers of others, played by a script, and what they are started with."""
+"""Third-party servers, faked by a script, are started with their flags and ended with their children."""
 
 import os
 from itertools import pairwise
@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from bench.servers.llama import LlamaSetup
-from bench.servers.peer import peer_server
+from bench.servers.peer_server import peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.errors import StartupError
 from tests.e2e.processes import wait_until_gone
@@ -54,7 +54,7 @@ def test_threads_and_processes_of_vllm_get_the_same_cores() -> None:
     assert {"VLLM_CPU_OMP_THREADS_BIND": "0,1", "A": "b"}.items() <= setup.environment().items()
 
 
-def test_llama_server_has_a_slot_for_each_choice_and_finds_the_libraries_beside_it() -> None:
+def test_llama_server_has_a_slot_for_each_choice_and_finds_its_libraries() -> None:
     setup = LlamaSetup(
         Path("/llama/llama-server"), Path("/m.gguf"), slots=64, context=9000, threads=2, arguments=("-v",)
     )
@@ -77,7 +77,7 @@ def test_the_error_of_a_server_that_does_not_start_has_its_log(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_server_and_its_children_are_pinned_to_cores_and_none_is_left_at_the_end(tmp_path: Path) -> None:
+def test_a_server_and_its_children_are_pinned_to_cores_and_ended(tmp_path: Path) -> None:
     with peer_server(setup_of(tmp_path, HEALTHY)) as server:
         server.wait_until_ready()
         (child,) = psutil.Process(server.process.pid).children(recursive=True)

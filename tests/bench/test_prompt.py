@@ -1,13 +1,13 @@
-"""Prompts that no prefix cache knows."""
+"""Fresh prompts begin differently, so that no prefix cache contains them."""
 
-from bench.client.prompts import BEGINNING, FreshPrompts
+from bench.client.fresh_prompts import BEGINNING, FreshPrompts
 
 
-def test_no_two_prompts_begin_alike_whatever_their_lengths() -> None:
+def test_prompts_of_all_lengths_begin_differently() -> None:
     fresh = FreshPrompts([1, 2, 1], seed=0)
-    drawn = [fresh.next(length) for length in (9, 20) * 100]  # there are 256 possible beginnings
-    assert [len(prompt) for prompt in drawn] == [9, 20] * 100
-    assert len({tuple(prompt[:BEGINNING]) for prompt in drawn}) == 200
+    prompts = [fresh.next(length) for length in (9, 20) * 100]  # there are 256 possible beginnings
+    assert [len(prompt) for prompt in prompts] == [9, 20] * 100
+    assert len({tuple(prompt[:BEGINNING]) for prompt in prompts}) == 200
 
 
 def test_after_the_beginning_the_text_repeats() -> None:

@@ -9,8 +9,8 @@ import torch
 
 from bench.rollout.__main__ import main
 from bench.rollout.results import FLOAT32_MEAN, RolloutResults, ServedBatch, floors
-from bench.rollout.trainer import LogprobMismatch, Policy, Rollout
-from bench.rollout.weight_updates import UpdateCost
+from bench.rollout.timed_updates import UpdateCost
+from bench.rollout.trainer import LogprobMismatch, Rollout, TrainedPolicy
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -25,8 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def policy(model: Path) -> Policy:
-    return Policy(model)
+def policy(model: Path) -> TrainedPolicy:
+    return TrainedPolicy(model)
 
 
 def results_that_meet() -> RolloutResults:
@@ -71,7 +71,7 @@ def test_generation_has_its_share_of_a_step_that_also_trains_and_updates() -> No
 
 
 @pytest.mark.slow
-def test_the_trainers_own_log_probabilities_have_no_mismatch(policy: Policy) -> None:
+def test_the_trainers_own_log_probabilities_have_no_mismatch(policy: TrainedPolicy) -> None:
     """Checks that `rounded` compares with rounded weights, and restores the weights afterwards."""
     prompt, tokens = [5, 6, 7], [8, 9, 10, 11]
     before = [tensor.clone() for _, tensor in policy.named_tensors()]
@@ -89,7 +89,7 @@ def test_the_trainers_own_log_probabilities_have_no_mismatch(policy: Policy) -> 
 def test_a_server_is_measured_with_every_way_of_an_update(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.rollout.weight_updates.STREAMED_N", 2)
+    monkeypatch.setattr("bench.rollout.timed_updates.STREAMED_N", 2)
     assert main(["--model", str(model), "--dtypes", "float32", *SMALL]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(report["updates"]) == {f"{way}, float32" for way in ("folder", "memory", "http")}

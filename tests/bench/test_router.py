@@ -8,7 +8,6 @@ import pytest
 from bench.program.report import table
 from bench.router.__main__ import parse, plan_of, queue, record, route, ways
 from bench.router.decision_cost import decision_cost
-from bench.router.figures import figures
 from bench.router.group_stream import groups
 from bench.router.simulated_worker import (
     BLOCK_SIZE,
@@ -19,6 +18,7 @@ from bench.router.simulated_worker import (
     SimulatedWorker,
 )
 from bench.router.simulation import RoutingRules, RoutingSimulation
+from bench.router.simulation_figures import figures
 from motet.routing.queue.fair_queue import FairQueue
 from motet.types import Policy
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.client.load import Load
-from bench.client.prompts import FreshPrompts
+from bench.client.fresh_prompts import FreshPrompts
+from bench.client.load import TimedLoad
 from bench.shared.__main__ import floors, main, rows_of
 from bench.shared.cases import CASES, CaseLengths, RoundResult, computed_in, make_case
 from motet.types import ChoiceStart, GenerateRequest
@@ -41,7 +41,7 @@ async def test_the_prompts_of_a_case_share_the_tokens_that_it_claims(case: str, 
 
     with FakeServer(save_tiny_tokenizer(tmp_path), script) as server:
         async with httpx.AsyncClient(base_url=server.url) as client:
-            load = Load(client, LENGTHS.max_tokens, count_blocks=False)
+            load = TimedLoad(client, LENGTHS.max_tokens, count_blocks=False)
             fresh = FreshPrompts(range(20, 60), seed=1)
             n = LENGTHS.forks if case == "conversation" else 3
             result = await make_case(case, n, fresh, LENGTHS)(load)

@@ -13,11 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.chaos.answers import ReceivedAnswer, receive_answer
 from bench.chaos.faults import KILLED, FaultInjector, WorkerStatus
 from bench.chaos.mixed_requests import CHAT, COMPLETIONS, RepeatedRequest
+from bench.chaos.received_answers import ReceivedAnswer, receive_answer
 from bench.soak.__main__ import SoakReport, main, open_clients
-from bench.soak.clients import ClientConnections, ExpectedAnswers, SoakClient, Tally, is_expected, send
 from bench.soak.policy_groups import (
     KEEP_S,
     MESSAGES,
@@ -39,6 +38,7 @@ from bench.soak.seeded_requests import (
     seeded_requests,
     short_calls,
 )
+from bench.soak.soak_client import ClientConnections, ExpectedAnswers, SoakClient, Tally, is_expected, send
 from motet.models.smollm2 import Smollm2
 from motet.settings.server_config import cache_folder, environment
 from tests.bench.conftest import talkative
@@ -262,11 +262,11 @@ SAMPLES = [
 ]
 
 
-def report_of(samples: list[ServerSample], *, after: Sequence[str] = (), faults: Sequence[str] = ()) -> SoakReport:
+def report_of(samples: list[ServerSample], *, after: Sequence[str] = (), errors: Sequence[str] = ()) -> SoakReport:
     tally = Tally()
     tally.statuses["burst: 429"] += 3
     totals = {"migrations": 1, "choices_resumed": 2, "transfers": 3, "transfer_bytes": 4}
-    return SoakReport({}, 60.0, 1.0, samples, tally, {"decode killed": 150}, totals, faults, after)
+    return SoakReport({}, 60.0, 1.0, samples, tally, {"decode killed": 150}, totals, errors, after)
 
 
 def missed(report: SoakReport) -> list[str]:
@@ -293,7 +293,7 @@ def test_growth_and_leftovers_miss_their_floors() -> None:
     left = [*SAMPLES[:5], replace(SAMPLES[5], left={"leases": 1}), *SAMPLES[6:]]
     assert missed(report_of(left)) == ["left on engines at rest"]
     assert missed(report_of(SAMPLES, after=["process 7"])) == ["left after the server"]
-    assert missed(report_of(SAMPLES, faults=["Traceback"])) == ["unhandled errors in the log"]
+    assert missed(report_of(SAMPLES, errors=["Traceback"])) == ["unhandled errors in the log"]
 
 
 def test_a_report_has_a_table_and_json_on_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:

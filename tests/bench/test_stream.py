@@ -1,4 +1,4 @@
-"""The client of the benchmarks reads an answer wherever it is cut, and reports servers that misbehave."""
+"""The client of the benchmarks reads an answer wherever it is cut, and reports errors of the server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from bench.client.stream import Lines, bytes_of, follow
+from bench.client.stream import LineBuffer, bytes_of, follow
 from motet.errors import EngineError
 
 pytestmark = pytest.mark.anyio
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [b"data: a\n\n", b"data: b\n\ndata: \xc3\xa9\n\n", b"data: [DONE]\n\n"]
-WANTED = ["data: a", "data: b", "data: é", "data: [DONE]"]
+EXPECTED = ["data: a", "data: b", "data: é", "data: [DONE]"]
 
 
 def chunked(*events: bytes) -> bytes:
@@ -22,7 +22,7 @@ def chunked(*events: bytes) -> bytes:
 
 @asynccontextmanager
 async def answering(*pieces: bytes) -> AsyncIterator[httpx.AsyncClient]:
-    """Gives a client of a server that answers with these pieces and hangs up."""
+    """Yields a client of a server that answers with these pieces and disconnects."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -48,17 +48,17 @@ async def lines_of(pieces: Sequence[bytes]) -> list[str]:
 async def test_lines_are_the_same_however_the_answer_is_cut(cut: int) -> None:
     answer = HEAD + chunked(*EVENTS)
     pieces = [answer[at : at + cut] for at in range(0, len(answer), cut)]
-    assert await lines_of(pieces) == WANTED
+    assert await lines_of(pieces) == EXPECTED
 
 
-def test_lines_are_whole_wherever_a_piece_ends() -> None:
+def test_lines_are_complete_wherever_a_piece_ends() -> None:
     text = b"data: a\r\n\r\ndata: b\n\ndata: c\n"
     for cut in range(len(text)):
-        lines = Lines()
+        lines = LineBuffer()
         assert [*lines.feed(text[:cut]), *lines.feed(text[cut:])] == [b"data: a", b"data: b", b"data: c"]
 
 
-async def test_the_error_of_a_refusal_has_the_servers_words() -> None:
+async def test_the_error_of_a_refusal_has_the_servers_message() -> None:
     answer = b"HTTP/1.1 503 Busy\r\ncontent-length: 8\r\n\r\ntoo many"
     with pytest.raises(EngineError, match="503: too many"):
         await lines_of([answer])

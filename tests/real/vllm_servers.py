@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench.servers.peer import PeerServer, peer_server
+from bench.servers.peer_server import PeerServer, peer_server
 from bench.servers.ports import free_port
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
 from bench.servers.vllm_pair import CONNECTOR

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from bench.chaos.answers import ComparedAnswers, ReceivedAnswer, receive_answer
 from bench.chaos.mixed_requests import CHAT, RepeatedRequest
+from bench.chaos.received_answers import ComparedAnswers, ReceivedAnswer, receive_answer
 from bench.client.stream import bytes_of, follow
 from bench.soak.policy_groups import (
     KEEP_S,
