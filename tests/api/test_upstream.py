@@ -1,4 +1,4 @@
-"""Text models through the real app: answers come from the other server, under the rules of our own models."""
+"""Text models through the real app: answers come from the other server, under the rules of Motet models."""
 
 import asyncio
 import json
