@@ -139,6 +139,6 @@ async def test_an_impossible_ticket_is_not_even_given_back(serve: Serving) -> No
     for path, body in (("/engine/generate", group(ticket=ticket)), ("/engine/release", ticket)):
         response = await post(served, path, body)
         assert response.status_code == 400
-        assert "must be an address, not a name" in message(response)
+        assert "must be an IP address" in message(response)
     assert served.engine.released == []
     served.engine.leases.held.clear()

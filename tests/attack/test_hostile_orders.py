@@ -15,7 +15,7 @@ from motet.engines.wire import StopChoice
 from motet.testing.fake_engine import NOWHERE
 from motet.text.tokenizer import Tokenizer
 from motet.transfer import orders, side_channel
-from motet.transfer.orders import ReaderDone, ReaderWaits
+from motet.transfer.orders import ReaderDone, ReaderHeartbeat
 from motet.transfer.ticket import ClusterKey, TransferAddress, params_of
 from motet.types import Role, SamplingParams
 from tests.api.engine_asking import group, post
@@ -89,27 +89,27 @@ async def test_no_ticket_of_a_client_ends_more_than_its_request(serve: Serving) 
 
 @pytest.mark.parametrize("secret", ["", "secret"])
 def test_no_message_to_a_side_channel_ends_more_than_itself(secret: str) -> None:
-    key, news, heard = ClusterKey(secret), list[orders.News](), False
+    key, events, answered = ClusterKey(secret), list[orders.TransferEvent](), False
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     listening, _, port = side_channel.listen("127.0.0.1", 0, context=context)
     welcome = side_channel.Welcome("e", b"p", MEMORY)
     listener = side_channel.SideChannelListener(listening, key, FACTS, welcome)
     with contextlib.closing(listener), context.socket(zmq.DEALER) as reader:
         reader.connect(side_channel.endpoint("127.0.0.1", port))
-        goods = (side_channel.Hello("e", FACTS), side_channel.PollRequest(), ReaderWaits(1), ReaderDone(1, "r"))
-        for seed, good in enumerate(goods):
-            for payload in hostile(good, seed=seed, count=COUNT):
+        valid = (side_channel.Hello("e", FACTS), side_channel.PollRequest(), ReaderHeartbeat(1), ReaderDone(1, "r"))
+        for seed, message in enumerate(valid):
+            for payload in hostile(message, seed=seed, count=COUNT):
                 nonce = side_channel.new_nonce()
                 envelope = side_channel.Envelope(1, nonce, payload, key.seal(nonce, payload))
                 for body in (msgspec.msgpack.encode(envelope), *hostile(envelope, seed=seed, count=1)):
                     reader.send(body)
         nonce = side_channel.new_nonce()
-        while not heard:
-            reader.send(side_channel.encode(goods[0], key, nonce=nonce))
+        while not answered:
+            reader.send(side_channel.encode(valid[0], key, nonce=nonce))
             assert listening.poll(PATIENCE_MS)
-            listener.receive(news.append)
-            while not heard and reader.poll(1):
+            listener.receive(events.append)
+            while not answered and reader.poll(1):
                 reply = side_channel.read(side_channel.ENVELOPES, reader.recv())
-                heard = reply.nonce == nonce and side_channel.read(side_channel.REPLIES, reply.payload) == welcome
+                answered = reply.nonce == nonce and side_channel.read(side_channel.REPLIES, reply.payload) == welcome
     context.term()
-    assert {type(one) for one in news} <= {ReaderWaits, ReaderDone}
+    assert {type(event) for event in events} <= {ReaderHeartbeat, ReaderDone}

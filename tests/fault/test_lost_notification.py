@@ -14,7 +14,7 @@ import pytest
 from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore
 from motet.ids import RequestId, new_engine_id
-from motet.transfer.orders import MeetWorker
+from motet.transfer.orders import ConnectWorker
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.types import GenerateRequest, Role
@@ -45,7 +45,7 @@ def meet(decode: EngineCore, prefill: EngineCore) -> None:
     seemed silent."""
     assert prefill.transfers is not None and decode.transfers is not None
     for number in range(5):
-        decode.transfers.order(MeetWorker(number, prefill.transfers.address))
+        decode.transfers.order(ConnectWorker(number, prefill.transfers.address))
         while not (met := decode.step().met):
             select.select([decode.transfers], [], [], LEASE_S)
         if met[0].error is None:

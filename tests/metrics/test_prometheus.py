@@ -18,7 +18,7 @@ from motet.metrics.prometheus import Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, UPDATE_S, RoutingFigures
 from motet.metrics.stats import EngineStats
 from motet.testing.fake_engine import fake_info
-from motet.transfer.figures import SECONDS
+from motet.transfer.figures import BUCKET_BOUNDS_S
 from motet.transfer.orders import FailureKind
 from motet.types import FinishReason, Role
 from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
@@ -116,11 +116,15 @@ def test_a_worker_without_blocks_uses_none_of_them() -> None:
 
 
 def test_pull_seconds_are_a_histogram() -> None:
-    counts = (2, 0, 1, *(0 for _ in SECONDS[3:]), 4)  # four took longer than the last bound
+    counts = (2, 0, 1, *(0 for _ in BUCKET_BOUNDS_S[3:]), 4)  # four took longer than the last bound
     stats = EngineStats(transfer_seconds=counts, transfer_seconds_sum=55.5)
     samples = exposed(Metrics(), saying(stats))
     name = "motet:kv_transfer_seconds"
-    assert [samples[f"{name}_bucket|le={bound}"] for bound in SECONDS] == [2, 2, *(3 for _ in SECONDS[2:])]
+    assert [samples[f"{name}_bucket|le={bound}"] for bound in BUCKET_BOUNDS_S] == [
+        2,
+        2,
+        *(3 for _ in BUCKET_BOUNDS_S[2:]),
+    ]
     assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 7
     assert samples[f"{name}_sum"] == 55.5
 

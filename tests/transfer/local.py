@@ -1,5 +1,5 @@
-"""A transport between the workers of one process: it copies bytes and hands messages over. It keeps the rules of all
-transports, and its network does on demand what a real one does by chance."""
+"""A transport between the workers of one process: it copies bytes and delivers messages. It fulfils the contract of
+`Transport`, and its network can stop or disconnect workers and lose messages on demand."""
 
 import ctypes
 import threading
@@ -24,7 +24,7 @@ from motet.transfer.transport import (
 
 @dataclass
 class LocalPeer:
-    """A worker as the others see it."""
+    """A worker as other workers reach it."""
 
     name: str
     memory: RegisteredMemory
@@ -35,16 +35,16 @@ class LocalPeer:
 
 
 class LocalNetwork:
-    """The workers of this process that can reach each other. Its methods may be called from any thread."""
+    """The workers of this process that can reach each other. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """The lock is held while bytes are copied or a worker leaves, so nothing is copied from one that has left."""
+        """Held while bytes are copied or a worker leaves, so nothing is copied from a worker that has left."""
         self._members: dict[str, LocalPeer] = {}
         self._to_lose = 0
 
     def join(self, name: str, memory: RegisteredMemory) -> "LocalTransport":
-        """Makes the transport of a worker; `name` must be new at every start."""
+        """Makes the transport of a worker. `name` must be new each time a worker starts."""
         with self.lock:
             if name in self._members:
                 raise ValueError(f"a worker {name} has joined before")
@@ -52,14 +52,14 @@ class LocalNetwork:
         return LocalTransport(self, member)
 
     def stop(self, name: str) -> None:
-        """Stops a worker as SIGSTOP does: reads from it stay RUNNING until `go_on`, and then still land."""
+        """Stops a worker as SIGSTOP does: reads from it stay RUNNING until `resume`, and then still land."""
         self._members[name].stopped = True
 
-    def go_on(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         self._members[name].stopped = False
 
     def cut(self, name: str) -> None:
-        """Cuts a worker off, as if it had died: reads from it fail, and messages to it are lost."""
+        """Disconnects a worker as if it had died: reads from it fail, and messages to it are lost."""
         with self.lock:
             self._members[name].gone = True
 
@@ -79,27 +79,27 @@ class LocalNetwork:
                 self._members[to].messages.append(message)
 
     def receive(self, member: LocalPeer) -> list[bytes]:
-        """Returns the messages that have come for a member, and forgets them."""
+        """Returns the messages that have come for a member, and removes them."""
         with self.lock:
             messages, member.messages = member.messages, []
         return messages
 
 
 class LocalRead:
-    """A read that copies its bytes when somebody polls."""
+    """A read that copies its bytes when it is polled."""
 
     def __init__(
-        self, peer: LocalPeer, lock: threading.Lock, *, theirs: Spans, ours: Spans, landed: Callable[[], None]
+        self, peer: LocalPeer, lock: threading.Lock, *, remote: Spans, local: Spans, on_done: Callable[[], None]
     ) -> None:
-        self.num_bytes = int(ours[:, 1].sum())
-        self.num_descriptors = len(ours)
+        self.num_bytes = int(local[:, 1].sum())
+        self.num_descriptors = len(local)
         self.closed = False
         self._peer = peer
         self._lock = lock
-        self._moves = [
-            (to, source, size) for (to, size), (source, _) in zip(ours.tolist(), theirs.tolist(), strict=True)
+        self._copies = [
+            (to, source, size) for (to, size), (source, _) in zip(local.tolist(), remote.tolist(), strict=True)
         ]
-        self._landed = landed
+        self._on_done = on_done
         self._state = ReadState.RUNNING
 
     def poll(self) -> ReadState:
@@ -107,19 +107,19 @@ class LocalRead:
             if self._state is ReadState.RUNNING and self._peer.gone:
                 self._state = ReadState.FAILED
             elif self._state is ReadState.RUNNING and not self._peer.stopped:
-                for to, source, size in self._moves:
+                for to, source, size in self._copies:
                     ctypes.memmove(to, source, size)
-                self._landed()
+                self._on_done()
                 self._state = ReadState.DONE
         return self._state
 
     def close(self) -> None:
         if self._state is ReadState.RUNNING:
-            raise RuntimeError("a read that still runs may still write: it cannot be closed")
+            raise RuntimeError("a running read cannot be closed: its bytes can still arrive")
         self.closed = True
 
-    def cut(self) -> None:
-        """Ends the read because its reader goes away."""
+    def abort(self) -> None:
+        """Ends the read because its reader closes."""
         if self._state is ReadState.RUNNING:
             self._state = ReadState.FAILED
         self.closed = True
@@ -138,11 +138,11 @@ class LocalTransport:
         return self._member.name.encode()
 
     def connect(self, description: bytes, memory: RegisteredMemory) -> str:
-        self._must_be_open()
-        check_shapes(ours=self._member.memory, theirs=memory)
+        self._check_open()
+        check_shapes(local=self._member.memory, remote=memory)
         peer = self._network.member(description.decode(errors="replace"))
         if peer is None or peer is self._member:
-            raise TransferError(f"{description!r} describes nobody else here", FailureKind.REFUSED)
+            raise TransferError(f"{description!r} describes no other worker", FailureKind.REFUSED)
         self._peers[peer.name] = peer
         return peer.name
 
@@ -151,41 +151,41 @@ class LocalTransport:
 
     def read_blocks(self, peer: str, runs: list[BlockRun]) -> LocalRead:
         known = self._known(peer)
-        theirs = block_spans(known.memory, [(run.remote, run.count) for run in runs])
-        ours = block_spans(self._member.memory, [(run.local, run.count) for run in runs])
-        return self._post(LocalRead(known, self._network.lock, theirs=theirs, ours=ours, landed=lambda: None))
+        remote = block_spans(known.memory, [(run.remote, run.count) for run in runs])
+        local = block_spans(self._member.memory, [(run.local, run.count) for run in runs])
+        return self._post(LocalRead(known, self._network.lock, remote=remote, local=local, on_done=lambda: None))
 
     def read_proof(self, peer: str, entries: list[int]) -> tuple[LocalRead, list[int]]:
         known = self._known(peer)
-        theirs = proof_spans(known.memory, [(entry, 1) for entry in entries])
+        remote = proof_spans(known.memory, [(entry, 1) for entry in entries])
         buffer = array("q", bytes(ENTRY_BYTES * len(entries)))
-        ours = entry_spans(buffer.buffer_info()[0], [(position, 1) for position in range(len(entries))])
+        local = entry_spans(buffer.buffer_info()[0], [(position, 1) for position in range(len(entries))])
         values: list[int] = []
-        landed = partial(values.extend, buffer)
-        return self._post(LocalRead(known, self._network.lock, theirs=theirs, ours=ours, landed=landed)), values
+        on_done = partial(values.extend, buffer)
+        return self._post(LocalRead(known, self._network.lock, remote=remote, local=local, on_done=on_done)), values
 
     def notify(self, peer: str, message: bytes) -> None:
         if peer in self._peers and not self._member.gone:
             self._network.send(peer, message)
 
     def poll(self) -> list[bytes]:
-        self._must_be_open()
-        self._drive_reads()
+        self._check_open()
+        self._advance_reads()
         return self._network.receive(self._member)
 
-    def withdraw(self) -> bool:
-        self._drive_reads()
+    def deregister_blocks(self) -> bool:
+        self._advance_reads()
         return not self._reads
 
-    def offer(self) -> None: ...
+    def register_blocks(self) -> None: ...
 
     def close(self) -> None:
         self._network.cut(self._member.name)
         for read in self._reads:
-            read.cut()
+            read.abort()
         self._reads = []
 
-    def _drive_reads(self) -> None:
+    def _advance_reads(self) -> None:
         for read in self._reads:
             read.poll()
         self._reads = [read for read in self._reads if not read.closed]
@@ -195,12 +195,12 @@ class LocalTransport:
         return read
 
     def _known(self, name: str) -> LocalPeer:
-        self._must_be_open()
+        self._check_open()
         peer = self._peers.get(name)
         if peer is None or peer.gone:
             raise TransferError(f"there is no connection to {name}", FailureKind.PEER_LOST)
         return peer
 
-    def _must_be_open(self) -> None:
+    def _check_open(self) -> None:
         if self._member.gone:
             raise TransferError("this worker's transport is closed", FailureKind.CLOSED)

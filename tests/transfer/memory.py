@@ -1,4 +1,5 @@
-"""Pretend workers for tests of transports: KV memory with guards, one end of a connection, and every transport."""
+"""Workers without an engine, for tests of transports: KV memory with guards, one side of a connection, and every
+transport."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,11 +26,11 @@ EVERY_TRANSPORT: dict[str, Callable[[], MakeTransport]] = {
     "shared memory": lambda: partial(NixlTransport, ucx=SHARED_MEMORY),
     "tcp": lambda: partial(NixlTransport, ucx=TCP),
 }
-"""By the name of each transport, a function that makes a network of it."""
+"""Functions that make a network of a transport, by the name of the transport."""
 
 
 class KVMemory:
-    """Regions of blocks filled with noise. Around each region lies a guard as large as a block."""
+    """Regions of blocks filled with random bytes. Before and after each region is a guard of one block."""
 
     def __init__(self, *, num_regions: int = 3, num_blocks: int = 24, block_bytes: int = 96, seed: int = 0) -> None:
         self._all = np.empty((num_regions, num_blocks + 2, block_bytes), np.uint8)
@@ -57,43 +58,43 @@ class KVMemory:
         return self._all.copy()
 
     def expect(self, before: npt.NDArray[np.uint8], source: "KVMemory", pairs: Iterable[tuple[int, int]]) -> None:
-        """Checks that only the local blocks of these (remote, local) pairs have changed, to what `source` has."""
-        wanted = before.copy()
+        """Checks that only the local blocks of these (remote, local) pairs have changed, to the content of `source`."""
+        expected = before.copy()
         for remote, local in pairs:
-            wanted[:, 1 + local] = source.blocks[:, remote]
-        assert np.array_equal(self._all.view(np.uint64), wanted.view(np.uint64))  # 50 times as fast as `np.testing`
+            expected[:, 1 + local] = source.blocks[:, remote]
+        assert np.array_equal(self._all.view(np.uint64), expected.view(np.uint64))  # 50 times as fast as `np.testing`
 
 
 class Side:
-    """A worker with its transport and the messages that it has got."""
+    """A worker with its transport and the messages that it has received."""
 
     def __init__(self, transport: Transport, kv: KVMemory) -> None:
         self.transport = transport
         self.kv = kv
         self.inbox: list[bytes] = []
 
-    def meet(self, other: Self) -> str:
+    def connect(self, other: Self) -> str:
         return self.transport.connect(other.transport.describe(), other.kv.memory)
 
     def read(self, peer: str, pairs: Sequence[tuple[int, int]]) -> PostedRead:
         return self.transport.read_blocks(peer, merged(pairs))
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         self.inbox += self.transport.poll()
 
 
-def attend_until(done: Callable[[], bool], *sides: Side) -> None:
+def poll_until(done: Callable[[], bool], *sides: Side) -> None:
     """Polls as transfer threads do, until `done` returns True."""
     end_s = time.monotonic() + PATIENCE_S
     while not done():
-        assert time.monotonic() < end_s, "this has not happened in time"
+        assert time.monotonic() < end_s, "the condition has not become true in time"
         for side in sides:
-            side.attend()
+            side.poll()
 
 
 def finish(read: PostedRead, *sides: Side) -> ReadState:
     """Waits for a read to end, and closes it."""
-    attend_until(lambda: read.poll() is not ReadState.RUNNING, *sides)
+    poll_until(lambda: read.poll() is not ReadState.RUNNING, *sides)
     state = read.poll()
     read.close()
     return state

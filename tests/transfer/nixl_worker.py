@@ -1,8 +1,10 @@
-"""A worker in a process of its own, which tests stop and kill. Its argument is an `Order`.
+"""A worker in a separate process, which tests stop and kill. Its argument is a `WorkerSettings`.
 
-It says who it is in one line of JSON, polls every millisecond, and prints each message it gets. Told about another
-worker on standard input, it reads that one's blocks, and prints `landing` when the first bytes are here. It ends when
-standard input does.
+1. It prints its `WorkerDescription` as one line of JSON.
+2. It polls every millisecond, and prints each message that it receives.
+3. For each description of another worker on standard input it reads all blocks of that worker, and prints `arriving`
+   when the first bytes have arrived.
+4. It ends when its standard input is closed.
 """
 
 import os
@@ -22,8 +24,8 @@ from tests.patience import PATIENCE_S
 from tests.transfer.memory import KVMemory, Side
 
 
-class Order(msgspec.Struct):
-    """The settings with which a worker starts."""
+class WorkerSettings(msgspec.Struct):
+    """Settings with which a worker starts."""
 
     name: str
     ucx: dict[str, str]
@@ -31,27 +33,28 @@ class Order(msgspec.Struct):
     seed: int
 
 
-class Introduction(msgspec.Struct):
-    """The description and memory that others need to read from a worker."""
+class WorkerDescription(msgspec.Struct):
+    """Description and memory that other workers need to read from a worker."""
 
     description: bytes
     memory: RegisteredMemory
 
 
 class WorkerProcess:
-    """The test's handle on a worker."""
+    """A test's handle on a worker."""
 
-    def __init__(self, forking: ForkingProcess, order: Order) -> None:
-        command = [sys.executable, "-m", "tests.transfer.nixl_worker", msgspec.json.encode(order).decode()]
+    def __init__(self, forking: ForkingProcess, settings: WorkerSettings) -> None:
+        command = [sys.executable, "-m", "tests.transfer.nixl_worker", msgspec.json.encode(settings).decode()]
         self._process = forking.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.introduction = msgspec.json.decode(self.line(), type=Introduction)
+        self.description = msgspec.json.decode(self.line(), type=WorkerDescription)
 
     def line(self) -> str:
-        """Waits for the next line it prints; empty if it has ended."""
+        """Waits for the next line that the worker prints. Returns an empty line if it has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def tell(self, other: Introduction) -> None:
+    def read_from(self, other: WorkerDescription) -> None:
+        """Makes the worker read all blocks of another worker."""
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(other).decode() + "\n")
         self._process.stdin.flush()
@@ -73,8 +76,8 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker_process(forking: ForkingProcess, order: Order) -> Iterator[WorkerProcess]:
-    process = WorkerProcess(forking, order)
+def worker_process(forking: ForkingProcess, settings: WorkerSettings) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(forking, settings)
     try:
         yield process
     finally:
@@ -82,29 +85,29 @@ def worker_process(forking: ForkingProcess, order: Order) -> Iterator[WorkerProc
 
 
 def main() -> None:
-    order = msgspec.json.decode(sys.argv[1], type=Order)
-    kv = KVMemory(block_bytes=order.block_bytes, seed=order.seed)
-    side = Side(NixlTransport(order.name, kv.memory, ucx=order.ucx), kv)
-    say(msgspec.json.encode(Introduction(side.transport.describe(), kv.memory)).decode())
+    settings = msgspec.json.decode(sys.argv[1], type=WorkerSettings)
+    kv = KVMemory(block_bytes=settings.block_bytes, seed=settings.seed)
+    side = Side(NixlTransport(settings.name, kv.memory, ucx=settings.ucx), kv)
+    write_line(msgspec.json.encode(WorkerDescription(side.transport.describe(), kv.memory)).decode())
     reads: list[PostedRead] = []
     before = kv.blocks[0, 0].copy()
     while True:
-        side.attend()
+        side.poll()
         while side.inbox:
-            say(side.inbox.pop(0).decode())
+            write_line(side.inbox.pop(0).decode())
         if reads and (kv.blocks[0, 0] != before).any():
-            say("landing")
+            write_line("arriving")
             before = kv.blocks[0, 0].copy()
         if select.select([0], [], [], 0.001)[0]:
             line = os.read(0, 1_000_000)
             if not line:
                 break
-            owner = msgspec.json.decode(line, type=Introduction)
+            owner = msgspec.json.decode(line, type=WorkerDescription)
             name = side.transport.connect(owner.description, owner.memory)
             reads.append(side.read(name, [(block, block) for block in range(kv.memory.num_blocks)]))
     side.transport.close()
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

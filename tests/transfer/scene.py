@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from motet.transfer.orders import News, ReaderDone
-from motet.transfer.peer import Peer, ReaderTerms
+from motet.transfer.orders import ReaderDone, TransferEvent
+from motet.transfer.peer import Peer, PeerChannel, ReaderTerms
 from motet.transfer.pull import Pull
 from motet.transfer.side_channel import ChannelReply, ChannelRequest, Hello, SideChannelClient, Welcome
 from motet.transfer.ticket import Ticket, TransferAddress
@@ -18,14 +18,14 @@ TICKET = ticket_at(ADDRESS, (3, 4, 7))
 RUNNING, DONE, FAILED = ReadState.RUNNING, ReadState.DONE, ReadState.FAILED
 
 
-class ScriptedDealer(SideChannelClient):
-    """A dealer without a socket: the test puts in `coming` what the other worker says."""
+class ScriptedClient(SideChannelClient):
+    """A side-channel client without a socket. The test puts the replies of the other worker into `incoming`."""
 
     def __init__(self) -> None:
         self.sent: list[ChannelRequest] = []
-        self.coming: deque[ChannelReply] = deque()
+        self.incoming: deque[ChannelReply] = deque()
         self.nonce = b""
-        """The nonce of the last Hello."""
+        """Nonce of the last Hello, and of all replies."""
         self.closed = False
 
     def send(self, request: ChannelRequest, nonce: bytes) -> None:
@@ -35,8 +35,8 @@ class ScriptedDealer(SideChannelClient):
             self.nonce = nonce
 
     def replies(self) -> list[tuple[bytes, ChannelReply]]:
-        replies = [(self.nonce, reply) for reply in self.coming]
-        self.coming.clear()
+        replies = [(self.nonce, reply) for reply in self.incoming]
+        self.incoming.clear()
         return replies
 
     def close(self) -> None:
@@ -52,15 +52,15 @@ class Scene:
         self.clock = Clock()
         self.owner = ScriptedTransport("p", wires)
         self.reader = ScriptedTransport("d", wires)
-        self.dealer = ScriptedDealer()
-        self.owner.shows[NUM_BLOCKS + LEASE_SLOT] = TICKET.digest
+        self.client = ScriptedClient()
+        self.owner.proof_entries[NUM_BLOCKS + LEASE_SLOT] = TICKET.digest
         for block, generation in zip(TICKET.remote_block_ids, TICKET.generations, strict=True):
-            self.owner.shows[block] = generation
-        self.peer = Peer(ADDRESS, ReaderTerms(FACTS, ANSWER_S, self.clock), self.reader, self.dealer)
-        self.peer.ask()
-        self.pull = self.pulled()
+            self.owner.proof_entries[block] = generation
+        self.peer = Peer(PeerChannel(ADDRESS, ReaderTerms(FACTS, ANSWER_S, self.clock), self.client), self.reader)
+        self.peer.channel.send_hello()
+        self.pull = self.make_pull()
 
-    def pulled(self, number: int = 1, *, ticket: Ticket = TICKET, timeout_s: float = TIMEOUT_S) -> Pull:
+    def make_pull(self, number: int = 1, *, ticket: Ticket = TICKET, timeout_s: float = TIMEOUT_S) -> Pull:
         return Pull(
             order=order(ticket, number),
             peer=self.peer,
@@ -71,28 +71,29 @@ class Scene:
         )
 
     def welcomed(self) -> "Scene":
-        self.dealer.coming.append(Welcome("p", b"p", MEMORY))
+        """Lets the owner answer the reader's Hello with a Welcome."""
+        self.client.incoming.append(Welcome("p", b"p", MEMORY))
         return self
 
     def reading(self) -> "Scene":
-        """Goes on until the read of the data runs."""
-        self.reader.blocks = RUNNING
+        """Advances the pull until the read of the data runs."""
+        self.reader.blocks_state = RUNNING
         assert self.welcomed().step() == []
         return self
 
     def proving(self) -> "Scene":
-        """Goes on until the data is here and the read of the proof runs."""
-        self.reader.proof = RUNNING
+        """Advances the pull until the data has arrived and the read of the proof runs."""
+        self.reader.proof_state = RUNNING
         assert self.welcomed().step() == []
         return self
 
-    def step(self, *, after_s: float = 0.0) -> list[News]:
-        """Plays one round of the transfer thread, and returns its news."""
+    def step(self, *, after_s: float = 0.0) -> list[TransferEvent]:
+        """Simulates one round of the transfer thread, and returns its events."""
         self.clock.now_s += after_s
         self.peer.advance()
-        news = None if self.pull.over else self.pull.advance()
+        event = None if self.pull.over else self.pull.advance()
         self.peer.advance()
-        return [] if news is None else [news]
+        return [] if event is None else [event]
 
     def end_reads(self, state: ReadState = DONE) -> None:
         for read in self.open_reads():
@@ -104,7 +105,7 @@ class Scene:
     @property
     def released(self) -> bool:
         """True if the reader has released the lease over the side channel."""
-        return ReaderDone(LEASE_ID, "d:1") in self.dealer.sent
+        return ReaderDone(LEASE_ID, "d:1") in self.client.sent
 
     def check_over(self) -> None:
         assert self.pull.over

@@ -44,41 +44,42 @@ class ScriptedRead:
 
 @dataclass
 class Wires:
-    """The scripted transports of one test, by their descriptions, so that they find each other."""
+    """The scripted transports of one test, by their descriptions, so that they can connect to each other."""
 
     ends: dict[bytes, "ScriptedTransport"] = field(default_factory=dict)
 
 
 class ScriptedTransport:
-    """Reads of blocks begin in the state `blocks`, reads of the proof in `proof`, and the first read of a connection,
-    which wires it, in `wiring`."""
+    """Reads of blocks start in `blocks_state`, reads of the proof in `proof_state`, and the first read of a connection
+    in `first_read_state`."""
 
     def __init__(self, name: str, wires: Wires) -> None:
         self.name = name
-        self.shows = [0] * (NUM_BLOCKS + NUM_SLOTS)
-        """The entries that others find when they read the proof."""
-        self.blocks = self.proof = self.wiring = ReadState.DONE
-        self.posts = True
+        self.proof_entries = [0] * (NUM_BLOCKS + NUM_SLOTS)
+        """Entries that other workers find when they read the proof of this one."""
+        self.blocks_state = self.proof_state = self.first_read_state = ReadState.DONE
+        self.can_post = True
         """False makes posting a read fail."""
         self.reads: list[ScriptedRead] = []
         self.runs: list[BlockRun] = []
         self.inbox: list[bytes] = []
         self.loses_notifications = False
-        self.polls = 0
+        self.num_polls = 0
         self.connected: list[str] = []
         self.closed = False
-        self.offers = 1
-        """How often the memory was made known."""
-        self.withdrawn = False
+        self.num_registrations = 1
+        """Number of times that the memory was registered."""
+        self.deregistered = False
         self._wires = wires
         wires.ends[self.describe()] = self
 
     def describe(self) -> bytes:
-        return self.name.encode() if self.offers == 1 else f"{self.name} {self.offers}".encode()
+        number = self.num_registrations
+        return self.name.encode() if number == 1 else f"{self.name} {number}".encode()
 
     def connect(self, description: bytes, memory: RegisteredMemory) -> str:
         if description not in self._wires.ends:
-            raise TransferError("no such end", FailureKind.PEER_LOST)
+            raise TransferError("no such worker", FailureKind.PEER_LOST)
         assert description.decode() not in self.connected
         self.connected.append(description.decode())
         return description.decode()
@@ -89,12 +90,12 @@ class ScriptedTransport:
     def read_blocks(self, peer: str, runs: list[BlockRun]) -> PostedRead:
         self._other_end(peer)
         self.runs += runs
-        return self._read(sum(run.count for run in runs) * BLOCK_BYTES, len(runs), self.blocks)
+        return self._read(sum(run.count for run in runs) * BLOCK_BYTES, len(runs), self.blocks_state)
 
     def read_proof(self, peer: str, entries: list[int]) -> tuple[PostedRead, list[int]]:
         other = self._other_end(peer)
-        state = self.wiring if entries == [0] else self.proof
-        return self._read(8 * len(entries), len(entries), state), [other.shows[entry] for entry in entries]
+        state = self.first_read_state if entries == [0] else self.proof_state
+        return self._read(8 * len(entries), len(entries), state), [other.proof_entries[entry] for entry in entries]
 
     def notify(self, peer: str, message: bytes) -> None:
         other = self._wires.ends[peer.encode()]
@@ -102,23 +103,23 @@ class ScriptedTransport:
             other.inbox.append(message)
 
     def poll(self) -> list[bytes]:
-        self.polls += 1
+        self.num_polls += 1
         messages, self.inbox = self.inbox, []
         return messages
 
-    def withdraw(self) -> bool:
-        self.withdrawn = all(read.state is not ReadState.RUNNING for read in self.reads)
-        return self.withdrawn
+    def deregister_blocks(self) -> bool:
+        self.deregistered = all(read.state is not ReadState.RUNNING for read in self.reads)
+        return self.deregistered
 
-    def offer(self) -> None:
-        self.offers += self.withdrawn
-        self.withdrawn = False
+    def register_blocks(self) -> None:
+        self.num_registrations += self.deregistered
+        self.deregistered = False
 
     def close(self) -> None:
         self.closed = True
 
     def _other_end(self, peer: str) -> "ScriptedTransport":
-        if not self.posts or peer not in self.connected:
+        if not self.can_post or peer not in self.connected:
             raise TransferError("cannot be posted", FailureKind.PEER_LOST)
         return self._wires.ends[peer.encode()]
 

@@ -1,4 +1,4 @@
-"""On demand the local network stops workers, lets them go on, cuts them off and loses messages."""
+"""The local network stops, resumes and disconnects workers, and loses messages, on demand."""
 
 import pytest
 
@@ -25,28 +25,28 @@ def owner(network: LocalNetwork) -> Side:
     return Side(network.join("owner", kv.memory), kv)
 
 
-def test_nothing_is_copied_before_somebody_polls(reader: Side, owner: Side) -> None:
+def test_nothing_is_copied_before_the_reader_polls(reader: Side, owner: Side) -> None:
     before = reader.kv.copy()
-    reader.read(reader.meet(owner), [(0, 5)])
+    reader.read(reader.connect(owner), [(0, 5)])
     reader.kv.expect(before, owner.kv, [])
-    reader.attend()
+    reader.poll()
     reader.kv.expect(before, owner.kv, [(0, 5)])
 
 
-def test_a_read_from_a_stopped_worker_runs_and_lands_when_it_goes_on(
+def test_a_read_from_a_stopped_worker_runs_and_lands_when_the_worker_resumes(
     network: LocalNetwork, reader: Side, owner: Side
 ) -> None:
     before = reader.kv.copy()
-    read = reader.read(reader.meet(owner), [(0, 5)])
+    read = reader.read(reader.connect(owner), [(0, 5)])
     proof, values = reader.transport.read_proof("owner", [3])
     network.stop("owner")
     reader.transport.disconnect("owner")
-    reader.attend()
+    reader.poll()
     assert (read.poll(), proof.poll()) == (ReadState.RUNNING, ReadState.RUNNING)
-    with pytest.raises(RuntimeError, match="may still write"):
+    with pytest.raises(RuntimeError, match="can still arrive"):
         read.close()
     reader.kv.expect(before, owner.kv, [])
-    network.go_on("owner")
+    network.resume("owner")
     assert (read.poll(), proof.poll()) == (ReadState.DONE, ReadState.DONE)
     reader.kv.expect(before, owner.kv, [(0, 5)])
     assert tuple(values) == owner.kv.proof.generations([3])
@@ -57,24 +57,24 @@ def test_a_read_from_a_worker_that_dies_fails_and_never_lands(
     network: LocalNetwork, reader: Side, owner: Side, stopped: bool
 ) -> None:
     before = reader.kv.copy()
-    read = reader.read(reader.meet(owner), [(0, 5)])
+    read = reader.read(reader.connect(owner), [(0, 5)])
     if stopped:
         network.stop("owner")
     network.cut("owner")
     assert read.poll() is ReadState.FAILED
-    network.go_on("owner")
+    network.resume("owner")
     assert read.poll() is ReadState.FAILED
     reader.kv.expect(before, owner.kv, [])
     with failing(FailureKind.PEER_LOST):
         reader.read("owner", [(0, 5)])
 
 
-def test_the_network_loses_as_many_messages_as_it_is_told(network: LocalNetwork, reader: Side, owner: Side) -> None:
-    name = reader.meet(owner)
+def test_the_network_loses_the_requested_number_of_messages(network: LocalNetwork, reader: Side, owner: Side) -> None:
+    name = reader.connect(owner)
     network.lose_messages(2)
     for message in (b"1", b"2", b"3"):
         reader.transport.notify(name, message)
-    owner.attend()
+    owner.poll()
     assert owner.inbox == [b"3"]
 
 

@@ -1,4 +1,4 @@
-"""A queue between threads whose reader can wait in `select`."""
+"""The queue between two threads: its reader can wait in `select`, and nothing is lost."""
 
 import os
 import select
@@ -24,7 +24,7 @@ def test_a_mailbox_is_readable_while_there_is_something_to_take() -> None:
     box.close()
 
 
-def test_more_items_than_a_pipe_holds_neither_block_nor_get_lost() -> None:
+def test_more_items_than_a_pipe_holds_neither_block_nor_are_lost() -> None:
     box: Mailbox[int] = Mailbox()
     many = list(range(70_000))  # a pipe holds 65,536 bytes
     for item in many:
@@ -34,7 +34,7 @@ def test_more_items_than_a_pipe_holds_neither_block_nor_get_lost() -> None:
     box.close()
 
 
-def test_a_closed_mailbox_still_hands_out_what_is_in_it_and_touches_no_descriptor() -> None:
+def test_a_closed_mailbox_still_returns_its_items_and_uses_no_descriptor() -> None:
     box: Mailbox[int] = Mailbox()
     box.put(1)
     old = box.fileno()
@@ -43,5 +43,5 @@ def test_a_closed_mailbox_still_hands_out_what_is_in_it_and_touches_no_descripto
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(old)
     box.put(2)
-    box.ring()
+    box.wake()
     assert box.take() == [1, 2]

@@ -1,4 +1,4 @@
-"""NIXL does its process no harm, and recovers from a broken connection."""
+"""NIXL prints nothing, leaks nothing and costs nothing when idle, and recovers from a broken connection."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ from motet.errors import StartupError
 from motet.transfer.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind
 from motet.transfer.transport import ReadState
-from tests.transfer.memory import TCP, KVMemory, Side, attend_until, failing, finish
+from tests.transfer.memory import TCP, KVMemory, Side, failing, finish, poll_until
 
 starts = itertools.count()
 
@@ -38,7 +38,7 @@ def a_side() -> Side:
 
 @pytest.fixture
 def sides() -> Iterator[tuple[Side, Side]]:
-    """Two workers that have not met."""
+    """Two workers that are not connected."""
     made = a_side(), a_side()
     yield made
     for side in made:
@@ -84,31 +84,31 @@ def test_a_loopback_transport_listens_on_loopback_only() -> None:
 @pytest.mark.slow
 def test_a_closed_transport_leaves_no_thread_and_no_socket(sides: tuple[Side, Side]) -> None:
     other, third = sides
-    assert finish(other.read(other.meet(third), [(0, 0)]), other, third) is ReadState.DONE
+    assert finish(other.read(other.connect(third), [(0, 0)]), other, third) is ReadState.DONE
     before = threads_and_files()
     closing = a_side()
-    name, closings_name = closing.meet(other), other.meet(closing)
+    name, closings_name = closing.connect(other), other.connect(closing)
     assert finish(other.read(closings_name, [(0, 0)]), other, closing) is ReadState.DONE
     landed = closing.read(name, [(1, 1)])
-    attend_until(lambda: landed.poll() is ReadState.DONE, closing, other)  # and never closed
+    poll_until(lambda: landed.poll() is ReadState.DONE, closing, other)  # the read is never closed
     closing.transport.close()
     other.transport.disconnect(closings_name)
-    attend_until(lambda: all(now <= then for now, then in zip(threads_and_files(), before, strict=True)), other, third)
+    poll_until(lambda: all(now <= then for now, then in zip(threads_and_files(), before, strict=True)), other, third)
 
 
 @pytest.mark.slow
 def test_idle_transports_cost_next_to_nothing(sides: tuple[Side, Side]) -> None:
     reader, owner = sides
-    assert finish(reader.read(reader.meet(owner), [(0, 0)]), reader, owner) is ReadState.DONE
+    assert finish(reader.read(reader.connect(owner), [(0, 0)]), reader, owner) is ReadState.DONE
     before_s = time.process_time()
-    time.sleep(2)  # not for order: the time that is measured
+    time.sleep(2)  # not for synchronisation: the CPU time of these seconds is measured
     assert time.process_time() - before_s < 0.1, "a progress thread would have taken 2 s"
 
 
-def test_a_broken_connection_is_made_again_at_the_next_meeting(sides: tuple[Side, Side]) -> None:
+def test_a_broken_connection_is_made_again_at_the_next_connect(sides: tuple[Side, Side]) -> None:
     reader, owner = sides
     others = sockets()
-    name = reader.meet(owner)
+    name = reader.connect(owner)
     assert finish(reader.read(name, [(0, 0)]), reader, owner) is ReadState.DONE
     for descriptor in sockets() - others:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -116,23 +116,23 @@ def test_a_broken_connection_is_made_again_at_the_next_meeting(sides: tuple[Side
     with failing(FailureKind.PEER_LOST):
         reader.read(name, [(1, 1)])
     before = reader.kv.copy()
-    assert reader.meet(owner) == name
+    assert reader.connect(owner) == name
     assert finish(reader.read(name, [(2, 3)]), reader, owner) is ReadState.DONE
     reader.kv.expect(before, owner.kv, [(2, 3)])
     reader.transport.notify(name, b"here again")
-    attend_until(lambda: owner.inbox == [b"here again"], reader, owner)
+    poll_until(lambda: owner.inbox == [b"here again"], reader, owner)
 
 
 def test_another_start_under_an_old_name_is_refused(sides: tuple[Side, Side]) -> None:
     reader, _ = sides
-    for meet in (True, False):
+    for is_first in (True, False):
         kv = KVMemory()
         again = Side(NixlTransport("the same name", kv.memory, ucx=TCP), kv)
-        if meet:
-            reader.meet(again)
+        if is_first:
+            reader.connect(again)
         else:
             with failing(FailureKind.RESTARTED):
-                reader.meet(again)
+                reader.connect(again)
         again.transport.close()
 
 

@@ -1,4 +1,5 @@
-"""NIXL between processes that die, stop and go on. That blocks have one owner depends on these facts."""
+"""NIXL between processes that are killed, stopped and resumed. The rule that a pull owns its destination blocks depends
+on the facts tested here."""
 
 import itertools
 import signal
@@ -11,31 +12,31 @@ from motet.transfer.nixl import NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import PostedRead, ReadState
 from tests.forked import ForkingProcess
-from tests.transfer.memory import SHARED_MEMORY, TCP, KVMemory, Side, attend_until, failing, finish
-from tests.transfer.nixl_worker import Order, WorkerProcess, worker_process
+from tests.transfer.memory import SHARED_MEMORY, TCP, KVMemory, Side, failing, finish, poll_until
+from tests.transfer.nixl_worker import WorkerProcess, WorkerSettings, worker_process
 
 pytestmark = pytest.mark.slow
 
 BLOCK_BYTES = 2**20
-OWNERS_SEED, READERS_SEED = 1, 2  # of noise whose first bytes differ
+OWNERS_SEED, READERS_SEED = 1, 2  # the first random bytes of the two differ
 ALL = [(block, block) for block in range(24)]
 starts = itertools.count()
 
 
-def order(ucx: dict[str, str]) -> Order:
-    return Order(name=f"owner-{next(starts)}", ucx=ucx, block_bytes=BLOCK_BYTES, seed=OWNERS_SEED)
+def settings(ucx: dict[str, str]) -> WorkerSettings:
+    return WorkerSettings(name=f"owner-{next(starts)}", ucx=ucx, block_bytes=BLOCK_BYTES, seed=OWNERS_SEED)
 
 
 @pytest.fixture
-def theirs() -> KVMemory:
-    """The memory that every owner has."""
+def owners_memory() -> KVMemory:
+    """Memory with the same content as every owner's memory."""
     return KVMemory(block_bytes=BLOCK_BYTES, seed=OWNERS_SEED)
 
 
 @pytest.fixture
 def owner(forking: ForkingProcess) -> Iterator[WorkerProcess]:
     """A worker that is reached over TCP."""
-    with worker_process(forking, order(TCP)) as process:
+    with worker_process(forking, settings(TCP)) as process:
         yield process
 
 
@@ -51,59 +52,61 @@ def side(ucx: dict[str, str]) -> Side:
     return Side(NixlTransport(f"reader-{next(starts)}", kv.memory, ucx=ucx), kv)
 
 
-def met(reader: Side, owner: WorkerProcess) -> str:
+def connect(reader: Side, owner: WorkerProcess) -> str:
     """Connects the reader, waits for its first read, and returns the owner's name."""
-    name = reader.transport.connect(owner.introduction.description, owner.introduction.memory)
+    name = reader.transport.connect(owner.description.description, owner.description.memory)
     read, _ = reader.transport.read_proof(name, [0])
     assert finish(read, reader) is ReadState.DONE
     return name
 
 
 def half_read(reader: Side, owner: WorkerProcess, name: str) -> PostedRead:
-    """Returns a read of which only a part has landed: the rest cannot, as the owner is stopped.
+    """Returns a read whose bytes have arrived only in part: the rest cannot, because the owner is stopped.
 
-    All 72 MB may come before we notice the first byte; then they are read again.
+    All 72 MB can arrive before this function notices the first byte; it then reads them again.
     """
     noise = reader.kv.blocks[0, 0, 0]
     for _ in range(20):
         read = reader.read(name, ALL)
-        attend_until(lambda: reader.kv.blocks[0, 0, 0] != noise, reader)
+        poll_until(lambda: reader.kv.blocks[0, 0, 0] != noise, reader)
         owner.signal(signal.SIGSTOP)
-        attend_for(0.1, reader)
+        poll_for(0.1, reader)
         if read.poll() is ReadState.RUNNING:
             return read
         read.close()
         owner.signal(signal.SIGCONT)
         reader.kv.fill(READERS_SEED)
-    pytest.fail("every read was over before its owner could be stopped")
+    pytest.fail("every read was final before its owner could be stopped")
 
 
-def attend_for(seconds: float, side: Side) -> None:
+def poll_for(seconds: float, side: Side) -> None:
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        side.attend()
+        side.poll()
 
 
 @pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
-def test_blocks_come_from_another_process(forking: ForkingProcess, ucx: dict[str, str], theirs: KVMemory) -> None:
+def test_blocks_come_from_another_process(
+    forking: ForkingProcess, ucx: dict[str, str], owners_memory: KVMemory
+) -> None:
     reader = side(ucx)
     before = reader.kv.copy()
-    with worker_process(forking, order(ucx)) as owner:
-        read = reader.read(met(reader, owner), ALL[3:20])
+    with worker_process(forking, settings(ucx)) as owner:
+        read = reader.read(connect(reader, owner), ALL[3:20])
         assert finish(read, reader) is ReadState.DONE
         reader.transport.close()
-    reader.kv.expect(before, theirs, ALL[3:20])
+    reader.kv.expect(before, owners_memory, ALL[3:20])
 
 
-def test_a_read_from_a_worker_that_is_killed_fails_and_nothing_is_written_after(
+def test_a_read_from_a_worker_that_is_killed_fails_and_no_bytes_arrive_afterwards(
     owner: WorkerProcess, reader: Side
 ) -> None:
-    name = met(reader, owner)
+    name = connect(reader, owner)
     read = half_read(reader, owner, name)
     owner.signal(signal.SIGKILL)
     assert finish(read, reader) is ReadState.FAILED
     then = reader.kv.copy()
-    attend_for(0.5, reader)
+    poll_for(0.5, reader)
     reader.kv.expect(then, reader.kv, [])
     with failing(FailureKind.PEER_LOST):
         reader.read(name, ALL)
@@ -112,8 +115,8 @@ def test_a_read_from_a_worker_that_is_killed_fails_and_nothing_is_written_after(
 @pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
 def test_a_worker_that_was_killed_before_the_read_is_lost(forking: ForkingProcess, ucx: dict[str, str]) -> None:
     reader = side(ucx)
-    with worker_process(forking, order(ucx)) as owner:
-        name = met(reader, owner)
+    with worker_process(forking, settings(ucx)) as owner:
+        name = connect(reader, owner)
         owner.signal(signal.SIGKILL)
         owner.wait()
         before = reader.kv.copy()
@@ -128,61 +131,61 @@ def test_a_worker_that_was_killed_before_the_read_is_lost(forking: ForkingProces
 
 
 def test_a_read_from_a_stopped_worker_lands_when_the_worker_continues(
-    owner: WorkerProcess, reader: Side, theirs: KVMemory
+    owner: WorkerProcess, reader: Side, owners_memory: KVMemory
 ) -> None:
-    name, before = met(reader, owner), reader.kv.copy()
+    name, before = connect(reader, owner), reader.kv.copy()
     owner.signal(signal.SIGSTOP)
     read = reader.read(name, ALL)
     reader.transport.disconnect(name)
-    attend_for(1.0, reader)
+    poll_for(1.0, reader)
     assert read.poll() is ReadState.RUNNING
-    with pytest.raises(RuntimeError, match="may still write"):
+    with pytest.raises(RuntimeError, match="can still arrive"):
         read.close()
     owner.signal(signal.SIGCONT)
     assert finish(read, reader) is ReadState.DONE
-    reader.kv.expect(before, theirs, ALL)
+    reader.kv.expect(before, owners_memory, ALL)
 
 
-def test_after_close_nothing_is_written_even_if_a_stopped_worker_goes_on(owner: WorkerProcess, reader: Side) -> None:
-    name = met(reader, owner)
+def test_after_close_no_bytes_arrive_even_if_a_stopped_worker_resumes(owner: WorkerProcess, reader: Side) -> None:
+    name = connect(reader, owner)
     read = reader.read(name, ALL)
-    attend_for(0.005, reader)
+    poll_for(0.005, reader)
     owner.signal(signal.SIGSTOP)
-    attend_for(0.1, reader)
+    poll_for(0.1, reader)
     reader.transport.close()
     assert read.poll() is not ReadState.RUNNING
     then = reader.kv.copy()
     owner.signal(signal.SIGCONT)
-    time.sleep(0.5)  # not for order: the time in which nothing may happen
+    time.sleep(0.5)  # not for synchronisation: no bytes may arrive during this time
     reader.kv.expect(then, reader.kv, [])
 
 
-def test_a_worker_outlives_a_reader_that_is_killed_while_bytes_land(
-    forking: ForkingProcess, owner: WorkerProcess, reader: Side, theirs: KVMemory
+def test_a_worker_survives_the_kill_of_a_reader_while_bytes_arrive(
+    forking: ForkingProcess, owner: WorkerProcess, reader: Side, owners_memory: KVMemory
 ) -> None:
-    name, before = met(reader, owner), reader.kv.copy()
-    with worker_process(forking, Order("victim", TCP, BLOCK_BYTES, seed=3)) as victim:
-        victim.tell(owner.introduction)
-        assert victim.line() == "landing"
+    name, before = connect(reader, owner), reader.kv.copy()
+    with worker_process(forking, WorkerSettings("victim", TCP, BLOCK_BYTES, seed=3)) as victim:
+        victim.read_from(owner.description)
+        assert victim.line() == "arriving"
         victim.signal(signal.SIGKILL)
         victim.wait()
     assert finish(reader.read(name, ALL), reader) is ReadState.DONE
-    reader.kv.expect(before, theirs, ALL)
+    reader.kv.expect(before, owners_memory, ALL)
     reader.transport.notify(name, b"still there")
     assert owner.line() == "still there"
 
 
-def test_a_worker_that_comes_back_is_read_under_its_new_name(
-    forking: ForkingProcess, reader: Side, theirs: KVMemory
+def test_a_restarted_worker_is_read_under_its_new_name(
+    forking: ForkingProcess, reader: Side, owners_memory: KVMemory
 ) -> None:
-    with worker_process(forking, order(TCP)) as first:
-        old_name = met(reader, first)
+    with worker_process(forking, settings(TCP)) as first:
+        old_name = connect(reader, first)
         read = half_read(reader, first, old_name)
         first.signal(signal.SIGKILL)
         assert finish(read, reader) is ReadState.FAILED
     before = reader.kv.copy()
-    with worker_process(forking, order(TCP)) as second:
-        new_name = met(reader, second)
+    with worker_process(forking, settings(TCP)) as second:
+        new_name = connect(reader, second)
         reader.transport.disconnect(old_name)
         assert finish(reader.read(new_name, ALL), reader) is ReadState.DONE
-    reader.kv.expect(before, theirs, ALL)
+    reader.kv.expect(before, owners_memory, ALL)

@@ -1,13 +1,13 @@
-"""A reader sends its peers signs of life, finds out that a peer is lost, and keeps one peer for each worker."""
+"""A reader sends heartbeats to its peers, detects that a peer is lost, and keeps one peer for each worker."""
 
 from collections.abc import Iterator
 
 import pytest
 import zmq
 
-from motet.transfer.orders import FailureKind, PullLanded, ReaderWaits, TransferError
-from motet.transfer.peer import SILENT_S, Peer, Peers, ReaderTerms
-from motet.transfer.pull import WAITS_EVERY_S
+from motet.transfer.orders import FailureKind, PullLanded, ReaderHeartbeat, TransferError
+from motet.transfer.peer import SILENCE_S, Peer, Peers, ReaderTerms
+from motet.transfer.pull import HEARTBEAT_EVERY_S
 from motet.transfer.side_channel import PollRequest, SideChannelClient, SideChannelListener, Welcome, listen
 from motet.transfer.ticket import ClusterKey, TransferAddress
 from tests.transfer.scene import ANSWER_S, FAILED, RUNNING, TIMEOUT_S, Scene
@@ -15,74 +15,74 @@ from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wir
 from tests.transfer.worker import LEASE_ID
 
 
-def test_a_pull_renews_its_lease_every_second_until_it_has_failed() -> None:
+def test_a_pull_sends_a_heartbeat_every_second_until_it_has_failed() -> None:
     scene = Scene().reading()
-    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 1
-    scene.step(after_s=WAITS_EVERY_S - 0.1)
-    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 1
+    assert scene.client.sent.count(ReaderHeartbeat(LEASE_ID)) == 1
+    scene.step(after_s=HEARTBEAT_EVERY_S - 0.1)
+    assert scene.client.sent.count(ReaderHeartbeat(LEASE_ID)) == 1
     scene.step(after_s=0.1)
-    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == 2
+    assert scene.client.sent.count(ReaderHeartbeat(LEASE_ID)) == 2
     scene.step(after_s=TIMEOUT_S)
-    before = scene.dealer.sent.count(ReaderWaits(LEASE_ID))
-    scene.step(after_s=WAITS_EVERY_S)
-    assert scene.dealer.sent.count(ReaderWaits(LEASE_ID)) == before
+    before = scene.client.sent.count(ReaderHeartbeat(LEASE_ID))
+    scene.step(after_s=HEARTBEAT_EVERY_S)
+    assert scene.client.sent.count(ReaderHeartbeat(LEASE_ID)) == before
 
 
-def test_a_worker_is_told_to_poll_as_long_as_a_read_from_it_is_open() -> None:
+def test_a_worker_is_requested_to_poll_while_a_read_from_it_is_open() -> None:
     scene = Scene().reading()
     scene.step(after_s=TIMEOUT_S)
-    before = scene.dealer.sent.count(PollRequest())
+    before = scene.client.sent.count(PollRequest())
     scene.step(after_s=1.0)
     scene.step(after_s=1.0)
-    assert scene.dealer.sent.count(PollRequest()) == before + 2
+    assert scene.client.sent.count(PollRequest()) == before + 2
     scene.end_reads()
     scene.step()
     scene.step(after_s=5.0)
-    assert scene.dealer.sent.count(PollRequest()) == before + 2
+    assert scene.client.sent.count(PollRequest()) == before + 2
 
 
-def test_a_lost_peer_stays_connected_until_no_read_from_it_can_write() -> None:
+def test_a_lost_peer_stays_connected_until_all_reads_from_it_are_final() -> None:
     scene = Scene().reading()
-    scene.peer.lose("lost", FailureKind.PEER_LOST)
+    scene.peer.mark_lost("lost", FailureKind.PEER_LOST)
     scene.step()
     assert scene.reader.connected == ["p"]
     scene.end_reads()
-    [landed] = scene.step()  # the data has come all the same, and the proof matches
+    [landed] = scene.step()  # the data has arrived all the same, and the proof matches
     assert isinstance(landed, PullLanded)
     assert scene.reader.connected == []
 
 
-def test_a_peer_that_is_asked_again_stays_if_it_answers_and_is_lost_if_it_is_silent() -> None:
+def test_a_peer_that_is_sent_hello_again_stays_if_it_answers_and_is_lost_if_not() -> None:
     scene = Scene().welcomed()
     scene.step()
     ready = [scene.peer.ready]
-    scene.peer.ask()
+    scene.peer.channel.send_hello()
     ready.append(scene.peer.ready)
     scene.welcomed().step()
     ready.append(scene.peer.ready)
     assert ready == [True, False, True]
-    scene.peer.ask()
+    scene.peer.channel.send_hello()
     scene.step(after_s=ANSWER_S)
     assert scene.peer.error is not None
 
 
-def test_the_first_read_follows_the_introduction_and_wires_the_connection() -> None:
+def test_the_first_read_follows_the_welcome_and_sets_up_the_connection() -> None:
     scene = Scene()
-    scene.reader.wiring = RUNNING
+    scene.reader.first_read_state = RUNNING
     scene.welcomed().peer.advance()
-    [wiring] = scene.open_reads()
-    assert wiring.num_bytes == 8
+    [first_read] = scene.open_reads()
+    assert first_read.num_bytes == 8
     ready = [scene.peer.ready]
     scene.end_reads()
     scene.peer.advance()
     ready.append(scene.peer.ready)
     assert ready == [False, True]
-    assert wiring.closed
+    assert first_read.closed
 
 
 def test_a_first_read_that_breaks_loses_the_peer() -> None:
     scene = Scene()
-    scene.reader.wiring = FAILED
+    scene.reader.first_read_state = FAILED
     scene.welcomed().peer.advance()
     assert scene.peer.error is not None
     assert scene.peer.error.kind is FailureKind.PEER_LOST
@@ -104,7 +104,7 @@ class Owner:
 
 
 class Reader:
-    """A worker's peers, and the workers that they stand for."""
+    """A worker's peers, and the workers that can become its peers."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -119,14 +119,14 @@ class Reader:
         )
         self.owners = [Owner(self.context, name, self.wires) for name in ("p1", "p2", "p3")]
 
-    def meet(self, owner: Owner) -> Peer:
+    def connect(self, owner: Owner) -> Peer:
         peer = self.peers.at(owner.address)
         self.answer(owner)
         return peer
 
     def answer(self, owner: Owner) -> None:
         assert owner.listening.poll(PATIENCE_MS)
-        owner.listener.receive(lambda news: None)
+        owner.listener.receive(lambda event: None)
         assert self.poller.poll(PATIENCE_MS)
         self.peers.advance()
 
@@ -142,30 +142,31 @@ def reader() -> Iterator[Reader]:
     reader.close()
 
 
-def test_a_worker_is_one_peer_however_often_it_is_wanted(reader: Reader) -> None:
+def test_repeated_requests_for_a_worker_return_one_peer(reader: Reader) -> None:
     owner = reader.owners[0]
-    peer = reader.meet(owner)
+    peer = reader.connect(owner)
     assert reader.peers.at(owner.address) is peer
     assert reader.transport.connected == ["p1"]
 
 
-def test_a_lost_worker_is_met_anew(reader: Reader) -> None:
+def test_a_lost_worker_is_connected_again(reader: Reader) -> None:
     owner = reader.owners[0]
-    peer = reader.meet(owner)
-    peer.lose("lost", FailureKind.PEER_LOST)
-    again = reader.meet(owner)
+    peer = reader.connect(owner)
+    peer.mark_lost("lost", FailureKind.PEER_LOST)
+    again = reader.connect(owner)
     assert again is not peer
-    assert again.memory == MEMORY
+    assert again.connection is not None and again.connection.memory == MEMORY
     assert reader.transport.connected == ["p1"]
 
 
-def test_a_worker_silent_for_a_minute_is_found_lost_when_another_one_is_met(reader: Reader) -> None:
-    """It was ten minutes, in which a decode engine kept its sockets to all prefill engines of its cell that died."""
+def test_a_worker_silent_for_a_minute_is_lost_when_another_one_is_connected(reader: Reader) -> None:
+    """The time was ten minutes, during which a decode engine kept sockets to prefill engines of its cell that had
+    died."""
     gone, alive, new = reader.owners
-    gone_peer, alive_peer = reader.meet(gone), reader.meet(alive)
+    gone_peer, alive_peer = reader.connect(gone), reader.connect(alive)
     reader.clock.now_s += 60.0
-    reader.meet(new)
-    assert gone.listening.poll(PATIENCE_MS)  # it is asked, and does not answer
+    reader.connect(new)
+    assert gone.listening.poll(PATIENCE_MS)  # it is sent a Hello, and does not answer
     reader.answer(alive)
     reader.clock.now_s += ANSWER_S
     reader.peers.advance()
@@ -173,17 +174,17 @@ def test_a_worker_silent_for_a_minute_is_found_lost_when_another_one_is_met(read
     assert reader.transport.connected == ["p2", "p3"]
 
 
-def test_workers_that_answered_lately_are_not_asked_when_another_one_is_met(reader: Reader) -> None:
+def test_workers_that_answered_recently_are_sent_no_hello_when_another_is_connected(reader: Reader) -> None:
     first, second, _ = reader.owners
-    reader.meet(first)
-    reader.clock.now_s += SILENT_S - 1.0
-    reader.meet(second)
+    reader.connect(first)
+    reader.clock.now_s += SILENCE_S - 1.0
+    reader.connect(second)
     reader.clock.now_s += ANSWER_S
     reader.peers.advance()
     assert reader.transport.connected == ["p1", "p2"]
 
 
-def test_an_address_that_is_not_valid_leaves_nothing_behind(reader: Reader) -> None:
+def test_an_invalid_address_leaves_no_socket_and_no_peer(reader: Reader) -> None:
     with pytest.raises(TransferError):
         reader.peers.at(TransferAddress("p", "no host", 1))
     assert reader.poller.sockets == []

@@ -1,4 +1,4 @@
-"""The proof against plain lists, and its promise: a block that was given away no longer matches."""
+"""The proof against plain lists: entries, slots, and generations that a reused block no longer matches."""
 
 import ctypes
 
@@ -21,52 +21,52 @@ class ProofAgainstLists(RuleBasedStateMachine):
         self.proof = Proof(num_blocks)
         self.address = self.proof.address
         self.generations = [*self.proof.generations(range(num_blocks))]
-        self.shown: dict[int, int] = {}
+        self.published: dict[int, int] = {}
 
     @rule(data=st.data())
-    def hand_blocks_out_again(self, data: st.DataObject) -> None:
+    def reuse_blocks(self, data: st.DataObject) -> None:
         blocks = data.draw(st.lists(st.integers(0, len(self.generations) - 1), unique=True))
         before = self.proof.generations(blocks)
-        self.proof.raise_generations(blocks)
+        self.proof.increment_generations(blocks)
         for block in blocks:
             self.generations[block] += 1
         assert all(now > then for now, then in zip(self.proof.generations(blocks), before, strict=True))
 
     @rule(digest=st.integers(1, 2**63 - 1))
-    def show(self, digest: int) -> None:
-        slot = self.proof.take_slot()
-        assert slot not in self.shown
-        self.proof.show(slot, digest)
-        self.shown[slot] = digest
+    def publish(self, digest: int) -> None:
+        slot = self.proof.allocate_slot()
+        assert slot not in self.published
+        self.proof.publish(slot, digest)
+        self.published[slot] = digest
 
-    @precondition(lambda self: self.shown)
+    @precondition(lambda self: self.published)
     @rule(data=st.data())
-    def hide(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.shown)))
-        self.proof.hide(slot)
-        del self.shown[slot]
+    def free_slot(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.published)))
+        self.proof.free_slot(slot)
+        del self.published[slot]
 
     @invariant()
-    def memory_says_the_same_and_has_not_moved(self) -> None:
-        slots = [self.shown.get(slot, 0) for slot in range(LEASE_SLOTS)]
+    def the_memory_matches_and_has_not_moved(self) -> None:
+        slots = [self.published.get(slot, 0) for slot in range(LEASE_SLOTS)]
         assert in_memory(self.proof) == self.generations + slots
         assert self.proof.address == self.address
-        self.proof.check(self.shown)
+        self.proof.check(self.published)
 
 
 ProofAgainstLists.TestCase.settings = examples(30, steps=20)
 TestProofAgainstLists = ProofAgainstLists.TestCase
 
 
-def test_a_proof_has_room_for_as_many_leases_as_slots() -> None:
+def test_a_proof_has_a_slot_for_each_of_the_maximum_number_of_leases() -> None:
     proof = Proof(1)
-    slots = [proof.take_slot() for _ in range(LEASE_SLOTS)]
+    slots = [proof.allocate_slot() for _ in range(LEASE_SLOTS)]
     assert sorted(slots) == list(range(LEASE_SLOTS))
-    assert not proof.has_room
+    assert not proof.has_free_slot
     with pytest.raises(IndexError):
-        proof.take_slot()
-    proof.hide(slots[0])
-    assert proof.has_room
+        proof.allocate_slot()
+    proof.free_slot(slots[0])
+    assert proof.has_free_slot
 
 
 def test_two_starts_do_not_have_the_same_generations() -> None:
@@ -74,11 +74,11 @@ def test_two_starts_do_not_have_the_same_generations() -> None:
     assert len(firsts) == 20
 
 
-def test_check_finds_slots_that_are_lost_or_show_what_nobody_expects() -> None:
+def test_check_finds_lost_slots_and_unexpected_digests() -> None:
     proof = Proof(1)
-    slot = proof.take_slot()
-    proof.show(slot, 7)
-    for shown in ({}, {slot: 8}, {slot: 7, slot + 1: 9}):
+    slot = proof.allocate_slot()
+    proof.publish(slot, 7)
+    for published in ({}, {slot: 8}, {slot: 7, slot + 1: 9}):
         with pytest.raises(AssertionError):
-            proof.check(shown)
+            proof.check(published)
     proof.check({slot: 7})

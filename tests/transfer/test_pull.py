@@ -1,4 +1,4 @@
-"""A pull from its order to its end: it lands, fails, misses its deadline, is abandoned or closed."""
+"""A pull from its order to its end: it lands, fails, times out, is abandoned or closed."""
 
 import msgspec
 import pytest
@@ -8,12 +8,12 @@ from motet.transfer.side_channel import ChannelReply, Refused, Welcome, WrongSta
 from motet.transfer.transport import BlockRun
 from tests.transfer.scene import ANSWER_S, DONE, FAILED, RUNNING, TICKET, TIMEOUT_S, Scene
 from tests.transfer.scripted import MEMORY, NUM_BLOCKS, NUM_SLOTS
-from tests.transfer.worker import LEASE_ID, LEASE_SLOT, ending
+from tests.transfer.worker import LEASE_ID, LEASE_SLOT, failure
 
 
-def test_a_pull_that_finds_its_peer_reads_proves_acknowledges_and_lands() -> None:
+def test_a_pull_whose_peer_answers_reads_proves_acknowledges_and_lands() -> None:
     scene = Scene()
-    assert scene.step() == []  # nobody answered yet
+    assert scene.step() == []  # the peer has not answered yet
     [landed] = scene.welcomed().step(after_s=0.5)
     assert landed == PullLanded(1, num_bytes=3 * 64, num_descriptors=2, seconds=0.5, post_seconds=0.0)
     assert scene.reader.runs == [BlockRun(3, 0, 2), BlockRun(7, 2, 1)]
@@ -29,11 +29,11 @@ def test_the_proof_is_read_after_the_data_and_not_before() -> None:
     posted = len(scene.reader.reads)
     assert scene.step() == []
     assert len(scene.reader.reads) == posted
-    scene.owner.shows[4] += 1  # the block is given to someone else while its data is read
+    scene.owner.proof_entries[4] += 1  # the block is reused while its data is read
     scene.end_reads()
     [failed] = scene.step()
     assert failed == PullFailed(
-        1, FailureKind.STALE, "blocks at the worker at 127.0.0.1:5 had another owner when the data was read", True
+        1, FailureKind.STALE, "blocks at the worker at 127.0.0.1:5 were reused before the data was read", True
     )
     assert scene.released
     assert scene.owner.inbox == []
@@ -41,18 +41,18 @@ def test_the_proof_is_read_after_the_data_and_not_before() -> None:
 
 
 @pytest.mark.parametrize("slot", [0, TICKET.digest + 1], ids=["empty", "of another lease"])
-def test_a_lease_that_is_over_fails_the_pull_even_if_the_blocks_are_untouched(slot: int) -> None:
+def test_a_lease_that_has_ended_fails_the_pull_even_if_the_blocks_are_unchanged(slot: int) -> None:
     scene = Scene().welcomed()
-    scene.owner.shows[NUM_BLOCKS + LEASE_SLOT] = slot
-    assert ending(*scene.step()) == (FailureKind.LEASE_ENDED, True)
+    scene.owner.proof_entries[NUM_BLOCKS + LEASE_SLOT] = slot
+    assert failure(*scene.step()) == (FailureKind.LEASE_ENDED, True)
     scene.check_over()
 
 
 def test_a_ticket_that_differs_from_the_granted_one_fails_the_pull() -> None:
     scene = Scene()
-    altered = msgspec.structs.replace(TICKET, prompt_digest="of a prompt of somebody else's")
-    scene.pull = scene.pulled(ticket=altered)
-    assert ending(*scene.welcomed().step()) == (FailureKind.LEASE_ENDED, True)
+    altered = msgspec.structs.replace(TICKET, prompt_digest="of another client's prompt")
+    scene.pull = scene.make_pull(ticket=altered)
+    assert failure(*scene.welcomed().step()) == (FailureKind.LEASE_ENDED, True)
     scene.check_over()
 
 
@@ -61,20 +61,20 @@ def test_a_peer_that_does_not_answer_is_unreachable() -> None:
     assert scene.step(after_s=ANSWER_S - 0.1) == []
     [failed] = scene.step(after_s=0.1)
     assert failed == PullFailed(1, FailureKind.UNREACHABLE, "the worker at 127.0.0.1:5 does not answer", True)
-    assert scene.dealer.closed
+    assert scene.client.closed
 
 
 @pytest.mark.parametrize("answer", [WrongStart("p2"), Welcome("p2", b"p", MEMORY)])
 def test_an_answer_from_another_start_of_the_worker_fails_the_pull_as_restarted(answer: ChannelReply) -> None:
     scene = Scene()
-    scene.dealer.coming.append(answer)
-    assert ending(*scene.step()) == (FailureKind.RESTARTED, True)
+    scene.client.incoming.append(answer)
+    assert failure(*scene.step()) == (FailureKind.RESTARTED, True)
     assert scene.reader.connected == []
 
 
 def test_a_refusal_fails_at_once_with_its_reason() -> None:
     scene = Scene()
-    scene.dealer.coming.append(Refused("dtype is bfloat16 here and float32 there"))
+    scene.client.incoming.append(Refused("dtype is bfloat16 here and float32 there"))
     [failed] = scene.step()
     assert isinstance(failed, PullFailed)
     assert failed.kind is FailureKind.REFUSED
@@ -83,18 +83,18 @@ def test_a_refusal_fails_at_once_with_its_reason() -> None:
 
 def test_a_peer_that_the_transport_cannot_connect_to_fails_the_pull() -> None:
     scene = Scene()
-    scene.dealer.coming.append(Welcome("p", b"nobody", MEMORY))
+    scene.client.incoming.append(Welcome("p", b"unknown", MEMORY))
     [failed] = scene.step()
-    assert failed == PullFailed(1, FailureKind.PEER_LOST, "no such end", True)
-    assert scene.dealer.closed
+    assert failed == PullFailed(1, FailureKind.PEER_LOST, "no such worker", True)
+    assert scene.client.closed
 
 
-def test_an_answer_to_an_earlier_question_is_ignored() -> None:
+def test_an_answer_to_an_earlier_hello_is_ignored() -> None:
     scene = Scene()
-    scene.dealer.coming.append(Welcome("p", b"p", MEMORY))
-    scene.dealer.nonce = b"of another question"
+    scene.client.incoming.append(Welcome("p", b"p", MEMORY))
+    scene.client.nonce = b"of another hello"
     assert scene.step() == []
-    assert (scene.peer.memory, scene.peer.error) == (None, None)
+    assert (scene.peer.connection, scene.peer.error) == (None, None)
 
 
 def test_a_read_that_breaks_loses_the_peer() -> None:
@@ -109,18 +109,18 @@ def test_a_read_that_breaks_loses_the_peer() -> None:
 def test_a_proof_that_breaks_loses_the_peer() -> None:
     scene = Scene().proving()
     scene.end_reads(FAILED)
-    assert ending(*scene.step()) == (FailureKind.PEER_LOST, True)
+    assert failure(*scene.step()) == (FailureKind.PEER_LOST, True)
     scene.check_over()
 
 
 def test_a_read_that_cannot_be_posted_loses_the_peer() -> None:
     scene = Scene().welcomed()
-    scene.reader.wiring = RUNNING
+    scene.reader.first_read_state = RUNNING
     scene.peer.advance()
-    scene.reader.posts = False
+    scene.reader.can_post = False
     [failed] = scene.step()
     assert failed == PullFailed(1, FailureKind.PEER_LOST, "cannot be posted", True)
-    assert (scene.peer.error is None, scene.peer.closed) == (False, False)  # the wiring read still runs
+    assert (scene.peer.error is None, scene.peer.closed) == (False, False)  # the first read still runs
     scene.end_reads()
     scene.step()
     assert scene.peer.closed
@@ -129,7 +129,7 @@ def test_a_read_that_cannot_be_posted_loses_the_peer() -> None:
 
 def test_a_proof_that_cannot_be_posted_fails_settled_since_no_data_is_in_flight() -> None:
     scene = Scene().reading()
-    scene.reader.posts = False
+    scene.reader.can_post = False
     scene.end_reads()
     [failed] = scene.step()
     assert failed == PullFailed(1, FailureKind.PEER_LOST, "cannot be posted", True)
@@ -145,8 +145,8 @@ def test_a_ticket_that_names_unknown_blocks_is_refused_before_any_read(
 ) -> None:
     scene = Scene()
     wrong = msgspec.structs.replace(TICKET, **changes)
-    scene.pull = scene.pulled(ticket=wrong)
-    assert ending(*scene.welcomed().step()) == (FailureKind.REFUSED, True)
+    scene.pull = scene.make_pull(ticket=wrong)
+    assert failure(*scene.welcomed().step()) == (FailureKind.REFUSED, True)
     assert scene.reader.runs == []
 
 
@@ -155,7 +155,7 @@ def test_a_read_that_outlasts_the_deadline_fails_at_once_and_settles_when_it_end
     assert scene.step(after_s=TIMEOUT_S - 0.1) == []
     [failed] = scene.step(after_s=0.1)
     assert failed == PullFailed(
-        1, FailureKind.TIMEOUT, "the worker at 127.0.0.1:5 took longer than 10 s", settled=False
+        1, FailureKind.TIMEOUT, "reading from the worker at 127.0.0.1:5 took longer than 10 s", settled=False
     )
     assert scene.released
     assert scene.step(after_s=1000.0) == []
@@ -164,35 +164,35 @@ def test_a_read_that_outlasts_the_deadline_fails_at_once_and_settles_when_it_end
     scene.check_over()
 
 
-def test_no_pull_waits_behind_one_that_missed_its_deadline() -> None:
-    """The bug: after a link was cut and mended, every prompt waited for its own deadline until TCP had sent the lost
-    packets again."""
+def test_no_pull_waits_for_an_earlier_pull_that_timed_out() -> None:
+    """The bug: after a link was cut and restored, every pull waited for its own time-out until TCP had retransmitted
+    the lost packets."""
     scene = Scene().reading()
     late = scene.pull
     scene.step(after_s=TIMEOUT_S)
-    scene.pull = scene.pulled(2)
+    scene.pull = scene.make_pull(2)
     [failed] = scene.step()
-    owes = "an earlier read from the worker at 127.0.0.1:5 has not ended"
-    assert failed == PullFailed(2, FailureKind.TIMEOUT, owes, settled=True)
-    assert ReaderDone(LEASE_ID, "d:2") in scene.dealer.sent
+    message = "an earlier read from the worker at 127.0.0.1:5 has not ended"
+    assert failed == PullFailed(2, FailureKind.TIMEOUT, message, settled=True)
+    assert ReaderDone(LEASE_ID, "d:2") in scene.client.sent
     scene.end_reads()
-    scene.reader.blocks = DONE
+    scene.reader.blocks_state = DONE
     assert late.advance() == PullSettled(1)
-    scene.pull = scene.pulled(3)
-    assert [type(news) for news in scene.step()] == [PullLanded]
+    scene.pull = scene.make_pull(3)
+    assert [type(event) for event in scene.step()] == [PullLanded]
     scene.check_over()
 
 
-def test_no_pull_waits_behind_one_whose_proof_missed_the_deadline() -> None:
+def test_no_pull_waits_for_an_earlier_pull_whose_proof_timed_out() -> None:
     scene = Scene().proving()
     scene.step(after_s=TIMEOUT_S)
-    scene.pull = scene.pulled(2)
-    assert ending(*scene.step()) == (FailureKind.TIMEOUT, True)
+    scene.pull = scene.make_pull(2)
+    assert failure(*scene.step()) == (FailureKind.TIMEOUT, True)
     scene.end_reads()
-    scene.reader.proof = DONE
+    scene.reader.proof_state = DONE
     scene.step()
-    scene.pull = scene.pulled(3)
-    assert [type(news) for news in scene.step()] == [PullLanded]
+    scene.pull = scene.make_pull(3)
+    assert [type(event) for event in scene.step()] == [PullLanded]
     scene.check_over()
 
 
@@ -205,24 +205,24 @@ def test_a_read_that_breaks_after_the_deadline_settles_too_and_loses_the_peer() 
     scene.check_over()
 
 
-def test_a_worker_that_is_not_met_by_the_deadline_is_unreachable() -> None:
+def test_a_worker_that_is_not_connected_by_the_deadline_is_unreachable() -> None:
     scene = Scene()
-    scene.pull = scene.pulled(timeout_s=0.5)
+    scene.pull = scene.make_pull(timeout_s=0.5)
     [failed] = scene.step(after_s=0.5)
     assert failed == PullFailed(1, FailureKind.UNREACHABLE, "the worker at 127.0.0.1:5 does not answer", settled=True)
     assert scene.released
     scene.check_over()
 
 
-def test_data_that_comes_in_the_round_of_the_deadline_is_not_thrown_away() -> None:
+def test_data_that_arrives_in_the_round_of_the_deadline_is_used() -> None:
     scene = Scene().reading()
     scene.end_reads()
-    assert [type(news) for news in scene.step(after_s=TIMEOUT_S)] == [PullLanded]
+    assert [type(event) for event in scene.step(after_s=TIMEOUT_S)] == [PullLanded]
 
 
 def test_a_proof_that_outlasts_the_deadline_fails_settled_and_is_closed_when_it_ends() -> None:
     scene = Scene().proving()
-    assert ending(*scene.step(after_s=TIMEOUT_S)) == (FailureKind.TIMEOUT, True)
+    assert failure(*scene.step(after_s=TIMEOUT_S)) == (FailureKind.TIMEOUT, True)
     assert scene.released
     busy = [scene.peer.busy]
     scene.end_reads()
@@ -245,7 +245,7 @@ def test_a_pull_abandoned_while_it_reads_settles_once_the_read_has_ended() -> No
     assert scene.pull.abandon() is None
     assert scene.released
     assert scene.pull.abandon() is None
-    assert scene.step(after_s=TIMEOUT_S) == []  # no second ending by the deadline
+    assert scene.step(after_s=TIMEOUT_S) == []  # no second failure at the deadline
     scene.end_reads()
     assert scene.step() == [PullSettled(1)]
     assert scene.pull.abandon() is None
@@ -267,11 +267,11 @@ def test_a_pull_abandoned_after_the_deadline_settles_once() -> None:
     assert scene.pull.abandon() is None
     scene.end_reads()
     assert scene.step() == [PullSettled(1)]
-    assert scene.dealer.sent.count(ReaderDone(LEASE_ID, "d:1")) == 1
+    assert scene.client.sent.count(ReaderDone(LEASE_ID, "d:1")) == 1
 
 
 def test_a_closed_pull_is_settled_unless_its_data_is_still_being_read() -> None:
     for scene, settled in ((Scene(), True), (Scene().reading(), False), (Scene().proving(), True)):
-        assert scene.pull.close() == PullFailed(1, FailureKind.CLOSED, "this worker stops", settled)
+        assert scene.pull.close() == PullFailed(1, FailureKind.CLOSED, "this worker is stopping", settled)
         assert scene.released
         assert scene.pull.close() is None

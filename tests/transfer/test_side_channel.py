@@ -1,4 +1,4 @@
-"""The side channel's messages, byte for byte, and what both ends do with them and with messages from strangers."""
+"""The side channel's messages, byte for byte, and how both ends handle them and messages from strangers."""
 
 import secrets
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import zmq
 
 from motet.errors import ConfigError
 from motet.transfer import side_channel
-from motet.transfer.orders import FailureKind, News, ReaderDone, ReaderWaits
+from motet.transfer.orders import FailureKind, ReaderDone, ReaderHeartbeat, TransferEvent
 from motet.transfer.side_channel import (
     ENVELOPES,
     MAX_REQUEST_BYTES,
@@ -42,7 +42,7 @@ from tests.transfer.worker import dead_port
 PATIENCE_MS = 10_000
 NO_KEY = ClusterKey("")
 HELLO = Hello("owner", FACTS)
-WELCOME = Welcome("owner", b"how to connect", MEMORY)
+WELCOME = Welcome("owner", b"a description", MEMORY)
 
 NONCE = b"n" * 16
 SOME_MEMORY = RegisteredMemory(regions=(4096, 8192), region_block_bytes=64, num_blocks=8, proof=12288, proof_entries=12)
@@ -54,18 +54,18 @@ RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
         "5f646967657374a16dac7175616e74697a6174696f6ea46e6f6e65a56474797065a7666c6f61743332aa626c6f636b5f73697a6510aa6e75"
         "6d5f6c617965727301ac6e756d5f6b765f686561647301a8686561645f64696d08a776657273696f6e01c400",
     ),
-    "waits": (
-        ReaderWaits(5),
+    "heartbeat": (
+        ReaderHeartbeat(5),
         "",
         "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c400",
     ),
-    "release": (
+    "done": (
         ReaderDone(5, "d:1"),
         "",
         "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec42383a474797065a752656c65617365a86c656173655f696405a6726561646572a3643a"
         "31c400",
     ),
-    "attend": (PollRequest(), "", "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec40d81a474797065a6417474656e64c400"),
+    "poll request": (PollRequest(), "", "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec40d81a474797065a6417474656e64c400"),
     "welcome": (
         Welcome("p", b"how", SOME_MEMORY),
         "",
@@ -73,7 +73,7 @@ RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
         "74696f6ec403686f77a66d656d6f727986a7726567696f6e7392cd1000cd2000b2726567696f6e5f626c6f636b5f627974657340aa6e756d"
         "5f626c6f636b7308a6646576696365ffa570726f6f66cd3000ad70726f6f665f656e74726965730cc400",
     ),
-    "someone else": (
+    "wrong start": (
         WrongStart("p2"),
         "",
         "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41f82a474797065ab536f6d656f6e65456c7365a9656e67696e655f6964a27032c400",
@@ -84,59 +84,59 @@ RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
         "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41882a474797065a752656675736564a6726561736f6ea26e6fc400",
     ),
     "sealed": (
-        ReaderWaits(5),
+        ReaderHeartbeat(5),
         "secret",
         "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c42012854ef8195cd74d49ed"
         "5ecbf6e8c15b7f62153224d2a286d3e4b02f7df1f4fe",
     ),
 }
-"""The bytes of each message in version 1 of the protocol, with the nonce NONCE."""
+"""Encoding of each message in version 1 of the protocol, with the nonce NONCE: (message, cluster key, bytes in hex)."""
 
 
 @pytest.mark.parametrize(("message", "key", "recorded"), RECORDED.values(), ids=RECORDED)
-def test_messages_look_as_they_always_did_in_this_version(
+def test_the_encoding_of_messages_is_unchanged_in_this_version(
     message: ChannelRequest | ChannelReply, key: str, recorded: str
 ) -> None:
     assert side_channel.CHANNEL_VERSION == 1, "record the bytes of the new version"
     assert encode(message, ClusterKey(key), nonce=NONCE).hex() == recorded
     envelope = read(ENVELOPES, bytes.fromhex(recorded))
-    assert ClusterKey(key).complaint(envelope.nonce, envelope.payload, seal=envelope.seal) is None
+    assert ClusterKey(key).seal_error(envelope.nonce, envelope.payload, seal=envelope.seal) is None
     if isinstance(message, Welcome | WrongStart | Refused):
         assert read(REPLIES, envelope.payload) == message
     else:
         assert read(REQUESTS, envelope.payload) == message
 
 
-def test_a_notification_looks_as_it_always_did() -> None:
+def test_the_encoding_of_a_notification_is_unchanged() -> None:
     recorded = bytes.fromhex("83a474797065a752656c65617365a86c656173655f696405a6726561646572a3643a31")
     assert msgspec.msgpack.encode(ReaderDone(5, "d:1")) == recorded
     assert read(NOTIFICATIONS, recorded) == ReaderDone(5, "d:1")
 
 
 class Sockets:
-    """Makes the sockets of a test, keeps them, and closes them."""
+    """Makes the sockets of a test, and closes them."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._kept: list[zmq.Socket[bytes]] = []
+        self._sockets: list[zmq.Socket[bytes]] = []
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple["zmq.Socket[bytes]", int]:
         listening, _, port = listen(host, port, context=self.context)
-        self._kept.append(listening)
+        self._sockets.append(listening)
         return listening, port
 
-    def dealer(self, port: int, *, host: str = "127.0.0.1", key: str = "") -> tuple[SideChannelClient, zmq.Poller]:
+    def client(self, port: int, *, host: str = "127.0.0.1", key: str = "") -> tuple[SideChannelClient, zmq.Poller]:
         poller = zmq.Poller()
-        dealer = SideChannelClient(
+        client = SideChannelClient(
             TransferAddress("owner", host, port), self.context, poller=poller, key=ClusterKey(key)
         )
-        self._kept += [socket for socket, _ in poller.sockets]
-        return dealer, poller
+        self._sockets += [socket for socket, _ in poller.sockets]
+        return client, poller
 
     def stranger(self, port: int) -> "zmq.Socket[bytes]":
-        """A socket that may send anything."""
+        """Returns a socket on which a test can send anything to the listener."""
         socket = self.context.socket(zmq.DEALER)
-        self._kept.append(socket)
+        self._sockets.append(socket)
         socket.connect(endpoint("127.0.0.1", port))
         return socket
 
@@ -152,16 +152,17 @@ def sockets() -> Iterator[Sockets]:
 
 
 class Pair:
-    """A listener and a dealer, each with a cluster key of its own."""
+    """A listener and a client, each with its own cluster key."""
 
     def __init__(self, sockets: Sockets, *, key_here: str = "", key_there: str = "") -> None:
         self.listening, self.port = sockets.listen()
         self.listener = SideChannelListener(self.listening, ClusterKey(key_there), FACTS, WELCOME)
-        self.dealer, self.poller = sockets.dealer(self.port, key=key_here)
+        self.client, self.poller = sockets.client(self.port, key=key_here)
 
-    def ask(self, request: ChannelRequest) -> ChannelReply:
+    def request(self, request: ChannelRequest) -> ChannelReply:
+        """Sends a request, and returns the reply to it."""
         nonce = new_nonce()
-        self.dealer.send(request, nonce)
+        self.client.send(request, nonce)
         self.receive()
         [(replied_to, reply)] = self.replies()
         assert replied_to == nonce
@@ -169,46 +170,47 @@ class Pair:
 
     def replies(self) -> list[tuple[bytes, ChannelReply]]:
         assert self.poller.poll(PATIENCE_MS)
-        return self.dealer.replies()
+        return self.client.replies()
 
-    def tell(self, request: ChannelRequest) -> list[News]:
-        self.dealer.send(request, new_nonce())
-        news: list[News] = []
-        self.receive(news)
-        return news
+    def events_from(self, request: ChannelRequest) -> list[TransferEvent]:
+        """Sends a request, and returns the events that the listener publishes."""
+        self.client.send(request, new_nonce())
+        events: list[TransferEvent] = []
+        self.receive(events)
+        return events
 
-    def receive(self, news: list[News] | None = None) -> bool:
+    def receive(self, events: list[TransferEvent] | None = None) -> bool:
         """Returns True if the message came from a worker that may read."""
         assert self.listening.poll(PATIENCE_MS)
-        return self.listener.receive(([] if news is None else news).append)
+        return self.listener.receive(([] if events is None else events).append)
 
     def reply_with(self, body: bytes) -> list[tuple[bytes, ChannelReply]]:
-        """Returns what the dealer reads from a reply that the test wrote."""
-        self.dealer.send(HELLO, new_nonce())
+        """Sends a reply with this body, and returns the replies that the client reads."""
+        self.client.send(HELLO, new_nonce())
         reader, _ = self.listening.recv_multipart()
         self.listening.send_multipart([reader, body])
         return self.replies()
 
 
 def test_hello_is_answered_with_everything_that_a_reader_needs(sockets: Sockets) -> None:
-    assert Pair(sockets).ask(HELLO) == WELCOME
+    assert Pair(sockets).request(HELLO) == WELCOME
 
 
-def test_signs_of_life_and_releases_become_news(sockets: Sockets) -> None:
+def test_heartbeats_and_releases_become_events(sockets: Sockets) -> None:
     pair = Pair(sockets)
-    assert pair.tell(ReaderWaits(5)) == [ReaderWaits(5)]
-    assert pair.tell(ReaderDone(5, "reader")) == [ReaderDone(5, "reader")]
-    assert pair.tell(PollRequest()) == []
+    assert pair.events_from(ReaderHeartbeat(5)) == [ReaderHeartbeat(5)]
+    assert pair.events_from(ReaderDone(5, "reader")) == [ReaderDone(5, "reader")]
+    assert pair.events_from(PollRequest()) == []
 
 
 def test_another_layout_is_refused_with_both_sides_shown_from_the_readers_side(sockets: Sockets) -> None:
-    theirs = msgspec.structs.replace(FACTS, dtype="bfloat16", block_size=32)
-    reply = Pair(sockets).ask(Hello("owner", theirs))
+    other = msgspec.structs.replace(FACTS, dtype="bfloat16", block_size=32)
+    reply = Pair(sockets).request(Hello("owner", other))
     assert reply == Refused("dtype is bfloat16 here and float32 there; block_size is 32 here and 16 there")
 
 
 def test_a_reader_that_names_an_earlier_start_of_the_worker_gets_an_error(sockets: Sockets) -> None:
-    assert Pair(sockets).ask(Hello("the one before", FACTS)) == WrongStart("owner")
+    assert Pair(sockets).request(Hello("the one before", FACTS)) == WrongStart("owner")
 
 
 @pytest.mark.parametrize(
@@ -219,54 +221,54 @@ def test_a_reader_that_names_an_earlier_start_of_the_worker_gets_an_error(socket
         ("secret", "other", "the cluster keys differ"),
     ],
 )
-def test_without_the_same_cluster_key_a_reader_is_told_why_and_nothing_else(
+def test_without_the_same_cluster_key_a_reader_gets_the_reason_and_nothing_else(
     sockets: Sockets, here: str, there: str, reason: str
 ) -> None:
     pair = Pair(sockets, key_here=here, key_there=there)
-    assert pair.ask(HELLO) == Refused(reason)
-    assert pair.tell(ReaderDone(5, "reader")) == []
-    assert pair.tell(ReaderWaits(5)) == []
+    assert pair.request(HELLO) == Refused(reason)
+    assert pair.events_from(ReaderDone(5, "reader")) == []
+    assert pair.events_from(ReaderHeartbeat(5)) == []
 
 
-def test_the_same_cluster_key_lets_everything_through(sockets: Sockets) -> None:
+def test_messages_with_the_same_cluster_key_are_accepted(sockets: Sockets) -> None:
     pair = Pair(sockets, key_here="secret", key_there="secret")
-    assert pair.ask(HELLO) == WELCOME
-    assert pair.tell(ReaderWaits(5)) == [ReaderWaits(5)]
+    assert pair.request(HELLO) == WELCOME
+    assert pair.events_from(ReaderHeartbeat(5)) == [ReaderHeartbeat(5)]
 
 
 def test_a_sealed_message_that_was_changed_on_the_way_is_refused() -> None:
     key = ClusterKey("secret")
-    whole = read(ENVELOPES, encode(ReaderDone(5, "reader"), key, nonce=new_nonce()))
-    assert key.complaint(whole.nonce, whole.payload, seal=whole.seal) is None
+    sealed = read(ENVELOPES, encode(ReaderDone(5, "reader"), key, nonce=new_nonce()))
+    assert key.seal_error(sealed.nonce, sealed.payload, seal=sealed.seal) is None
     for changed in (
-        msgspec.structs.replace(whole, payload=whole.payload.replace(b"\x05", b"\x06")),
-        msgspec.structs.replace(whole, nonce=new_nonce()),
-        msgspec.structs.replace(whole, nonce=whole.nonce + whole.payload[:1], payload=whole.payload[1:]),
+        msgspec.structs.replace(sealed, payload=sealed.payload.replace(b"\x05", b"\x06")),
+        msgspec.structs.replace(sealed, nonce=new_nonce()),
+        msgspec.structs.replace(sealed, nonce=sealed.nonce + sealed.payload[:1], payload=sealed.payload[1:]),
     ):
-        assert changed != whole
-        assert key.complaint(changed.nonce, changed.payload, seal=changed.seal)
+        assert changed != sealed
+        assert key.seal_error(changed.nonce, changed.payload, seal=changed.seal)
 
 
-def test_a_reply_that_is_not_sealed_with_our_key_is_not_believed(sockets: Sockets) -> None:
+def test_a_reply_that_is_sealed_with_another_key_is_refused(sockets: Sockets) -> None:
     pair = Pair(sockets, key_here="secret")
     [(_, reply)] = pair.reply_with(encode(WELCOME, ClusterKey("other"), nonce=new_nonce()))
-    assert reply == Refused("its answer is not sealed with the cluster key that is set here")
+    assert reply == Refused("its reply is not sealed with the cluster key that is set here")
 
 
 def test_another_version_of_the_protocol_is_refused_on_both_sides_with_both_shown(sockets: Sockets) -> None:
     pair = Pair(sockets)
-    later = msgspec.msgpack.encode([2, b"nonce", b"payload of another form", b"", "a field more"])
+    later = msgspec.msgpack.encode([2, b"nonce", b"payload of another form", b"", "another field"])
     stranger = sockets.stranger(pair.port)
     stranger.send(later)
     assert not pair.receive()
     refusal = read(ENVELOPES, stranger.recv())
-    assert read(REPLIES, refusal.payload) == Refused("the side channel speaks version 2 here and 1 there")
+    assert read(REPLIES, refusal.payload) == Refused("the side channel has version 2 here and version 1 there")
     [(_, reply)] = pair.reply_with(later)
-    assert reply == Refused("the side channel speaks version 1 here and 2 there")
+    assert reply == Refused("the side channel has version 1 here and version 2 there")
 
 
 def payload(**fields: object) -> bytes:
-    """Returns an envelope of this version around these fields, whatever they are."""
+    """Returns an envelope of this version with arbitrary fields as its payload."""
     return msgspec.msgpack.encode([1, NONCE, msgspec.msgpack.encode(fields), b""])
 
 
@@ -314,13 +316,13 @@ JUNK: list[bytes] = [
 
 
 @pytest.mark.parametrize("body", JUNK, ids=range(len(JUNK)))
-def test_junk_harms_neither_end_and_is_not_answered(sockets: Sockets, body: bytes) -> None:
+def test_junk_affects_neither_end_and_is_not_answered(sockets: Sockets, body: bytes) -> None:
     pair = Pair(sockets)
     stranger = sockets.stranger(pair.port)
     stranger.send(body)
     assert not pair.receive()
     assert pair.reply_with(body) == []
-    assert pair.ask(HELLO) == WELCOME
+    assert pair.request(HELLO) == WELCOME
     assert not stranger.poll(0)
 
 
@@ -335,16 +337,18 @@ def test_a_seal_and_a_nonce_of_any_length_are_only_refused(sockets: Sockets, sea
     assert isinstance(read(REPLIES, read(ENVELOPES, stranger.recv()).payload), Refused)
     [(_, reply)] = pair.reply_with(forged)
     assert isinstance(reply, Refused)
-    assert pair.ask(HELLO) == WELCOME
+    assert pair.request(HELLO) == WELCOME
 
 
-@pytest.mark.parametrize(("before", "behind"), [([b""], []), ([], [b"more"])])
-def test_a_message_with_a_part_too_many_is_dropped(sockets: Sockets, before: list[bytes], behind: list[bytes]) -> None:
+@pytest.mark.parametrize(("before", "after"), [([b""], []), ([], [b"more"])])
+def test_a_message_with_an_additional_part_is_dropped(
+    sockets: Sockets, before: list[bytes], after: list[bytes]
+) -> None:
     pair = Pair(sockets)
     stranger = sockets.stranger(pair.port)
-    stranger.send_multipart([*before, encode(HELLO, NO_KEY, nonce=NONCE), *behind])
+    stranger.send_multipart([*before, encode(HELLO, NO_KEY, nonce=NONCE), *after])
     assert not pair.receive()
-    assert pair.ask(HELLO) == WELCOME
+    assert pair.request(HELLO) == WELCOME
     assert not stranger.poll(0)
 
 
@@ -355,22 +359,22 @@ def test_a_message_that_is_too_long_never_arrives(sockets: Sockets) -> None:
     pair.receive()
     stranger.recv()
     stranger.send(encode(ReaderDone(5, "r" * MAX_REQUEST_BYTES), NO_KEY, nonce=new_nonce()))
-    assert pair.ask(HELLO) == WELCOME
-    assert pair.tell(ReaderWaits(6)) == [ReaderWaits(6)]
+    assert pair.request(HELLO) == WELCOME
+    assert pair.events_from(ReaderHeartbeat(6)) == [ReaderHeartbeat(6)]
 
 
-def test_messages_to_a_worker_that_is_not_there_do_not_pile_up(sockets: Sockets) -> None:
+def test_the_number_of_messages_queued_for_an_absent_worker_is_limited(sockets: Sockets) -> None:
     with dead_port() as port:
-        dealer, _ = sockets.dealer(port)
+        client, _ = sockets.client(port)
         for _ in range(10 * REQUESTS_QUEUED):
-            dealer.send(ReaderWaits(5), new_nonce())
-    back, _ = sockets.listen(port=port)
-    assert back.poll(PATIENCE_MS)
-    heard = 0
-    while back.poll(300):
-        back.recv_multipart()
-        heard += 1
-    assert 1 <= heard <= 2 * REQUESTS_QUEUED
+            client.send(ReaderHeartbeat(5), new_nonce())
+    listening, _ = sockets.listen(port=port)
+    assert listening.poll(PATIENCE_MS)
+    num_received = 0
+    while listening.poll(300):
+        listening.recv_multipart()
+        num_received += 1
+    assert 1 <= num_received <= 2 * REQUESTS_QUEUED
 
 
 @pytest.mark.parametrize(
@@ -382,7 +386,7 @@ def test_messages_to_a_worker_that_is_not_there_do_not_pile_up(sockets: Sockets)
         msgspec.msgpack.encode(ReaderDone(1, "?"))[:-2] + NOT_UTF8,
     ],
 )
-def test_a_notification_that_is_not_ours_is_unreadable(body: bytes) -> None:
+def test_a_notification_of_another_protocol_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedMessageError):
         read(NOTIFICATIONS, body)
 
@@ -390,11 +394,11 @@ def test_a_notification_that_is_not_ours_is_unreadable(body: bytes) -> None:
 @pytest.mark.parametrize("host", ["a b", "", "x;127.0.0.1", "-", "tcp://h", "h/../x", "h\0x", "ü"])
 def test_an_invalid_host_is_unreachable_at_once(sockets: Sockets, host: str) -> None:
     with failing(FailureKind.UNREACHABLE):
-        sockets.dealer(1, host=host)
+        sockets.client(1, host=host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "*", "no-such-host.invalid", "203.0.113.7"])
-def test_an_address_that_others_could_not_reach_is_an_error_that_names_the_flag(sockets: Sockets, host: str) -> None:
+def test_an_address_that_no_other_worker_can_reach_is_an_error_that_names_the_flag(sockets: Sockets, host: str) -> None:
     with pytest.raises(ConfigError, match="--side-channel-host"):
         sockets.listen(host)
 

@@ -1,4 +1,4 @@
-"""Two transfer threads over each transport: the bytes that land are the bytes that the owner had."""
+"""Two transfer threads over each transport: the bytes that arrive equal the owner's."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,22 +13,24 @@ from motet.transfer.ticket import Ticket
 from tests.transfer.local import LocalNetwork
 from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, MakeTransport
 from tests.transfer.scripted import FACTS
-from tests.transfer.worker import NewsQueue, ending, granted, order
+from tests.transfer.worker import EventQueue, failure, granted, order
 
 BLOCKS = (3, 4, 7)
 starts = itertools.count()
 
 
 class KVWorker:
-    """A transfer thread over memory of its own."""
+    """A transfer thread with its own memory."""
 
     def __init__(self, make: MakeTransport, *, seed: int, pull_timeout_s: float = 10.0) -> None:
         self.kv = KVMemory(seed=seed)
         self.name = f"thread-{next(starts)}"
-        settings = TransferSettings("127.0.0.1", 0, "secret", pull_timeout_s, self.name)
+        settings = TransferSettings(
+            host="127.0.0.1", port=0, cluster_key="secret", pull_timeout_s=pull_timeout_s, engine_id=self.name
+        )
         memory = self.kv.memory
         self.thread = TransferThread(settings, FACTS, memory=memory, make_transport=lambda: make(self.name, memory))
-        self.news = NewsQueue(self.thread).next
+        self.next_event = EventQueue(self.thread).next
         self.leases = LeaseTable(self.kv.proof, seconds=60.0)
 
     def ticket(self) -> Ticket:
@@ -38,8 +40,8 @@ class KVWorker:
         self.thread.order(orders.LeasesHeld(1))
         return lease.ticket
 
-    def end_lease(self, ticket: Ticket) -> None:
-        self.leases.end(ticket.lease_id)
+    def release(self, ticket: Ticket) -> None:
+        self.leases.release(ticket.lease_id)
         self.thread.order(orders.LeasesHeld(0))
 
 
@@ -48,9 +50,9 @@ class Pair:
         self.owner = KVWorker(make, seed=1)
         self.reader = KVWorker(make, seed=2, pull_timeout_s=pull_timeout_s)
 
-    def pull(self, ticket: Ticket) -> orders.News:
+    def pull(self, ticket: Ticket) -> orders.TransferEvent:
         self.reader.thread.order(order(ticket))
-        return self.reader.news()
+        return self.reader.next_event()
 
     def close(self) -> None:
         self.reader.thread.close()
@@ -64,7 +66,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     pair.close()
 
 
-def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_owner_hears_of_it(pair: Pair) -> None:
+def test_only_the_destination_blocks_change_and_the_owner_is_notified(pair: Pair) -> None:
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     landed = pair.pull(ticket)
@@ -72,31 +74,32 @@ def test_the_bytes_land_where_they_should_and_nowhere_else_and_the_owner_hears_o
     assert landed.num_bytes == pair.owner.kv.blocks[:, BLOCKS].size
     pair.reader.kv.expect(before, pair.owner.kv, [(3, 0), (4, 1), (7, 2)])
     done = orders.ReaderDone(ticket.lease_id, f"{pair.reader.name}:1")
-    assert {pair.owner.news(), pair.owner.news()} == {orders.ReaderWaits(ticket.lease_id), done}  # by two ways
+    # The heartbeat comes over the side channel, the other event over the transport, in any order.
+    assert {pair.owner.next_event(), pair.owner.next_event()} == {orders.ReaderHeartbeat(ticket.lease_id), done}
 
 
-def test_a_block_that_was_given_away_makes_the_pull_stale(pair: Pair) -> None:
+def test_a_block_that_was_reused_makes_the_pull_stale(pair: Pair) -> None:
     ticket = pair.owner.ticket()
-    pair.owner.kv.proof.raise_generations([4])
-    assert ending(pair.pull(ticket)) == (FailureKind.STALE, True)
+    pair.owner.kv.proof.increment_generations([4])
+    assert failure(pair.pull(ticket)) == (FailureKind.STALE, True)
 
 
-def test_a_reader_finds_out_that_a_lease_is_over_even_if_the_owner_is_idle(pair: Pair) -> None:
+def test_a_reader_detects_that_a_lease_has_ended_even_if_the_owner_is_idle(pair: Pair) -> None:
     ticket = pair.owner.ticket()
-    pair.owner.end_lease(ticket)
-    assert ending(pair.pull(ticket)) == (FailureKind.LEASE_ENDED, True)
+    pair.owner.release(ticket)
+    assert failure(pair.pull(ticket)) == (FailureKind.LEASE_ENDED, True)
 
 
-def test_an_idle_worker_is_met(pair: Pair) -> None:
-    pair.reader.thread.order(orders.MeetWorker(1, pair.owner.thread.address))
-    assert pair.reader.news() == orders.Met(1, None)
+def test_an_idle_worker_can_be_connected(pair: Pair) -> None:
+    pair.reader.thread.order(orders.ConnectWorker(1, pair.owner.thread.address))
+    assert pair.reader.next_event() == orders.ConnectResult(1, None)
 
 
 def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
     assert isinstance(pair.pull(pair.owner.ticket()), orders.PullLanded)
     ticket = pair.owner.ticket()
     pair.owner.thread.close()
-    assert ending(pair.pull(ticket)) == (FailureKind.PEER_LOST, True)
+    assert failure(pair.pull(ticket)) == (FailureKind.PEER_LOST, True)
 
 
 @pytest.mark.slow
@@ -105,12 +108,12 @@ def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_late_bytes() ->
     pair = Pair(network.join, pull_timeout_s=1.0)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
-    pair.reader.thread.order(orders.MeetWorker(5, pair.owner.thread.address))
-    assert pair.reader.news() == orders.Met(5, None)
+    pair.reader.thread.order(orders.ConnectWorker(5, pair.owner.thread.address))
+    assert pair.reader.next_event() == orders.ConnectResult(5, None)
     network.stop(pair.owner.name)
-    assert ending(pair.pull(ticket)) == (FailureKind.TIMEOUT, False)
+    assert failure(pair.pull(ticket)) == (FailureKind.TIMEOUT, False)
     pair.reader.kv.expect(before, pair.owner.kv, [])
-    network.go_on(pair.owner.name)
-    assert pair.reader.news() == orders.PullSettled(1)
+    network.resume(pair.owner.name)
+    assert pair.reader.next_event() == orders.PullSettled(1)
     pair.reader.kv.expect(before, pair.owner.kv, [(3, 0), (4, 1), (7, 2)])
     pair.close()

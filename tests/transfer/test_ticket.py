@@ -1,5 +1,5 @@
-"""A ticket comes from outside: a wrong field is refused by name, a ticket comes back as it went out, and no ticket that
-a client has made or changed is believed."""
+"""Tickets come through clients: an invalid field is refused by name, a ticket survives its encodings, and a ticket that
+a client has made or changed is not accepted."""
 
 import json
 
@@ -28,11 +28,11 @@ def changed(**fields: object) -> dict[str, object]:
     return params_of(TICKET) | fields
 
 
-def test_a_ticket_comes_back_from_json_as_it_went() -> None:
+def test_a_ticket_survives_json() -> None:
     assert ticket_of(json.loads(json.dumps(params_of(TICKET)))) == TICKET
 
 
-def test_a_ticket_comes_back_from_the_pipe_of_an_engine_as_it_went() -> None:
+def test_a_ticket_survives_the_encoding_of_an_engine_s_pipe() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(TICKET), type=Ticket) == TICKET
 
 
@@ -52,10 +52,10 @@ RECORDED = bytes.fromhex(
     "3639666634ab67656e65726174696f6e7393070708a86c656173655f6964cd3039aa6c656173655f736c6f7403a76c656173655f73cb404e0000"
     "00000000a77265616465727301ad6361636865645f746f6b656e7300a777656967687473a0a47365616ca0a7666f726569676ea0"
 )
-"""TICKET as version 2 writes it between processes; its seal covers these bytes."""
+"""TICKET as version 2 encodes it between processes; the seal covers these bytes."""
 
 
-def test_a_ticket_looks_as_it_always_did_in_this_version() -> None:
+def test_the_encoding_of_a_ticket_is_unchanged_in_this_version() -> None:
     assert TICKET.version == 2, "record the bytes of the new version"
     assert msgspec.msgpack.encode(TICKET) == RECORDED
     assert TICKET.digest == 7565912581432629895
@@ -65,7 +65,7 @@ def test_a_ticket_looks_as_it_always_did_in_this_version() -> None:
 
 @pytest.mark.parametrize("field", ["remote_engine_id", "remote_request_id", "prompt_digest", "seal"])
 def test_half_a_surrogate_pair_in_a_ticket_is_refused(field: str) -> None:
-    """JSON can write it, but no message between workers can carry it."""
+    """JSON can contain it, but no message between workers can."""
     with pytest.raises(RequestError, match="not a character"):
         ticket_of(json.loads(json.dumps(changed(**{field: "\ud800"}))))
 
@@ -93,7 +93,7 @@ def test_the_address_names_the_start_of_the_worker() -> None:
         {"lease_slot": 4},
     ],
 )
-def test_the_digest_covers_every_field_that_tells_what_the_blocks_hold(change: dict[str, object]) -> None:
+def test_the_digest_covers_every_field_that_describes_the_blocks(change: dict[str, object]) -> None:
     assert msgspec.structs.replace(TICKET, **change).digest != TICKET.digest
 
 
@@ -114,7 +114,7 @@ def test_params_without_a_ticket_are_refused(params: object) -> None:
     [
         ({"version": 1}, "version is 1"),
         ({"remote_port": 0}, "remote_port"),
-        ({"remote_host": "metadata.internal"}, "remote_host is 'metadata.internal'; it must be an address"),
+        ({"remote_host": "metadata.internal"}, "remote_host is 'metadata.internal'; it must be an IP address"),
         ({"remote_port": "20000"}, "remote_port"),
         ({"num_tokens": 0}, "num_tokens"),
         ({"remote_block_ids": [4, 5, -1]}, "remote_block_ids"),
@@ -132,16 +132,16 @@ def test_params_without_a_ticket_are_refused(params: object) -> None:
         ({"lease": 1}, "lease"),
     ],
 )
-def test_a_wrong_field_of_a_ticket_is_refused_by_name(fields: dict[str, object], named: str) -> None:
+def test_an_invalid_field_of_a_ticket_is_refused_by_name(fields: dict[str, object], named: str) -> None:
     with pytest.raises(RequestError, match=named) as refused:
         ticket_of(changed(**fields))
     assert refused.value.param == "kv_transfer_params"
 
 
-def test_a_ticket_of_another_server_is_refused_with_the_version_understood_here() -> None:
-    theirs = {"do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "x", "remote_block_ids": [[1]]}
-    with pytest.raises(RequestError, match="version is None; this server understands 2"):
-        ticket_of(theirs)
+def test_a_ticket_of_a_third_party_server_is_refused_with_the_supported_version() -> None:
+    params = {"do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "x", "remote_block_ids": [[1]]}
+    with pytest.raises(RequestError, match="version is None; this server supports version 2"):
+        ticket_of(params)
 
 
 def test_different_prompts_have_different_digests() -> None:
@@ -150,31 +150,31 @@ def test_different_prompts_have_different_digests() -> None:
     assert prompt_digest((1, 2)) == digests[0]
 
 
-OURS, OTHERS, NONE = ClusterKey("ours"), ClusterKey("theirs"), ClusterKey("")
+KEY, OTHER_KEY, NO_KEY = ClusterKey("ours"), ClusterKey("theirs"), ClusterKey("")
 
 
-def test_a_sealed_ticket_is_believed_after_its_way_through_a_gateway() -> None:
-    sealed = OURS.sealed(TICKET)
-    assert OURS.believes(ticket_of(json.loads(json.dumps(params_of(sealed)))))
-    assert not OTHERS.believes(sealed)
-    assert not OURS.believes(TICKET)
+def test_a_sealed_ticket_is_accepted_after_its_way_through_a_gateway() -> None:
+    sealed = KEY.sealed(TICKET)
+    assert KEY.accepts(ticket_of(json.loads(json.dumps(params_of(sealed)))))
+    assert not OTHER_KEY.accepts(sealed)
+    assert not KEY.accepts(TICKET)
 
 
 @pytest.mark.parametrize(
     "change",
     [{"remote_host": "10.0.0.9"}, {"remote_port": 1}, {"lease_s": 1e6}, {"remote_engine_id": "x"}, {"readers": 2}],
 )
-def test_a_ticket_that_points_elsewhere_is_not_believed(change: dict[str, object]) -> None:
-    assert not OURS.believes(msgspec.structs.replace(OURS.sealed(TICKET), **change))
+def test_a_sealed_ticket_that_was_changed_is_not_accepted(change: dict[str, object]) -> None:
+    assert not KEY.accepts(msgspec.structs.replace(KEY.sealed(TICKET), **change))
 
 
 @pytest.mark.parametrize("seal", ["é", "", "\x00", "日本"], ids=ascii)
-def test_a_seal_that_no_worker_writes_is_not_believed(seal: str) -> None:
+def test_a_seal_that_is_not_hexadecimal_is_not_accepted(seal: str) -> None:
     """The bug: `hmac.compare_digest` raises for texts that are not ASCII; nothing caught it, and the engine ended."""
-    assert not OURS.believes(msgspec.structs.replace(TICKET, seal=seal))
+    assert not KEY.accepts(msgspec.structs.replace(TICKET, seal=seal))
 
 
-def test_without_a_key_nothing_is_sealed_and_everything_is_believed() -> None:
-    assert NONE.sealed(TICKET) == TICKET
-    assert NONE.believes(TICKET)
-    assert NONE.believes(OURS.sealed(TICKET))
+def test_without_a_key_no_ticket_is_sealed_and_every_ticket_is_accepted() -> None:
+    assert NO_KEY.sealed(TICKET) == TICKET
+    assert NO_KEY.accepts(TICKET)
+    assert NO_KEY.accepts(KEY.sealed(TICKET))

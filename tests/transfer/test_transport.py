@@ -1,4 +1,4 @@
-"""Runs stand for the same blocks as the pairs they are made from, in as few pieces as possible."""
+"""Runs cover the same blocks as the pairs that they are made from, in the minimum number of pieces; spans and facts."""
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ def test_neighbours_on_both_sides_become_one_run(pairs: list[tuple[int, int]], r
         lambda remote: st.permutations(range(len(remote))).map(lambda local: list(zip(remote, local, strict=True)))
     )
 )
-def test_runs_are_the_pairs_again_and_cannot_be_fewer(pairs: list[tuple[int, int]]) -> None:
+def test_runs_cover_exactly_the_pairs_and_their_number_is_minimal(pairs: list[tuple[int, int]]) -> None:
     runs = merged(pairs)
     again = [(run.remote + step, run.local + step) for run in runs for step in range(run.count)]
     assert sorted(again) == sorted(pairs)
@@ -42,7 +42,7 @@ def test_runs_are_the_pairs_again_and_cannot_be_fewer(pairs: list[tuple[int, int
     assert len(runs) == len(pairs) - followers
 
 
-def test_layouts_that_differ_say_where_with_both_values() -> None:
+def test_differences_of_layouts_name_the_field_and_both_values() -> None:
     other = msgspec.structs.replace(FACTS, dtype="float32", block_size=32)
     assert FACTS.differences(FACTS) == []
     assert FACTS.differences(other) == [
@@ -57,7 +57,7 @@ def test_every_fact_counts() -> None:
         assert len(FACTS.differences(other)) == 1, name
 
 
-def test_a_block_is_one_piece_of_every_region() -> None:
+def test_a_block_has_one_span_in_every_region() -> None:
     spans = block_spans(MEMORY, [(0, 1), (3, 4)])
     assert spans.tolist() == [[1000, 100], [1300, 400], [5000, 100], [5300, 400]]
 
@@ -68,7 +68,7 @@ def test_an_entry_of_the_proof_has_eight_bytes() -> None:
     assert entry_spans(0, [(2, 3)]).tolist() == [[16, 24]]
 
 
-def test_addresses_above_two_to_the_63_stay_what_they_are() -> None:
+def test_addresses_above_two_to_the_63_are_exact() -> None:
     high = 2**64 - 4096
     memory = msgspec.structs.replace(MEMORY, regions=(high,), proof=high)
     assert block_spans(memory, [(7, 1)]).tolist() == [[high + 700, 100]]
@@ -88,5 +88,5 @@ def test_entries_outside_have_no_span(piece: tuple[int, int]) -> None:
     assert refused.value.kind is FailureKind.REFUSED
 
 
-def test_memory_goes_over_the_wire() -> None:
+def test_registered_memory_survives_its_encoding() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(MEMORY), type=RegisteredMemory) == MEMORY

@@ -1,4 +1,4 @@
-"""The rules that every transport keeps: the one inside a process, NIXL over shared memory, NIXL over TCP."""
+"""The contract of `Transport`, for the transport inside a process, NIXL over shared memory, and NIXL over TCP."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import BlockRun, ReadState
-from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, Side, attend_until, failing, finish, read_proof
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, Side, failing, finish, poll_until, read_proof
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ starts = itertools.count()
 
 @pytest.fixture(scope="module", params=EVERY_TRANSPORT)
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[[KVMemory], Side]]:
-    """A function that starts a worker."""
+    """Returns a function that starts a worker."""
     make, sides = EVERY_TRANSPORT[request.param](), list[Side]()
 
     def start_one(kv: KVMemory) -> Side:
@@ -35,7 +35,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[[KVMemory], Side]
 
 @dataclass
 class Pair:
-    """Two workers that know each other, for tests that leave them as they were."""
+    """Two connected workers, shared by tests that do not disconnect or close them."""
 
     reader: Side
     owner: Side
@@ -46,12 +46,12 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(start: Callable[[KVMemory], Side]) -> Pair:
     reader, owner = start(KVMemory()), start(KVMemory())
-    return Pair(reader, owner, reader.meet(owner), owner.meet(reader))
+    return Pair(reader, owner, reader.connect(owner), owner.connect(reader))
 
 
 @st.composite
 def block_pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """Draws (remote, local) blocks, each at most once and often neighbours."""
+    """Generates (remote, local) blocks, each at most once and often neighbours."""
     count = draw(st.integers(1, NUM_BLOCKS))
     numbers = st.permutations(range(NUM_BLOCKS))
     remote = draw(st.one_of(st.just(list(range(NUM_BLOCKS))), numbers))
@@ -61,13 +61,13 @@ def block_pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 @examples(max_examples=40)
 @given(pairs=block_pairs(), seed=st.integers(0, 2**32 - 1))
-def test_bytes_arrive_exactly_and_nothing_else_is_touched(pair: Pair, pairs: list[tuple[int, int]], seed: int) -> None:
+def test_bytes_arrive_exactly_and_nothing_else_changes(pair: Pair, pairs: list[tuple[int, int]], seed: int) -> None:
     pair.owner.kv.fill(seed)
     pair.reader.kv.fill(seed + 1)
-    before, theirs = pair.reader.kv.copy(), pair.owner.kv.copy()
+    before, owners = pair.reader.kv.copy(), pair.owner.kv.copy()
     assert finish(pair.reader.read(pair.owner_name, pairs), pair.reader, pair.owner) is ReadState.DONE
     pair.reader.kv.expect(before, pair.owner.kv, pairs)
-    pair.owner.kv.expect(theirs, pair.owner.kv, [])
+    pair.owner.kv.expect(owners, pair.owner.kv, [])
 
 
 def test_several_reads_run_at_once(pair: Pair) -> None:
@@ -80,15 +80,15 @@ def test_several_reads_run_at_once(pair: Pair) -> None:
 
 
 def test_both_sides_read_from_each_other_at_once(pair: Pair) -> None:
-    ours, theirs = pair.reader.kv.copy(), pair.owner.kv.copy()
+    readers, owners = pair.reader.kv.copy(), pair.owner.kv.copy()
     there, back = [(block, block) for block in range(8)], [(block, block) for block in range(8, 16)]
     reads = pair.reader.read(pair.owner_name, there), pair.owner.read(pair.reader_name, back)
     assert [finish(read, pair.reader, pair.owner) for read in reads] == [ReadState.DONE] * 2
-    pair.reader.kv.expect(ours, pair.owner.kv, there)
-    pair.owner.kv.expect(theirs, pair.reader.kv, back)
+    pair.reader.kv.expect(readers, pair.owner.kv, there)
+    pair.owner.kv.expect(owners, pair.reader.kv, back)
 
 
-def test_a_read_says_how_many_bytes_and_pieces_it_is(pair: Pair) -> None:
+def test_a_read_reports_its_number_of_bytes_and_descriptors(pair: Pair) -> None:
     read = pair.reader.transport.read_blocks(pair.owner_name, [BlockRun(0, 4, 3), BlockRun(9, 1, 1)])
     finish(read, pair.reader, pair.owner)
     assert read.num_bytes == 4 * pair.owner.kv.blocks[:, 0].size
@@ -97,31 +97,31 @@ def test_a_read_says_how_many_bytes_and_pieces_it_is(pair: Pair) -> None:
 
 @examples(max_examples=40)
 @given(data=st.data())
-def test_entries_of_a_proof_come_in_the_order_they_are_asked_for(pair: Pair, data: st.DataObject) -> None:
+def test_entries_of_a_proof_come_in_the_requested_order(pair: Pair, data: st.DataObject) -> None:
     proof = pair.owner.kv.proof
-    raised = data.draw(st.lists(st.integers(0, NUM_BLOCKS - 1)))
-    proof.raise_generations(raised)
-    slot, digest = proof.take_slot(), data.draw(st.integers(1, 2**63 - 1))
-    proof.show(slot, digest)
+    reused = data.draw(st.lists(st.integers(0, NUM_BLOCKS - 1)))
+    proof.increment_generations(reused)
+    slot, digest = proof.allocate_slot(), data.draw(st.integers(1, 2**63 - 1))
+    proof.publish(slot, digest)
     blocks = data.draw(st.lists(st.integers(0, NUM_BLOCKS - 1)))
     entries = data.draw(st.permutations([*blocks, NUM_BLOCKS + slot]))
     values = read_proof(pair.reader, pair.owner_name, entries, pair.reader, pair.owner)
-    proof.hide(slot)
+    proof.free_slot(slot)
     generations = dict(zip(blocks, proof.generations(blocks), strict=True))
     assert values == [generations.get(entry, digest) for entry in entries]
 
 
 def test_several_proofs_are_read_at_once(pair: Pair) -> None:
     proof = pair.owner.kv.proof
-    proof.raise_generations([1, 1, 2])
+    proof.increment_generations([1, 1, 2])
     reads = [pair.reader.transport.read_proof(pair.owner_name, [block]) for block in (2, 1, 0)]
     assert [finish(read, pair.reader, pair.owner) for read, _ in reads] == [ReadState.DONE] * 3
     assert [values for _, values in reads] == [[generation] for generation in proof.generations([2, 1, 0])]
 
 
-def test_a_proof_is_read_as_it_is_at_that_moment(pair: Pair) -> None:
+def test_a_read_returns_the_current_values_of_the_proof(pair: Pair) -> None:
     before = read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner)
-    pair.owner.kv.proof.raise_generations([5])
+    pair.owner.kv.proof.increment_generations([5])
     assert read_proof(pair.reader, pair.owner_name, [5], pair.reader, pair.owner) == [before[0] + 1]
 
 
@@ -130,20 +130,20 @@ def test_messages_arrive_once_and_in_order(pair: Pair) -> None:
     for message in messages:
         pair.reader.transport.notify(pair.owner_name, message)
     pair.owner.transport.notify(pair.reader_name, b"back")
-    attend_until(lambda: len(pair.owner.inbox) >= 4 and len(pair.reader.inbox) >= 1, pair.reader, pair.owner)
+    poll_until(lambda: len(pair.owner.inbox) >= 4 and len(pair.reader.inbox) >= 1, pair.reader, pair.owner)
     for side in (pair.reader, pair.owner):
-        side.attend()
+        side.poll()
     assert (pair.owner.inbox, pair.reader.inbox) == (messages, [b"back"])
     pair.owner.inbox, pair.reader.inbox = [], []
 
 
-def test_a_worker_that_was_never_met_cannot_be_read(pair: Pair) -> None:
+def test_a_worker_that_was_never_connected_cannot_be_read(pair: Pair) -> None:
     with pytest.raises(TransferError) as blocks:
-        pair.reader.read("nobody", [(0, 0)])
+        pair.reader.read("unknown", [(0, 0)])
     with pytest.raises(TransferError) as proof:
-        pair.reader.transport.read_proof("nobody", [0])
-    pair.reader.transport.notify("nobody", b"lost")
-    pair.reader.transport.disconnect("nobody")
+        pair.reader.transport.read_proof("unknown", [0])
+    pair.reader.transport.notify("unknown", b"lost")
+    pair.reader.transport.disconnect("unknown")
     assert (blocks.value.kind, proof.value.kind) == (FailureKind.PEER_LOST, FailureKind.PEER_LOST)
 
 
@@ -171,14 +171,14 @@ def test_entries_that_do_not_exist_are_refused(pair: Pair, entries: list[int]) -
 
 
 @pytest.mark.parametrize("description", [b"", b"garbage", b"\xff\x00" * 100])
-def test_a_description_that_is_not_valid_is_refused(pair: Pair, description: bytes) -> None:
+def test_an_invalid_description_is_refused(pair: Pair, description: bytes) -> None:
     with failing(FailureKind.REFUSED):
         pair.reader.transport.connect(description, pair.owner.kv.memory)
 
 
 def test_a_worker_does_not_connect_to_itself(pair: Pair) -> None:
     with failing(FailureKind.REFUSED):
-        pair.reader.meet(pair.reader)
+        pair.reader.connect(pair.reader)
 
 
 def test_blocks_of_another_shape_are_refused_with_both_sides_shown(pair: Pair) -> None:
@@ -188,28 +188,28 @@ def test_blocks_of_another_shape_are_refused_with_both_sides_shown(pair: Pair) -
     assert refused.value.kind is FailureKind.REFUSED
 
 
-def test_meeting_again_changes_nothing(pair: Pair) -> None:
+def test_connecting_again_changes_nothing(pair: Pair) -> None:
     read = pair.reader.read(pair.owner_name, [(3, 3)])
-    assert pair.reader.meet(pair.owner) == pair.owner_name
+    assert pair.reader.connect(pair.owner) == pair.owner_name
     assert finish(read, pair.reader, pair.owner) is ReadState.DONE
 
 
-def test_a_disconnected_worker_cannot_be_read_until_it_is_met_again(start: Callable[[KVMemory], Side]) -> None:
+def test_a_disconnected_worker_cannot_be_read_until_it_is_connected_again(start: Callable[[KVMemory], Side]) -> None:
     reader, owner = start(KVMemory(seed=1)), start(KVMemory(seed=2))
-    before, name = reader.kv.copy(), reader.meet(owner)
+    before, name = reader.kv.copy(), reader.connect(owner)
     assert finish(reader.read(name, [(0, 1)]), reader, owner) is ReadState.DONE
     reader.transport.disconnect(name)
     reader.transport.disconnect(name)
     with failing(FailureKind.PEER_LOST):
         reader.read(name, [(0, 0)])
-    assert reader.meet(owner) == name
+    assert reader.connect(owner) == name
     assert finish(reader.read(name, [(2, 3)]), reader, owner) is ReadState.DONE
     reader.kv.expect(before, owner.kv, [(0, 1), (2, 3)])
 
 
-def test_a_disconnect_lets_the_reads_under_way_end(start: Callable[[KVMemory], Side]) -> None:
+def test_running_reads_end_normally_after_a_disconnect(start: Callable[[KVMemory], Side]) -> None:
     reader, owner = start(KVMemory(seed=1, block_bytes=2**18)), start(KVMemory(seed=2, block_bytes=2**18))
-    before, name = reader.kv.copy(), reader.meet(owner)
+    before, name = reader.kv.copy(), reader.connect(owner)
     pairs = [(block, block) for block in range(NUM_BLOCKS)]
     read = reader.read(name, pairs)
     reader.transport.disconnect(name)
@@ -217,51 +217,51 @@ def test_a_disconnect_lets_the_reads_under_way_end(start: Callable[[KVMemory], S
     reader.kv.expect(before, owner.kv, pairs)
 
 
-def test_a_restarted_worker_is_met_under_its_new_name(start: Callable[[KVMemory], Side]) -> None:
+def test_a_restarted_worker_is_connected_under_its_new_name(start: Callable[[KVMemory], Side]) -> None:
     reader, owner = start(KVMemory(seed=1)), start(KVMemory(seed=2))
-    before, old_name = reader.kv.copy(), reader.meet(owner)
+    before, old_name = reader.kv.copy(), reader.connect(owner)
     assert finish(reader.read(old_name, [(0, 1)]), reader, owner) is ReadState.DONE
     owner.transport.close()
     again = start(owner.kv)
-    new_name = reader.meet(again)
+    new_name = reader.connect(again)
     assert new_name != old_name
     reader.transport.disconnect(old_name)
     assert finish(reader.read(new_name, [(2, 3)]), reader, again) is ReadState.DONE
     reader.kv.expect(before, again.kv, [(0, 1), (2, 3)])
 
 
-def test_memory_that_is_offered_again_is_read_with_what_it_holds_then(start: Callable[[KVMemory], Side]) -> None:
-    """By a peer that was connected before, by one that meets it again, and by one that is new."""
+def test_memory_that_is_registered_again_is_read_with_its_new_content(start: Callable[[KVMemory], Side]) -> None:
+    """Reads by a peer that was connected before, by a peer that connects again, and by a new peer."""
     reader, owner, other = start(KVMemory(seed=1)), start(KVMemory(seed=2)), start(KVMemory(seed=3))
-    name, back = reader.meet(owner), owner.meet(reader)
+    name, back = reader.connect(owner), owner.connect(reader)
     assert finish(reader.read(name, [(0, 1)]), reader, owner) is ReadState.DONE
     for side in (reader, owner):
-        assert side.transport.withdraw() and side.transport.withdraw()
+        assert side.transport.deregister_blocks() and side.transport.deregister_blocks()
         side.kv.fill(9)
-        side.transport.offer()
-        side.transport.offer()
+        side.transport.register_blocks()
+        side.transport.register_blocks()
     owner.kv.fill(10)
-    before, theirs, others = reader.kv.copy(), owner.kv.copy(), other.kv.copy()
+    before, owners, others = reader.kv.copy(), owner.kv.copy(), other.kv.copy()
     assert finish(reader.read(name, [(2, 3)]), reader, owner) is ReadState.DONE
-    assert reader.meet(owner) == name
+    assert reader.connect(owner) == name
     assert finish(reader.read(name, [(4, 5)]), reader, owner) is ReadState.DONE
     reader.kv.expect(before, owner.kv, [(2, 3), (4, 5)])
-    assert finish(other.read(other.meet(owner), [(6, 7)]), other, owner) is ReadState.DONE
+    assert finish(other.read(other.connect(owner), [(6, 7)]), other, owner) is ReadState.DONE
     other.kv.expect(others, owner.kv, [(6, 7)])
     assert finish(owner.read(back, [(3, 8)]), owner, reader) is ReadState.DONE
-    owner.kv.expect(theirs, reader.kv, [(3, 8)])
+    owner.kv.expect(owners, reader.kv, [(3, 8)])
 
 
-def test_a_closed_transport_does_nothing_more(start: Callable[[KVMemory], Side]) -> None:
+def test_a_closed_transport_refuses_every_call(start: Callable[[KVMemory], Side]) -> None:
     reader, owner = start(KVMemory()), start(KVMemory())
-    name = reader.meet(owner)
+    name = reader.connect(owner)
     read = reader.read(name, [(0, 0)])
     reader.transport.close()
     reader.transport.close()
-    assert read.poll() is not ReadState.RUNNING, "nothing may write once the transport is closed"
+    assert read.poll() is not ReadState.RUNNING, "no bytes can arrive once the transport is closed"
     read.close()
     reader.transport.notify(name, b"lost")
-    for act in (lambda: reader.meet(owner), lambda: reader.read(name, [(0, 0)]), reader.attend):
+    for act in (lambda: reader.connect(owner), lambda: reader.read(name, [(0, 0)]), reader.poll):
         with pytest.raises(TransferError) as closed:
             act()
         assert closed.value.kind in (FailureKind.CLOSED, FailureKind.PEER_LOST)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 
 from motet.transfer.lease import Lease, LeaseTable, new_lease_id
-from motet.transfer.orders import FailureKind, News, PullFailed, PullOrder
+from motet.transfer.orders import FailureKind, PullFailed, PullOrder, TransferEvent
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import Ticket, TransferAddress
@@ -21,39 +21,39 @@ LEASE_SLOT = 2
 NOWHERE = TransferAddress("p", "127.0.0.1", 1)
 
 
-class NewsQueue:
-    """Gives out the news of a thread one by one."""
+class EventQueue:
+    """Returns the events of a thread one by one."""
 
     def __init__(self, thread: TransferThread) -> None:
         self._thread = thread
-        self._kept: list[News] = []
+        self._waiting: list[TransferEvent] = []
 
-    def next(self) -> News:
-        """Waits for the next news, and returns it."""
-        if not self._kept:
+    def next(self) -> TransferEvent:
+        """Waits for the next event, and returns it."""
+        if not self._waiting:
             readable, _, _ = select.select([self._thread.fileno()], [], [], PATIENCE_S)
-            assert readable, "no news"
-            self._kept = self._thread.news()
-        return self._kept.pop(0)
+            assert readable, "no event"
+            self._waiting = self._thread.take_events()
+        return self._waiting.pop(0)
 
 
 class Worker:
     def __init__(self, thread: TransferThread, transport: ScriptedTransport) -> None:
         self.thread = thread
         self.transport = transport
-        self.news = NewsQueue(thread).next
+        self.next_event = EventQueue(thread).next
 
     def ticket(self, blocks: tuple[int, ...] = (3, 4, 7), *, lease_s: float = 60.0) -> Ticket:
-        """Returns the ticket of a trunk in these blocks, under a lease that the proof shows."""
+        """Returns the ticket of a trunk in these blocks, under a lease whose digest is in the proof."""
         ticket = ticket_at(self.thread.address, blocks, lease_s=lease_s)
-        self.transport.shows[NUM_BLOCKS + LEASE_SLOT] = ticket.digest
+        self.transport.proof_entries[NUM_BLOCKS + LEASE_SLOT] = ticket.digest
         for block in blocks:
-            self.transport.shows[block] = 1000 + block
+            self.transport.proof_entries[block] = 1000 + block
         return ticket
 
 
 def ticket_at(address: TransferAddress, blocks: Sequence[int] = (3, 4, 7), **changes: object) -> Ticket:
-    """Returns a ticket; `changes` are fields of it."""
+    """Returns a ticket whose fields `changes` have other values."""
     ticket = Ticket(
         remote_engine_id=address.engine_id,
         remote_request_id="group",
@@ -74,7 +74,7 @@ def granted(
     leases: LeaseTable, proof: Proof, blocks: Sequence[int] = (1,), *, now_s: float = 0.0, **changes: object
 ) -> Lease:
     """Returns a new lease of the worker that has this proof."""
-    generations, slot = proof.generations(blocks), proof.take_slot()
+    generations, slot = proof.generations(blocks), proof.allocate_slot()
     ticket = ticket_at(NOWHERE, blocks, generations=generations, lease_id=new_lease_id(), lease_slot=slot, **changes)
     return leases.grant(ticket, now_s=now_s)
 
@@ -87,15 +87,15 @@ def order(ticket: Ticket, number: int = 1) -> PullOrder:
     )
 
 
-def ending(news: News) -> tuple[FailureKind, bool]:
-    """Returns why a pull has failed, and True if it can no longer write anything."""
-    assert isinstance(news, PullFailed), news
-    return news.kind, news.settled
+def failure(event: TransferEvent) -> tuple[FailureKind, bool]:
+    """Returns why a pull has failed, and True if it is settled."""
+    assert isinstance(event, PullFailed), event
+    return event.kind, event.settled
 
 
 @contextmanager
 def dead_port() -> Iterator[int]:
-    """Holds a port at which nobody listens and which nobody else can take."""
+    """Holds a port on which no process listens and which no other process can take."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
@@ -111,7 +111,9 @@ def worker(
     port: int = 0,
     pull_timeout_s: float = 10.0,
 ) -> Iterator[Worker]:
-    settings = TransferSettings("127.0.0.1", port, key, pull_timeout_s, engine_id=name)
+    settings = TransferSettings(
+        host="127.0.0.1", port=port, cluster_key=key, pull_timeout_s=pull_timeout_s, engine_id=name
+    )
     transport = ScriptedTransport(name, wires)
     thread = TransferThread(settings, facts, memory=MEMORY, make_transport=lambda: transport)
     try:

@@ -93,7 +93,7 @@ from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import CheckpointKind
 from motet.tracing.context import headers_of
-from motet.transfer.ticket import Ticket
+from motet.transfer.ticket import Ticket, is_for_prompt
 from motet.types import GenerateRequest, GroupDelta
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class EngineServer:
         path, body = f"/engine/prefill?readers={readers}", msgspec.msgpack.encode(request)
         answer = await self._calls.ask("POST", path, body=body, headers=_headers(request), timeout_s=None)
         ticket = self._decode(answer, TICKET)
-        if not ticket.is_for(request.prompt) or ticket.cached_tokens > ticket.num_tokens:
+        if not is_for_prompt(ticket, request.prompt) or ticket.cached_tokens > ticket.num_tokens:
             raise WorkerFaultError(f"{self.name} made a ticket that is not for the prompt that it was sent")
         return ticket
 

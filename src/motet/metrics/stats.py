@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from motet.metrics.declare import counter, counter_field, declared_in, gauge, gauge_field, histogram_field
-from motet.transfer.figures import SECONDS
+from motet.transfer.figures import BUCKET_BOUNDS_S
 
 
 @dataclass(kw_only=True, slots=True)
@@ -158,7 +158,7 @@ class EngineStats:
         "kv_transfer_seconds",
         "seconds",
         "Time from the start of a successful pull to its verification.",
-        bounds=SECONDS,
+        bounds=BUCKET_BOUNDS_S,
         sum_in="transfer_seconds_sum",
     )
     transfer_seconds_sum: float = 0.0

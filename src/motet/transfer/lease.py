@@ -1,8 +1,14 @@
-"""Leases, on both sides. Pure: the clock comes from outside.
+"""Leases, on both sides. A lease keeps the blocks of a trunk until its readers have fetched them. The code here is
+pure: the time comes from the caller.
 
-prefill worker  `LeaseTable`: the blocks that are kept for readers, and until when
-decode worker   `Heartbeats`: the leases of other workers that need a sign of life from us, because a group here has
-                their ticket and has not pulled yet
+    prefill worker (`LeaseTable`)                     decode worker (`Heartbeats`)
+
+1   grants a lease, and returns a ticket that names it
+2                                                     a group holds the ticket: heartbeats are due
+3   extends the lease at each heartbeat
+4                                                     the group's pull starts (and sends heartbeats itself), or
+                                                      the group releases the ticket
+5   ends the lease: all its readers are done, it was released, or no heartbeat came for `LeaseTable.seconds`
 """
 
 import secrets
@@ -13,9 +19,9 @@ from dataclasses import dataclass, field
 from motet.transfer.proof import GENERATION_BITS, Proof
 from motet.transfer.ticket import Ticket, TransferAddress
 
-BEATS_PER_LEASE = 3
-SHORTEST_S, LONGEST_S = 0.1, 60.0
-"""Bounds of the seconds between two heartbeats, whatever a ticket says."""
+HEARTBEATS_PER_LEASE = 3
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 60.0
+"""Bounds of the interval between two heartbeats, in seconds, whatever a ticket contains."""
 
 
 def new_lease_id() -> int:
@@ -24,105 +30,111 @@ def new_lease_id() -> int:
 
 @dataclass
 class Lease:
-    """Keeps a ticket's blocks until all readers are done, or none has given a sign of life in `LeaseTable.seconds`."""
+    """Keeps a ticket's blocks until all readers are done, or until no reader has sent a heartbeat for
+    `LeaseTable.seconds`."""
 
     ticket: Ticket
     granted_s: float
-    ends_s: float
-    done: set[str] = field(default_factory=set)
+    expires_s: float
+    done_readers: set[str] = field(default_factory=set)
 
 
 class LeaseTable:
-    """Leases by id. If a method returns a lease, its caller must release the lease's blocks."""
+    """The leases of a prefill worker. A lease that `grant` returns is held; a lease that another method returns has
+    ended, and the caller must release its blocks."""
 
     def __init__(self, proof: Proof, *, seconds: float) -> None:
         self.seconds = seconds
         self._proof = proof
         self._leases: OrderedDict[int, Lease] = OrderedDict()
-        """In the order in which they end: all last equally long after their last sign of life."""
-        self._of_request: dict[str, int] = {}
+        """Leases by id, in the order in which they expire: each expires equally long after its last heartbeat."""
+        self._lease_ids: dict[str, int] = {}
+        """Id of the latest lease of each request."""
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def grant(self, ticket: Ticket, *, now_s: float) -> Lease:
-        """Makes the lease that a ticket names. It holds the blocks from now on, and its slot shows the digest."""
-        self._proof.show(ticket.lease_slot, ticket.digest)
+        """Makes the lease that a ticket names. It holds the blocks from now on, and its slot of the proof has the
+        ticket's digest."""
+        self._proof.publish(ticket.lease_slot, ticket.digest)
         lease = Lease(ticket, now_s, now_s + self.seconds)
         self._leases[ticket.lease_id] = lease
-        self._of_request[ticket.remote_request_id] = ticket.lease_id
+        self._lease_ids[ticket.remote_request_id] = ticket.lease_id
         return lease
 
     def reader_done(self, lease_id: int, reader: str) -> Lease | None:
-        """Returns the lease if that was its last reader. A second or a late message of a reader changes nothing."""
+        """Returns the lease if this was its last reader. A repeated or a late message of a reader changes nothing."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return None
-        lease.done.add(reader)
-        return self._remove(lease) if len(lease.done) >= lease.ticket.readers else None
+        lease.done_readers.add(reader)
+        return self._remove(lease) if len(lease.done_readers) >= lease.ticket.readers else None
 
-    def reader_waits(self, lease_id: int, now_s: float) -> None:
-        """Extends a lease: one of its readers has given a sign of life."""
+    def extend(self, lease_id: int, now_s: float) -> None:
+        """Extends a lease after a heartbeat of one of its readers."""
         if lease := self._leases.get(lease_id):
-            lease.ends_s = now_s + self.seconds
+            lease.expires_s = now_s + self.seconds
             self._leases.move_to_end(lease_id)
 
-    def end(self, lease_id: int) -> Lease | None:
-        """Ends a lease at once, also if somebody still reads."""
+    def release(self, lease_id: int) -> Lease | None:
+        """Ends a lease at once, even if a reader is still reading."""
         lease = self._leases.get(lease_id)
         return None if lease is None else self._remove(lease)
 
-    def end_all(self) -> list[Lease]:
+    def release_all(self) -> list[Lease]:
         """Ends every lease at once."""
         return [self._remove(lease) for lease in list(self._leases.values())]
 
-    def end_of_request(self, request_id: str) -> Lease | None:
+    def release_request(self, request_id: str) -> Lease | None:
         """Ends the latest lease that was granted for a request."""
-        lease_id = self._of_request.get(request_id)
-        return None if lease_id is None else self.end(lease_id)
+        lease_id = self._lease_ids.get(request_id)
+        return None if lease_id is None else self.release(lease_id)
 
-    def expired(self, now_s: float) -> list[Lease]:
-        """Takes out the leases whose time is up."""
+    def expire(self, now_s: float) -> list[Lease]:
+        """Ends the leases whose time is over, and returns them."""
         expired = []
-        while (end_s := self.next_end_s()) is not None and end_s <= now_s:
+        while (expiry_s := self.next_expiry_s()) is not None and expiry_s <= now_s:
             expired.append(self._remove(next(iter(self._leases.values()))))
         return expired
 
-    def next_end_s(self) -> float | None:
-        """Time at which the next lease may expire; None without leases."""
-        return next((lease.ends_s for lease in self._leases.values()), None)
+    def next_expiry_s(self) -> float | None:
+        """Returns the time at which the next lease can expire; None without leases."""
+        return next((lease.expires_s for lease in self._leases.values()), None)
 
-    def oldest_s(self, now_s: float) -> float | None:
-        """Age of the oldest lease in seconds."""
+    def oldest_age_s(self, now_s: float) -> float | None:
+        """Returns the age of the oldest lease in seconds; None without leases."""
         return max((now_s - lease.granted_s for lease in self._leases.values()), default=None)
 
     def tables(self) -> list[tuple[int, ...]]:
-        """Returns the blocks of every lease, which the pool's books must account for."""
+        """Returns the blocks of every lease, which the block pool counts as held."""
         return [lease.ticket.remote_block_ids for lease in self._leases.values()]
 
     def check(self) -> None:
-        """Raises AssertionError unless these books and the proof agree."""
+        """Raises AssertionError unless this table is consistent, in itself and with the proof."""
         self._proof.check({lease.ticket.lease_slot: lease.ticket.digest for lease in self._leases.values()})
-        if any(len(lease.done) >= lease.ticket.readers for lease in self._leases.values()):
-            raise AssertionError("a lease that is over is still held")
-        ends = [lease.ends_s for lease in self._leases.values()]
-        if ends != sorted(ends):
-            raise AssertionError("leases are not in the order in which they end")
-        told = {request_id: self._leases[lease_id].ticket for request_id, lease_id in self._of_request.items()}
-        if any(ticket.remote_request_id != request_id for request_id, ticket in told.items()):
-            raise AssertionError("a request has the lease of another one")
+        if any(len(lease.done_readers) >= lease.ticket.readers for lease in self._leases.values()):
+            raise AssertionError("a lease is held although all its readers are done")
+        expiries = [lease.expires_s for lease in self._leases.values()]
+        if expiries != sorted(expiries):
+            raise AssertionError("leases are not in the order in which they expire")
+        tickets = {request_id: self._leases[lease_id].ticket for request_id, lease_id in self._lease_ids.items()}
+        if any(ticket.remote_request_id != request_id for request_id, ticket in tickets.items()):
+            raise AssertionError("a request has the lease of another request")
 
     def _remove(self, lease: Lease) -> Lease:
         ticket = lease.ticket
         del self._leases[ticket.lease_id]
-        if self._of_request.get(ticket.remote_request_id) == ticket.lease_id:
-            del self._of_request[ticket.remote_request_id]
-        self._proof.hide(ticket.lease_slot)
+        if self._lease_ids.get(ticket.remote_request_id) == ticket.lease_id:
+            del self._lease_ids[ticket.remote_request_id]
+        self._proof.free_slot(ticket.lease_slot)
         return lease
 
 
 @dataclass
-class _Beat:
+class _LeaseHeartbeat:
+    """The heartbeats for one lease of another worker."""
+
     ticket: Ticket
     every_s: float
     next_s: float
@@ -131,40 +143,41 @@ class _Beat:
 
 
 class Heartbeats:
-    """Knows when each lease of another worker needs a sign of life. Its worker's address and its id name a lease."""
+    """Schedules the heartbeats for the leases of other workers, while groups of this worker hold their tickets. A lease
+    is identified by its worker's address and its id."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._beats: dict[tuple[TransferAddress, int], _Beat] = {}
+        self._heartbeats: dict[tuple[TransferAddress, int], _LeaseHeartbeat] = {}
 
     @property
     def next_s(self) -> float | None:
-        """Time of the clock at which `due` next returns something; None while no ticket is held."""
-        return min((beat.next_s for beat in self._beats.values()), default=None)
+        """Time at which `due` next returns a ticket; None while no ticket is held."""
+        return min((heartbeat.next_s for heartbeat in self._heartbeats.values()), default=None)
 
-    def begin(self, ticket: Ticket) -> None:
-        """Counts one more holder of a ticket. The first beat is due at once, since the ticket may be old."""
-        every_s = max(SHORTEST_S, min(ticket.lease_s / BEATS_PER_LEASE, LONGEST_S))
-        new = _Beat(ticket, every_s, self._clock())
-        self._beats.setdefault((ticket.address, ticket.lease_id), new).holders += 1
+    def hold(self, ticket: Ticket) -> None:
+        """Adds a holder of a ticket. The first heartbeat is due at once, since the ticket can be old."""
+        every_s = max(MIN_INTERVAL_S, min(ticket.lease_s / HEARTBEATS_PER_LEASE, MAX_INTERVAL_S))
+        new = _LeaseHeartbeat(ticket, every_s, self._clock())
+        self._heartbeats.setdefault((ticket.address, ticket.lease_id), new).holders += 1
 
-    def end(self, ticket: Ticket) -> None:
-        """Counts one holder less; changes nothing for a ticket that nobody holds."""
-        if beat := self._beats.get((ticket.address, ticket.lease_id)):
-            beat.holders -= 1
-            if not beat.holders:
-                del self._beats[ticket.address, ticket.lease_id]
+    def release(self, ticket: Ticket) -> None:
+        """Removes a holder of a ticket; changes nothing for a ticket that has no holder."""
+        if heartbeat := self._heartbeats.get((ticket.address, ticket.lease_id)):
+            heartbeat.holders -= 1
+            if not heartbeat.holders:
+                del self._heartbeats[ticket.address, ticket.lease_id]
 
     def due(self) -> list[Ticket]:
-        """Returns a ticket of each lease that needs a sign of life now, and sets their next beats."""
+        """Returns a ticket of each lease whose heartbeat is due now, and schedules the next heartbeats of these."""
         now_s = self._clock()
-        due = [beat for beat in self._beats.values() if beat.next_s <= now_s]
-        for beat in due:
-            beat.next_s = now_s + beat.every_s
-        return [beat.ticket for beat in due]
+        due = [heartbeat for heartbeat in self._heartbeats.values() if heartbeat.next_s <= now_s]
+        for heartbeat in due:
+            heartbeat.next_s = now_s + heartbeat.every_s
+        return [heartbeat.ticket for heartbeat in due]
 
-    def end_all(self) -> list[Ticket]:
-        """Forgets every ticket; returns one of each lease, once for each holder."""
-        held = [beat.ticket for beat in self._beats.values() for _ in range(beat.holders)]
-        self._beats.clear()
+    def release_all(self) -> list[Ticket]:
+        """Removes all holders. Returns the ticket of each lease, once for each of its holders."""
+        held = [heartbeat.ticket for heartbeat in self._heartbeats.values() for _ in range(heartbeat.holders)]
+        self._heartbeats.clear()
         return held

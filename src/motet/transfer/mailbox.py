@@ -1,18 +1,20 @@
-"""A queue between two threads, whose reader can wait for it and for sockets at the same time."""
+"""A queue between two threads. Its reader can wait for it and for sockets in one `poll`, which `queue.Queue` does not
+allow: the queue has a pipe, and the pipe is readable while the queue holds an item."""
 
 import contextlib
 import os
 import threading
 from typing import Generic, TypeVar
 
-Letter = TypeVar("Letter")
+Item = TypeVar("Item")
 
 
-class Mailbox(Generic[Letter]):
-    """Any thread puts, one thread takes. It has no limit, since the reader empties it in every round or step."""
+class Mailbox(Generic[Item]):
+    """Any thread puts items, one thread takes them. There is no limit on their number, since the reader takes all of
+    them in every round or step."""
 
     def __init__(self) -> None:
-        self._letters: list[Letter] = []
+        self._items: list[Item] = []
         self._lock = threading.Lock()
         """Held for a few instructions and a system call that does not block."""
         self._readable, self._writable = os.pipe()
@@ -21,28 +23,28 @@ class Mailbox(Generic[Letter]):
         self._closed = False
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable while there is something to take, or after `ring`."""
+        """Returns a descriptor that is readable while there are items, or after `wake`."""
         return self._readable
 
-    def put(self, letter: Letter) -> None:
-        """Adds a letter; also to a closed mailbox, whose letters `take` still returns."""
+    def put(self, item: Item) -> None:
+        """Adds an item. A closed mailbox accepts it too, and `take` still returns it."""
         with self._lock:
-            self._letters.append(letter)
+            self._items.append(item)
             self._make_readable()
 
-    def ring(self) -> None:
-        """Wakes up the taker, with nothing to take."""
+    def wake(self) -> None:
+        """Wakes up the reader without adding an item."""
         with self._lock:
             self._make_readable()
 
-    def take(self) -> list[Letter]:
-        """Takes everything there is, in order."""
+    def take(self) -> list[Item]:
+        """Returns all items, in order, and removes them."""
         with self._lock:
-            letters, self._letters = self._letters, []
+            items, self._items = self._items, []
             with contextlib.suppress(BlockingIOError):
                 while not self._closed and os.read(self._readable, 4096):
                     pass
-        return letters
+        return items
 
     def close(self) -> None:
         """Closes the descriptor; a second call changes nothing."""

@@ -1,15 +1,18 @@
-"""NIXL over UCX: moves blocks between processes and machines, by RDMA, shared memory or TCP, as both sides can.
+"""NIXL over UCX: moves blocks between processes and machines, by RDMA, shared memory or TCP, whichever both sides
+support.
 
-    read_blocks      initialize_xfer, transfer: over shared memory this is the copy, 30 MB in 4 ms
-    NixlRead.poll    check_xfer_state, which also moves this side on
-    poll             get_new_notifs: answers what peers read here over TCP, and collects their messages
+    1  read_blocks      initialize_xfer, transfer: over shared memory, this call makes the copy, 30 MB in 4 ms
+    2  NixlRead.poll    check_xfer_state, which also advances the read on this side
+    3  poll             get_new_notifs: serves reads of peers over TCP, and returns the messages of peers
+    4  NixlRead.close   release_xfer_handle
 
-There is no progress thread, because NIXL's uses a whole core for each agent, even when idle; so a read over TCP goes on
-only while its target polls too. There is no listening thread either: descriptions travel over the side channel.
+NIXL's progress thread is not used, because it occupies a complete core for each agent, even when idle. A read over TCP
+therefore advances only while its target polls too. NIXL's listening thread is not used either: descriptions travel over
+the side channel.
 
-A read that is not final may write at any time, even hours later if its peer was stopped, and even after it was
-cancelled, released or removed (NIXL returns at once from all of these, and the bytes still land). So a handle is
-released only when its read is final, or with the whole agent, whose connections end with it.
+Bytes of a read that is not final can arrive at any time: hours later if its peer was stopped, and even after the read
+was cancelled, released or removed (NIXL returns at once from all of these, and the bytes still arrive). A handle is
+therefore released only when its read is final, or together with the agent, whose connections end with it.
 """
 
 import logging
@@ -36,17 +39,17 @@ from motet.transfer.transport import (
 )
 
 LOOPBACK = {"NET_DEVICES": "lo"}
-"""UCX settings of a worker that no other machine should reach; without them UCX listens on every network."""
+"""UCX settings of a worker that no other machine should reach. Without them UCX listens on every network."""
 
-CLOSE_PATIENCE_S = 0.5
-"""Seconds for which `close` waits for reads under way. Over TCP, UCX aborts the process that is read from ("unexpected
-error: Endpoint timeout") if it answers a reader that has gone; so a reader waits for the answer if it can. A reader
-that is killed cannot: a worker that polls every millisecond has usually answered before, one that was stopped
-aborts."""
+CLOSE_TIMEOUT_S = 0.5
+"""Time in seconds for which `close` waits for running reads. Over TCP, UCX aborts the process that is read from
+("unexpected error: Endpoint timeout") if it answers a reader that is gone, so a reader waits for the answer if it can.
+A reader that is killed cannot wait: a worker that polls every millisecond has usually answered before, but a worker
+that was stopped aborts."""
 
 NIXL_ERRORS: tuple[type[Exception], ...] = (
     *(kind for kind in vars(nixl).values() if isinstance(kind, type) and issubclass(kind, Exception)),
-    *(OverflowError, RuntimeError, TypeError, ValueError),  # its bindings raise these for values that do not fit
+    *(OverflowError, RuntimeError, TypeError, ValueError),  # raised by the bindings for values out of range
 )
 
 SEND_ERRORS: tuple[type[Exception], ...] = (TransferError, *NIXL_ERRORS)
@@ -56,80 +59,82 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RemoteAgent:
-    """A worker that can be read from."""
+    """A worker from which this one reads."""
 
     name: str
     memory: RegisteredMemory
-    running: int = 0
+    num_running: int = 0
     """Number of reads that are not final."""
     broken: bool = False
-    """True if its connection has failed; it does not come back by itself."""
+    """True if the connection has failed. It does not recover by itself."""
     leaving: bool = False
-    """True if the agent must remove it once none of its reads runs."""
+    """True if the agent must remove the worker once all reads from it are final."""
 
 
 class NixlRead:
-    """A read of blocks, or of entries of a proof into a buffer of its own."""
+    """A read of blocks, or of entries of a proof into a separate buffer."""
 
     def __init__(
         self,
         agent: nixl.nixl_agent,
         peer: RemoteAgent,
         *,
-        landed: Callable[[], object] = lambda: None,
+        on_done: Callable[[], object] = lambda: None,
         buffer: nixl.nixlRegDList | None = None,
     ) -> None:
-        """`landed` is called once when all is here. `buffer`: registered memory that only this read uses."""
+        """`on_done` is called once, when all bytes have arrived. `buffer`: registered memory that only this read
+        uses."""
         self.num_bytes = 0
         self.num_descriptors = 0
         self.closed = False
         self._agent = agent
         self._peer = peer
-        self._landed = landed
+        self._on_done = on_done
         self._buffer = buffer
         self._handle: nixl.nixl_xfer_handle | None = None
         self._state = ReadState.RUNNING
 
-    def post(self, ours: tuple[Spans, int], theirs: tuple[Spans, int]) -> None:
-        """Posts the read, given spans and their device on both sides. If NIXL raises, the caller must `cut` it."""
-        self._peer.running += 1
-        self.num_bytes, self.num_descriptors = int(ours[0][:, 1].sum()), len(ours[0])
-        local, remote = (self._agent.get_xfer_descs(*as_table(*side)) for side in (ours, theirs))
-        self._handle = self._agent.initialize_xfer("READ", local, remote, self._peer.name)
-        self._note(self._agent.transfer(self._handle))
+    def post(self, local: tuple[Spans, int], remote: tuple[Spans, int]) -> None:
+        """Posts the read, given the spans and their device on both sides. If NIXL raises an error, the caller must call
+        `abort`."""
+        self._peer.num_running += 1
+        self.num_bytes, self.num_descriptors = int(local[0][:, 1].sum()), len(local[0])
+        to, source = (self._agent.get_xfer_descs(*as_table(*side)) for side in (local, remote))
+        self._handle = self._agent.initialize_xfer("READ", to, source, self._peer.name)
+        self._set_status(self._agent.transfer(self._handle))
 
     def poll(self) -> ReadState:
         if self._state is ReadState.RUNNING:
             try:
-                self._note(self._agent.check_xfer_state(self._handle))
+                self._set_status(self._agent.check_xfer_state(self._handle))
             except NIXL_ERRORS as error:
                 log.debug("read from %s failed: %r", self._peer.name, error)
-                self._note("ERR")
+                self._set_status("ERR")
         return self._state
 
     def close(self) -> None:
         if self._state is ReadState.RUNNING:
-            raise RuntimeError("a read that still runs may still write: it cannot be closed")
-        self._let_go()
+            raise RuntimeError("a running read cannot be closed: its bytes can still arrive")
+        self._free()
 
-    def cut(self) -> None:
-        """Ends a read that was never posted, or whose agent is closing, which ends everything that could write."""
+    def abort(self) -> None:
+        """Ends a read that was never posted, or whose agent is closing, after which no bytes can arrive."""
         if self._state is ReadState.RUNNING:
-            self._note("ERR")
-        self._let_go()
+            self._set_status("ERR")
+        self._free()
 
-    def _note(self, status: str) -> None:
-        """`status`: PROC, DONE or ERR, NIXL's words."""
+    def _set_status(self, status: str) -> None:
+        """Applies a status of NIXL: PROC, DONE or ERR."""
         if status == "PROC":
             return
-        self._peer.running -= 1
+        self._peer.num_running -= 1
         self._state = ReadState.DONE if status == "DONE" else ReadState.FAILED
         if self._state is ReadState.FAILED:
             self._peer.broken = True
         else:
-            self._landed()
+            self._on_done()
 
-    def _let_go(self) -> None:
+    def _free(self) -> None:
         if self.closed:
             return
         self.closed = True
@@ -139,7 +144,7 @@ class NixlRead:
             if self._buffer is not None:
                 self._agent.deregister_memory(self._buffer)
         except NIXL_ERRORS as error:
-            log.debug("read from %s was not released: %r", self._peer.name, error)
+            log.debug("cannot release a read from %s: %r", self._peer.name, error)
         self._handle = self._agent = None
 
 
@@ -147,8 +152,9 @@ class NixlTransport:
     """One NIXL agent with the KV memory and the proof of one worker."""
 
     def __init__(self, name: str, memory: RegisteredMemory, *, ucx: Mapping[str, str] | None = None) -> None:
-        """`name` must be new at every start. `ucx`: settings of UCX, such as `{"TLS": "tcp"}`. Raises StartupError."""
-        _silence_console()
+        """`name` must be new each time a worker starts. `ucx`: settings of UCX, such as `{"TLS": "tcp"}`. Raises
+        StartupError."""
+        _redirect_nixl_log()
         config = nixl.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=[])
         settings = {"engine_config": ",".join(f"{key}={value}" for key, value in ucx.items())} if ucx else {}
         self._memory = memory
@@ -162,19 +168,19 @@ class NixlTransport:
             raise StartupError(f"NIXL cannot start: {error!r}") from error
         self._blocks: nixl.nixlRegDList | None = None
         self._description = b""
-        self.offer()
+        self.register_blocks()
 
     def describe(self) -> bytes:
         return self._description
 
     def connect(self, description: bytes, memory: RegisteredMemory) -> str:
-        check_shapes(ours=self._memory, theirs=memory)
+        check_shapes(local=self._memory, remote=memory)
         name = self._add(description)
-        if (known := self._peers.get(name)) is not None and known.broken:  # it is made again
-            self._sweep()
-            if known.running:
+        if (known := self._peers.get(name)) is not None and known.broken:  # the agent is removed and added again
+            self._remove_finished()
+            if known.num_running:
                 raise TransferError(f"reads over the lost connection to {name} still run", FailureKind.PEER_LOST)
-            self._forget(known)
+            self._remove(known)
             self._add(description)
         peer = self._peers.setdefault(name, RemoteAgent(name, memory))
         peer.memory, peer.leaving = memory, False
@@ -183,59 +189,60 @@ class NixlTransport:
     def disconnect(self, peer: str) -> None:
         if known := self._peers.get(peer):
             known.leaving = True
-            self._sweep()
+            self._remove_finished()
 
     def read_blocks(self, peer: str, runs: list[BlockRun]) -> NixlRead:
         known = self._known(peer)
-        theirs = block_spans(known.memory, [(run.remote, run.count) for run in runs])
-        ours = block_spans(self._memory, [(run.local, run.count) for run in runs])
-        read = NixlRead(self._open(), known)
-        return self._post(read, (ours, self._memory.device), theirs=(theirs, known.memory.device))
+        remote = block_spans(known.memory, [(run.remote, run.count) for run in runs])
+        local = block_spans(self._memory, [(run.local, run.count) for run in runs])
+        read = NixlRead(self._agent_if_open(), known)
+        return self._post(read, (local, self._memory.device), remote=(remote, known.memory.device))
 
     def read_proof(self, peer: str, entries: list[int]) -> tuple[NixlRead, list[int]]:
         known = self._known(peer)
-        wanted = np.unique(np.array(entries, np.int64))  # each entry once, in ascending order
-        places = np.searchsorted(wanted, entries)
-        runs = merged((entry, rank) for rank, entry in enumerate(wanted.tolist()))
-        theirs = proof_spans(known.memory, [(run.remote, run.count) for run in runs])
-        values, shown = np.zeros(len(wanted), np.int64), list[int]()
-        address = values.ctypes.data
+        unique = np.unique(np.array(entries, np.int64))  # each entry once, in ascending order
+        places = np.searchsorted(unique, entries)
+        runs = merged((entry, rank) for rank, entry in enumerate(unique.tolist()))
+        remote = proof_spans(known.memory, [(run.remote, run.count) for run in runs])
+        buffer, values = np.zeros(len(unique), np.int64), list[int]()
+        address = buffer.ctypes.data
+        agent = self._agent_if_open()
         try:
-            buffer = register(self._open(), entry_spans(address, [(0, len(wanted))]), device=-1)
+            registered = register(agent, entry_spans(address, [(0, len(unique))]), device=-1)
         except NIXL_ERRORS as error:
             raise TransferError(f"no memory can be registered: {error!r}", FailureKind.PEER_LOST) from error
-        ours = entry_spans(address, [(run.local, run.count) for run in runs])
-        read = NixlRead(self._open(), known, landed=lambda: shown.extend(values[places].tolist()), buffer=buffer)
-        return self._post(read, (ours, -1), theirs=(theirs, -1)), shown
+        local = entry_spans(address, [(run.local, run.count) for run in runs])
+        read = NixlRead(agent, known, on_done=lambda: values.extend(buffer[places].tolist()), buffer=registered)
+        return self._post(read, (local, -1), remote=(remote, -1)), values
 
     def notify(self, peer: str, message: bytes) -> None:
         try:
-            self._open().send_notif(self._known(peer).name, message)
+            self._agent_if_open().send_notif(self._known(peer).name, message)
         except SEND_ERRORS as error:
-            log.debug("message to %s was not sent: %r", peer, error)
+            log.debug("cannot send a message to %s: %r", peer, error)
 
     def poll(self) -> list[bytes]:
         try:
-            messages = self._open().get_new_notifs()
+            messages = self._agent_if_open().get_new_notifs()
         except NIXL_ERRORS as error:
-            log.warning("NIXL cannot look for messages: %r", error)
+            log.warning("NIXL cannot poll for messages: %r", error)
             messages = {}
-        self._sweep()
-        return [message for of_one in messages.values() for message in of_one]
+        self._remove_finished()
+        return [message for of_one_peer in messages.values() for message in of_one_peer]
 
-    def withdraw(self) -> bool:
-        self._sweep()
-        if any(peer.running for peer in self._peers.values()):
+    def deregister_blocks(self) -> bool:
+        self._remove_finished()
+        if any(peer.num_running for peer in self._peers.values()):
             return False
         if self._blocks is not None:
-            self._open().deregister_memory(self._blocks)
+            self._agent_if_open().deregister_memory(self._blocks)
             self._blocks = None
         return True
 
-    def offer(self) -> None:
+    def register_blocks(self) -> None:
         if self._blocks is not None:
             return
-        memory, agent = self._memory, self._open()
+        memory, agent = self._memory, self._agent_if_open()
         try:
             self._blocks = register(agent, block_spans(memory, [(0, memory.num_blocks)]), device=memory.device)
             self._description = agent.get_agent_metadata()
@@ -245,20 +252,21 @@ class NixlTransport:
     def close(self) -> None:
         if self._agent is None:
             return
-        end_s = time.monotonic() + CLOSE_PATIENCE_S
-        while any(peer.running for peer in self._peers.values()) and time.monotonic() < end_s:
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while any(peer.num_running for peer in self._peers.values()) and time.monotonic() < end_s:
             self.poll()
             time.sleep(0.001)
         for read in self._reads:
-            read.cut()
+            read.abort()
         for peer in list(self._peers.values()):
-            self._forget(peer)
+            self._remove(peer)
         for registered in (self._blocks, self._proof):
             if registered is not None:
                 self._agent.deregister_memory(registered)
         self._agent = None  # the last reference: NIXL ends its connections
 
-    def _open(self) -> nixl.nixl_agent:
+    def _agent_if_open(self) -> nixl.nixl_agent:
+        """Returns the agent; raises TransferError once the transport is closed."""
         if self._agent is None:
             raise TransferError("this worker's transport is closed", FailureKind.CLOSED)
         return self._agent
@@ -271,52 +279,52 @@ class NixlTransport:
 
     def _add(self, description: bytes) -> str:
         try:
-            name: str = self._open().add_remote_agent(description).decode()
+            name: str = self._agent_if_open().add_remote_agent(description).decode()
         except nixl.nixlNotAllowedError as error:
-            raise TransferError("another start of a worker has this name", FailureKind.RESTARTED) from error
+            raise TransferError("an earlier start of a worker has this name", FailureKind.RESTARTED) from error
         except NIXL_ERRORS as error:
             raise TransferError(f"NIXL refuses the worker's description: {error!r}", FailureKind.REFUSED) from error
         return name
 
-    def _post(self, read: NixlRead, ours: tuple[Spans, int], *, theirs: tuple[Spans, int]) -> NixlRead:
+    def _post(self, read: NixlRead, local: tuple[Spans, int], *, remote: tuple[Spans, int]) -> NixlRead:
         try:
-            read.post(ours, theirs)
+            read.post(local, remote)
         except NIXL_ERRORS as error:
-            read.cut()
+            read.abort()
             raise TransferError(f"a read cannot be posted: {error!r}", FailureKind.PEER_LOST) from error
         self._reads.append(read)
         return read
 
-    def _sweep(self) -> None:
-        """Drives the reads; then removes closed ones, and leaving peers that have none any more."""
+    def _remove_finished(self) -> None:
+        """Advances the reads. Then removes closed reads, and leaving peers without running reads."""
         for read in self._reads:
             read.poll()
         self._reads = [read for read in self._reads if not read.closed]
-        for peer in [peer for peer in self._peers.values() if peer.leaving and not peer.running]:
-            self._forget(peer)
+        for peer in [peer for peer in self._peers.values() if peer.leaving and not peer.num_running]:
+            self._remove(peer)
 
-    def _forget(self, peer: RemoteAgent) -> None:
+    def _remove(self, peer: RemoteAgent) -> None:
         self._peers.pop(peer.name, None)
         try:
-            self._open().remove_remote_agent(peer.name)
+            self._agent_if_open().remove_remote_agent(peer.name)
         except NIXL_ERRORS as error:
-            log.debug("%s was not removed: %r", peer.name, error)
+            log.debug("cannot remove %s: %r", peer.name, error)
 
 
 def register(agent: nixl.nixl_agent, spans: Spans, *, device: int) -> nixl.nixlRegDList:
-    """Makes memory known to the agent; returns what `deregister_memory` takes."""
+    """Registers memory with the agent, and returns the list that `deregister_memory` takes."""
     return agent.register_memory(*as_table(spans, device))
 
 
 def as_table(spans: Spans, device: int) -> tuple[npt.NDArray[np.uint64], str]:
-    """Returns spans as NIXL takes them: [num_spans, 3] of address, length and device, and the type of memory."""
+    """Returns spans in NIXL's form: [num_spans, 3] of address, length and device, and the type of memory."""
     devices = np.full((len(spans), 1), max(device, 0), np.uint64)
     return np.concatenate([spans, devices], axis=1), "DRAM" if device < 0 else "VRAM"
 
 
-def _silence_console() -> None:
-    """Sends NIXL's warnings to the root logger: by default it prints INFO lines on standard output."""
-    theirs = logging.getLogger("nixl")
-    theirs.handlers.clear()
-    theirs.propagate = True
-    theirs.setLevel(logging.WARNING)
+def _redirect_nixl_log() -> None:
+    """Sends NIXL's warnings to the root logger. By default NIXL prints INFO lines on standard output."""
+    nixl_log = logging.getLogger("nixl")
+    nixl_log.handlers.clear()
+    nixl_log.propagate = True
+    nixl_log.setLevel(logging.WARNING)

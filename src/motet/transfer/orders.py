@@ -1,8 +1,11 @@
-"""The messages between an engine core and its transfer thread. Nothing here blocks the engine: it leaves orders, and
-collects news between two steps.
+"""The messages between an engine core and its transfer thread. The core never waits: it puts orders into a mailbox, and
+collects events between two steps.
 
     engine core ── order ──► TransferThread ──► Transport (NIXL)
-                ◄── news ───                ◄─► side channel of the other workers
+                ◄── event ──                ◄─► side channels of the other workers
+
+A pull is *settled* once no more bytes can arrive in its destination blocks. Until then these blocks must not be used
+for anything else, even if the pull has failed.
 
 This module imports nothing heavy.
 """
@@ -23,18 +26,18 @@ class FailureKind(StrEnum):
     UNREACHABLE = "unreachable"
     """The side channel did not answer."""
     RESTARTED = "restarted"
-    """Another start of the worker answers at that address."""
+    """The worker at that address has restarted since the ticket was made."""
     REFUSED = "refused"
-    """Cluster keys or KV layouts differ, or a ticket or message cannot be followed."""
+    """Cluster keys or KV layouts differ, or a ticket or a message is invalid."""
     WEIGHTS = "weights"
     """The ticket is for KV of other weights."""
     PEER_LOST = "peer-lost"
     """The connection broke during the read."""
     TIMEOUT = "timeout"
     LEASE_ENDED = "lease-ended"
-    """The data was read, but the lease of this ticket was not held, or no longer: the data is not used."""
+    """The data was read, but the lease of this ticket was not held at that time. The data is not used."""
     STALE = "stale"
-    """The data was read, but a block had another owner by then: the data is not used."""
+    """The data was read, but a block had been reused before. The data is not used."""
     CLOSED = "closed"
 
 
@@ -48,42 +51,44 @@ class TransferError(MotetError):
 
 @dataclass(frozen=True)
 class KeepAlive:
-    """Order: keep the lease of this ticket alive, until a `PullOrder` or a `ReleaseTicket`. A group here holds it."""
+    """Order: send heartbeats for the lease of this ticket, until a `PullOrder` or a `ReleaseTicket` for it. A group of
+    this engine holds the ticket."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True)
 class PullOrder:
-    """Order: fetch blocks of a trunk. Ends in one PullLanded, or in one PullFailed, which one PullSettled follows
-    unless it says `settled`."""
+    """Order: fetch blocks of a trunk. Exactly one PullLanded or PullFailed follows. After a PullFailed that is not
+    settled, one PullSettled follows."""
 
     number: int
     ticket: Ticket
     pairs: tuple[tuple[int, int, int], ...]
     """(remote block, its generation, local block)."""
     label: str
-    """Names the group in log lines."""
+    """Name of the group in log lines."""
 
 
 @dataclass(frozen=True)
 class AbandonPull:
-    """Order: nobody wants this pull any more, tell the lease. If no PullLanded or PullFailed was delivered before,
-    exactly one PullSettled follows; a PullLanded or PullFailed that was on its way may come instead, and is valid."""
+    """Order: stop a pull whose result is no longer needed, and release its lease. If no PullLanded or PullFailed was
+    delivered before, exactly one PullSettled follows. A PullLanded or PullFailed that was on its way can come instead,
+    and is valid."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class ReleaseTicket:
-    """Order: a group here does not use this ticket, tell the lease if its owner can be reached."""
+    """Order: release the lease of a ticket that a group of this engine does not use, if its owner can be reached."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True)
-class MeetWorker:
-    """Order: connect to another worker before it is needed. Ends in one Met."""
+class ConnectWorker:
+    """Order: connect to another worker before the connection is needed. Exactly one ConnectResult follows."""
 
     number: int
     address: TransferAddress
@@ -91,32 +96,37 @@ class MeetWorker:
 
 @dataclass(frozen=True)
 class LeasesHeld:
-    """Order: this many leases are held here. While there is one, the thread serves readers every millisecond."""
+    """Order: this worker now holds `num_leases` leases. While there is at least one, the thread polls the transport
+    every millisecond, so that readers can read."""
 
     num_leases: int
 
 
 @dataclass(frozen=True)
-class Withdraw:
-    """Order: make the KV memory unknown to the network, so that it can be given back to the system. `done` is True
-    then, and False if reads that may write into it do not end."""
+class DeregisterMemory:
+    """Order: remove the KV memory from the network's registrations, so that its pages can be returned to the operating
+    system. `done` then becomes True, or False if reads that can write into the memory do not end in time."""
 
     done: Future[bool]
 
 
 @dataclass(frozen=True)
-class AdvertiseMemory:
-    """Order: make the KV memory known again."""
+class RegisterMemory:
+    """Order: register the KV memory again."""
 
     done: Future[None]
 
 
-Order = KeepAlive | PullOrder | AbandonPull | ReleaseTicket | MeetWorker | LeasesHeld | Withdraw | AdvertiseMemory
+ReaderOrder = KeepAlive | PullOrder | AbandonPull | ReleaseTicket | ConnectWorker
+"""Orders about trunks of other workers."""
+OwnerOrder = LeasesHeld | DeregisterMemory | RegisterMemory
+"""Orders about this worker's own memory."""
+Order = ReaderOrder | OwnerOrder
 
 
 @dataclass(frozen=True)
 class PullLanded:
-    """News: the blocks are here and match the ticket; the lease has been told."""
+    """Event: the blocks are here and match the ticket, and the lease was acknowledged."""
 
     number: int
     num_bytes: int
@@ -124,12 +134,12 @@ class PullLanded:
     seconds: float
     """Seconds from the order to the verified data."""
     post_seconds: float
-    """Seconds of these that were spent posting reads."""
+    """Part of `seconds` that was spent posting reads."""
 
 
 @dataclass(frozen=True)
 class PullFailed:
-    """News: the blocks do not have the right content. Unless `settled`, the transfer may still write into them, and
+    """Event: the blocks do not have the right content. Unless `settled` is True, bytes can still arrive in them, and
     they must not be used for anything until `PullSettled` comes."""
 
     number: int
@@ -140,30 +150,30 @@ class PullFailed:
 
 @dataclass(frozen=True)
 class PullSettled:
-    """News: nothing writes into the blocks of a failed or abandoned pull any more."""
+    """Event: no more bytes can arrive in the blocks of a failed or abandoned pull."""
 
     number: int
 
 
 class ReaderDone(msgspec.Struct, frozen=True, tag="Release"):
-    """News, and a reader's message to the owner of a lease: it has its data, or does not want it any more."""
+    """Event, and a reader's message to the owner of a lease: this reader has its data, or does not need it."""
 
     lease_id: int
     reader: str
 
 
-class ReaderWaits(msgspec.Struct, frozen=True, tag="Waits"):
-    """News, and a reader's message to the owner of a lease: it is alive and has not read yet."""
+class ReaderHeartbeat(msgspec.Struct, frozen=True, tag="Waits"):
+    """Event, and a reader's message to the owner of a lease: this reader still needs the lease."""
 
     lease_id: int
 
 
 @dataclass(frozen=True)
-class Met:
-    """News: the answer to `MeetWorker`; `error` is None when the two are connected."""
+class ConnectResult:
+    """Event: the result of `ConnectWorker`. `error` is None if the two workers are connected."""
 
     number: int
     error: TransferError | None
 
 
-News = PullLanded | PullFailed | PullSettled | ReaderDone | ReaderWaits | Met
+TransferEvent = PullLanded | PullFailed | PullSettled | ReaderDone | ReaderHeartbeat | ConnectResult

@@ -1,10 +1,13 @@
 """Another worker from which this one reads (`Peer`), and all of them (`Peers`).
 
-    asking ── Welcome ──► met ──► gone      no answer, another start of it, refused, connection lost
-       └─────────────────────────► gone
+    introducing ── Welcome ──► connected ──► lost ──► closed
+         └─────────────────────────────────►
 
-A peer that is gone stays connected until no read of it can write any more: a transport that forgets a peer does not
-stop what the peer is doing. It never comes back; the next order that needs the worker makes a new Peer.
+1. A new peer is sent a Hello. Its Welcome describes its memory, and the transport connects to it.
+2. The first read, of one entry of the proof, sets up the connection. The peer is ready when this read is final.
+3. A peer is lost when it does not answer, refuses, has restarted, or its connection breaks.
+4. A lost peer stays connected until no read from it can write any more, and is then closed: a transport that
+   disconnects does not stop what the peer is doing. The next order that needs the worker makes a new Peer.
 """
 
 import contextlib
@@ -12,9 +15,8 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
-from motet.transfer.orders import FailureKind, ReaderDone, ReaderWaits, TransferError
+from motet.transfer.orders import FailureKind, ReaderDone, ReaderHeartbeat, TransferError
+from motet.transfer.peer_connection import PeerConnection
 from motet.transfer.side_channel import (
     ChannelReply,
     ChannelRequest,
@@ -27,197 +29,242 @@ from motet.transfer.side_channel import (
     new_nonce,
 )
 from motet.transfer.ticket import TransferAddress
-from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, RegisteredMemory, Transport
+from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, Transport
 
 logger = logging.getLogger(__name__)
 
-ATTEND_EVERY_S = 1.0
-"""Seconds between two messages that reads are open: a worker polls for readers only while it knows of some."""
-SILENT_S = 60.0
-"""After this many seconds without an answer a worker may have gone for good. It is asked when the next one is met, so
-where workers often end and come back at other ports, connections to those that have ended are few."""
+POLL_REQUEST_EVERY_S = 1.0
+"""Interval in seconds at which a worker is requested to poll while reads from it are open. A worker polls for readers
+only while it knows of some."""
+SILENCE_S = 60.0
+"""Time in seconds without an answer after which a worker is sent a new Hello, because it can be gone for good. This
+happens when another worker is connected. Where workers often end and return at other ports, this limits the number of
+connections to workers that have ended."""
 
 
 @dataclass(frozen=True)
 class ReaderTerms:
-    """What a reader tells other workers about itself, and how long it waits for them."""
+    """What a reader reports to other workers about itself, and how long it waits for them."""
 
     facts: KVFacts
     answer_s: float
-    """A worker that does not answer for this many seconds counts as unreachable."""
+    """Time in seconds after which a worker that has not answered counts as unreachable."""
     clock: Callable[[], float]
 
 
 @dataclass(eq=False)
-class Peer:
-    """Owns the dealer to a worker, the transport's connection, and every read of it."""
+class PeerChannel:
+    """The messages to one start of another worker, and its answers to Hello. Owns the client of the side channel."""
 
     address: TransferAddress
     terms: ReaderTerms
-    transport: Transport
-    dealer: SideChannelClient
+    client: SideChannelClient
 
     def __post_init__(self) -> None:
-        self.error: TransferError | None = None
-        """The reason why it is gone; None while it is not."""
-        self.memory: RegisteredMemory | None = None
-        """The worker's memory; None until it is met."""
-        self.heard_s = self.terms.clock()
-        """Time at which the worker last answered, or a read of it ended."""
+        self.answered_s = self.terms.clock()
+        """Time of the last Welcome; before the first one, the time at which this channel was made."""
         self._nonce = b""
+        """Nonce of the last Hello."""
         self._answer_due_s: float | None = None
-        self._name = ""
-        """The transport's name for it; empty until it is met."""
-        self._wiring: PostedRead | None = None
-        self._dropped: list[PostedRead] = []
-        self._late: list[PostedRead] = []
-        self._num_reads = 0
-        self._next_attend_s = 0.0
-        self.closed = False
-        """True if the peer is gone, with nothing left that could write."""
+        """Deadline of the answer to the last Hello; None if no answer is awaited."""
+        self._closed = False
 
     def __str__(self) -> str:
         return f"the worker at {self.address.host}:{self.address.port}"
 
     @property
-    def ready(self) -> bool:
-        """True if the worker was met, has answered the last question, and was read from, which sets up a connection."""
-        met = self.memory is not None and self.error is None
-        return met and self._answer_due_s is None and self._wiring is None
+    def awaits_answer(self) -> bool:
+        return self._answer_due_s is not None
 
     @property
-    def late(self) -> bool:
-        """True if a read was given up and is not final yet: another one would have to wait for it."""
-        return bool(self._late)
+    def answer_is_overdue(self) -> bool:
+        return self._answer_due_s is not None and self.terms.clock() >= self._answer_due_s
+
+    def send_hello(self) -> None:
+        """Sends Hello. A worker that is connected already is sent one to find out if it is still there."""
+        self._nonce = new_nonce()
+        self._answer_due_s = self.terms.clock() + self.terms.answer_s
+        self.client.send(Hello(self.address.engine_id, self.terms.facts), self._nonce)
+
+    def answers(self) -> list[ChannelReply]:
+        """Returns the replies to the last Hello. Replies to other messages are dropped."""
+        return [reply for nonce, reply in self.client.replies() if nonce == self._nonce]
+
+    def accept_welcome(self) -> None:
+        """Notes that the worker has answered."""
+        self._answer_due_s = None
+        self.answered_s = self.terms.clock()
+
+    def stop_waiting(self) -> None:
+        """Awaits no answer any more."""
+        self._answer_due_s = None
+
+    def send_poll_request(self) -> None:
+        self._send(PollRequest())
+
+    def send_heartbeat(self, lease_id: int) -> None:
+        """Sends the owner of a lease the message that a reader still needs the lease."""
+        self._send(ReaderHeartbeat(lease_id))
+
+    def release(self, lease_id: int, reader: str) -> None:
+        """Sends the owner of a lease, if it can be reached, the message that this reader does not need the lease."""
+        self._send(ReaderDone(lease_id, reader))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.client.close()
+
+    def _send(self, request: ChannelRequest) -> None:
+        if not self._closed:
+            self.client.send(request, new_nonce())
+
+
+@dataclass(eq=False)
+class Peer:
+    """One start of another worker. Owns its side channel and the connection to its memory."""
+
+    channel: PeerChannel
+    transport: Transport
+
+    def __post_init__(self) -> None:
+        self.error: TransferError | None = None
+        """Reason why the peer is lost; None while it is not."""
+        self.connection: PeerConnection | None = None
+        """Connection to the worker's memory; None until the worker's Welcome has come."""
+        self.closed = False
+        """True if the peer is lost and no read from it is open."""
+        self._first_read: PostedRead | None = None
+        """The read that sets up the connection, while it is open."""
+        self._next_poll_request_s = 0.0
+
+    def __str__(self) -> str:
+        return str(self.channel)
+
+    @property
+    def ready(self) -> bool:
+        """True if the worker has answered the last Hello, and the first read from it has set up a connection."""
+        connected = self.connection is not None and self.error is None
+        return connected and not self.channel.awaits_answer and self._first_read is None
 
     @property
     def busy(self) -> bool:
-        """True if the peer must be looked at every millisecond."""
-        return not self.closed and (self._answer_due_s is not None or self._num_reads > 0)
+        """True if `advance` must be called every millisecond."""
+        return not self.closed and (self.channel.awaits_answer or self._num_reads > 0)
 
-    def ask(self) -> None:
-        """Sends Hello, also to a worker that was met, to see if it is still there."""
-        self._nonce = new_nonce()
-        self._answer_due_s = self.terms.clock() + self.terms.answer_s
-        self.dealer.send(Hello(self.address.engine_id, self.terms.facts), self._nonce)
+    @property
+    def last_active_s(self) -> float:
+        """Time at which the worker last answered, or a read from it was last closed."""
+        answered_s = self.channel.answered_s
+        return answered_s if self.connection is None else max(answered_s, self.connection.last_closed_s)
 
     def advance(self) -> None:
-        """Reads replies, notices silence, and closes reads that nobody wants."""
+        """Handles answers, detects silence, and closes reads that have become final."""
         if self.closed:
             return
-        for nonce, reply in self.dealer.replies():
-            if nonce == self._nonce and self.error is None:
-                self._hear(reply)
-        if self._answer_due_s is not None and self.terms.clock() >= self._answer_due_s:
-            self.lose(f"{self} does not answer", FailureKind.UNREACHABLE)
-        if self._num_reads and self.terms.clock() >= self._next_attend_s:
-            self._next_attend_s = self.terms.clock() + ATTEND_EVERY_S
-            self._send(PollRequest())
-        self._look_at_wiring()
-        for read in [read for read in self._dropped if read.poll() is not ReadState.RUNNING]:
-            self._dropped.remove(read)
-            self._close_read(read)
+        for reply in self.channel.answers():
+            if self.error is None:
+                self._handle(reply)
+        if self.channel.answer_is_overdue:
+            self.mark_lost(f"{self} does not answer", FailureKind.UNREACHABLE)
+        now_s = self.channel.terms.clock()
+        if self._num_reads and now_s >= self._next_poll_request_s:
+            self._next_poll_request_s = now_s + POLL_REQUEST_EVERY_S
+            self.channel.send_poll_request()
+        self._check_first_read()
+        if self.connection is not None:
+            self.connection.close_final_reads()
+        self._close_if_over()
 
-    def lose(self, message: str, kind: FailureKind) -> None:
-        """Marks the peer as gone; the first reason stays."""
+    def mark_lost(self, message: str, kind: FailureKind) -> None:
+        """Marks the peer as lost. If it is lost already, the first reason stays."""
         if self.error is None:
             self.error = TransferError(message, kind)
-            self._answer_due_s = None
+            self.channel.stop_waiting()
             self._close_if_over()
 
     def read_blocks(self, runs: list[BlockRun]) -> PostedRead:
-        """Posts a read, which must be dropped once. If it raises TransferError, the peer is gone."""
-        with self._counted():
-            return self.transport.read_blocks(self._name, runs)
+        """Posts a read, which the caller must `close_read`. If it raises TransferError, the peer is lost."""
+        with self._posting() as connection:
+            return connection.read_blocks(runs)
 
-    def read_proof(self, entries: list[int]) -> tuple[PostedRead, list[int]]:
-        """Posts a read of proof entries, under the rules of `read_blocks`."""
-        with self._counted():
-            return self.transport.read_proof(self._name, entries)
+    def read_proof(self, blocks: list[int], lease_slot: int | None = None) -> tuple[PostedRead, list[int]]:
+        """Posts a read of the proof (`PeerConnection.read_proof`), which the caller must `close_read`. If it raises
+        TransferError, the peer is lost."""
+        with self._posting() as connection:
+            return connection.read_proof(blocks, lease_slot)
 
-    def drop(self, read: PostedRead) -> None:
-        """Keeps a read whose result nobody wants any more until it is final."""
-        if read.poll() is ReadState.RUNNING:
-            self._dropped.append(read)
-        else:
-            self._close_read(read)
+    def close_read(self, read: PostedRead) -> None:
+        """Closes a read, now or as soon as it is final."""
+        self._connected().close_read(read)
+        self._close_if_over()
 
-    def give_up(self, read: PostedRead) -> None:
-        """Notes that a read took too long. It must still be dropped."""
-        self._late.append(read)
+    def mark_overdue(self, read: PostedRead) -> None:
+        """Marks a read whose time is over. The caller must still close it."""
+        self._connected().mark_overdue(read)
 
     def acknowledge(self, lease_id: int, reader: str) -> None:
-        """Tells the lease that its data has been read and verified."""
-        self.transport.notify(self._name, msgspec.msgpack.encode(ReaderDone(lease_id, reader)))
-
-    def release(self, lease_id: int, reader: str) -> None:
-        """Tells the lease, if it can be reached, that this reader wants nothing more."""
-        self._send(ReaderDone(lease_id, reader))
-
-    def waits(self, lease_id: int) -> None:
-        """Tells the lease that one of its readers is alive."""
-        self._send(ReaderWaits(lease_id))
+        """Sends the owner of a lease the message that its data has been read and verified."""
+        self._connected().acknowledge(lease_id, reader)
 
     def close(self) -> None:
-        """Ends the connection, and leaves reads that are still open as they are."""
+        """Ends the side channel and the connection. Reads that are still open stay as they are."""
         if not self.closed:
             self.closed = True
-            self.dealer.close()
-            if self._name:
-                self.transport.disconnect(self._name)
+            self.channel.close()
+            if self.connection is not None:
+                self.connection.disconnect()
 
-    def _send(self, request: ChannelRequest) -> None:
-        if not self.closed:
-            self.dealer.send(request, new_nonce())
+    @property
+    def _num_reads(self) -> int:
+        return 0 if self.connection is None else self.connection.num_reads
 
-    def _hear(self, reply: ChannelReply) -> None:
+    def _connected(self) -> PeerConnection:
+        """Returns the connection. Raises TransferError before the worker's Welcome has come."""
+        if self.connection is None:
+            raise TransferError(f"there is no connection to {self}", FailureKind.PEER_LOST)
+        return self.connection
+
+    def _handle(self, reply: ChannelReply) -> None:
         match reply:
-            case Welcome(engine_id) if engine_id == self.address.engine_id:
-                self._answer_due_s = None
-                self.heard_s = self.terms.clock()
-                if self.memory is None:
+            case Welcome(engine_id) if engine_id == self.channel.address.engine_id:
+                self.channel.accept_welcome()
+                if self.connection is None:
                     self._connect(reply)
             case Welcome() | WrongStart():
-                self.lose(f"{self} was restarted", FailureKind.RESTARTED)
+                self.mark_lost(f"{self} has restarted", FailureKind.RESTARTED)
             case Refused(reason):
-                self.lose(f"{self} refuses: {reason}", FailureKind.REFUSED)
+                self.mark_lost(f"{self} refuses: {reason}", FailureKind.REFUSED)
 
     def _connect(self, welcome: Welcome) -> None:
         try:
-            self._name = self.transport.connect(welcome.description, welcome.memory)
+            name = self.transport.connect(welcome.description, welcome.memory)
         except TransferError as error:
-            self.lose(error.message, error.kind)
+            self.mark_lost(error.message, error.kind)
             return
-        self.memory = welcome.memory
-        with contextlib.suppress(TransferError):  # the peer is gone then
-            self._wiring, _ = self.read_proof([0])
+        self.connection = PeerConnection(self.transport, name, welcome.memory, self.channel.terms.clock)
+        with contextlib.suppress(TransferError):  # the peer is lost then
+            self._first_read, _ = self.read_proof([0])
 
-    def _look_at_wiring(self) -> None:
-        if self._wiring is None or (state := self._wiring.poll()) is ReadState.RUNNING:
+    def _check_first_read(self) -> None:
+        if self._first_read is None or (state := self._first_read.poll()) is ReadState.RUNNING:
             return
-        wiring, self._wiring = self._wiring, None
+        first_read, self._first_read = self._first_read, None
         if state is ReadState.FAILED:
-            self.lose(f"the connection to {self} broke", FailureKind.PEER_LOST)
-        self._close_read(wiring)
+            self.mark_lost(f"the connection to {self} broke", FailureKind.PEER_LOST)
+        self.close_read(first_read)
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _posting(self) -> Iterator[PeerConnection]:
         """Surrounds the code that posts a read."""
+        was_idle = not self._num_reads
         try:
-            yield
+            yield self._connected()
         except TransferError as error:
-            self.lose(error.message, error.kind)
+            self.mark_lost(error.message, error.kind)
             raise
-        if not self._num_reads:
-            self._next_attend_s = self.terms.clock() + ATTEND_EVERY_S
-        self._num_reads += 1
-
-    def _close_read(self, read: PostedRead) -> None:
-        read.close()
-        self._num_reads -= 1
-        self._late = [late for late in self._late if late is not read]
-        self.heard_s = self.terms.clock()
-        self._close_if_over()
+        if was_idle:
+            self._next_poll_request_s = self.channel.terms.clock() + POLL_REQUEST_EVERY_S
 
     def _close_if_over(self) -> None:
         if self.error is not None and not self._num_reads:
@@ -228,62 +275,65 @@ class Peer:
 class Peers:
     """The workers that this one reads from. Each start of a worker is a new `Peer`, made when it is first needed."""
 
-    make_dealer: Callable[[TransferAddress], SideChannelClient]
-    """Raises TransferError if it cannot be an address."""
+    connect_side_channel: Callable[[TransferAddress], SideChannelClient]
+    """Raises TransferError if the address is invalid."""
     terms: ReaderTerms
     transport: Transport
 
     def __post_init__(self) -> None:
         self._peers: dict[TransferAddress, Peer] = {}
-        self._leaving: list[Peer] = []
-        """Peers that are gone, with reads that may still write."""
+        self._lost: list[Peer] = []
+        """Lost peers with reads that are still open."""
 
     @property
     def busy(self) -> bool:
-        """True if any peer must be looked at every millisecond."""
+        """True if `advance` must be called every millisecond."""
         return any(peer.busy for peer in self._all())
 
     def at(self, address: TransferAddress) -> Peer:
-        """Returns the peer at an address; a new one is asked at once. Raises TransferError for a bad address."""
+        """Returns the peer at an address. A new peer is sent a Hello at once. Raises TransferError if the address is
+        invalid."""
         peer = self._peers.get(address)
         if peer is None or peer.error is not None:
-            self._sort_out()
-            peer = Peer(address, self.terms, self.transport, self.make_dealer(address))
-            self._peers[address] = peer
-            peer.ask()
+            self._move_lost()
+            channel = PeerChannel(address, self.terms, self.connect_side_channel(address))
+            self._peers[address] = peer = Peer(channel, self.transport)
+            channel.send_hello()
         return peer
 
     def advance(self) -> None:
+        """Advances all peers. An unexpected error loses only the peer that caused it."""
         for peer in self._all():
-            was_met = peer.memory is not None
+            was_connected = peer.connection is not None
             try:
                 peer.advance()
-            except Exception as error:  # whatever a worker sends, only its own transfers end
-                logger.exception("the messages of %s cannot be understood", peer)
-                peer.lose(f"the messages of {peer} cannot be understood: {error!r}", FailureKind.REFUSED)
-            if peer.memory is not None and not was_met and peer.error is None:
-                self._look_after_others(peer)
-        self._sort_out()
+            except Exception as error:
+                logger.exception("cannot handle the messages of %s", peer)
+                peer.mark_lost(f"the messages of {peer} cannot be handled: {error!r}", FailureKind.REFUSED)
+            if peer.connection is not None and not was_connected and peer.error is None:
+                self._check_others(peer)
+        self._move_lost()
 
     def close(self) -> None:
         for peer in self._all():
             peer.close()
 
     def _all(self) -> list[Peer]:
-        return [*self._peers.values(), *self._leaving]
+        return [*self._peers.values(), *self._lost]
 
-    def _look_after_others(self, met: Peer) -> None:
-        """Marks earlier starts of the worker just met as gone, and asks silent workers: some may have gone for good."""
-        silent_since_s = self.terms.clock() - SILENT_S
-        for peer in list(self._peers.values()):
-            if peer is not met and (peer.address.host, peer.address.port) == (met.address.host, met.address.port):
-                peer.lose(f"{peer} was restarted", FailureKind.RESTARTED)
-            elif peer.ready and peer.heard_s <= silent_since_s:
-                peer.ask()
+    def _check_others(self, connected: Peer) -> None:
+        """Marks earlier starts of the worker that was just connected as lost, and sends Hello to silent workers."""
+        silent_since_s = self.terms.clock() - SILENCE_S
+        new = connected.channel.address
+        for address, peer in list(self._peers.items()):
+            if peer is not connected and (address.host, address.port) == (new.host, new.port):
+                peer.mark_lost(f"{peer} has restarted", FailureKind.RESTARTED)
+            elif peer.ready and peer.last_active_s <= silent_since_s:
+                peer.channel.send_hello()
 
-    def _sort_out(self) -> None:
-        """Takes peers that are gone out of the books, and forgets those that are closed."""
+    def _move_lost(self) -> None:
+        """Moves lost peers out of the table by address, and forgets those that are closed."""
         for address, peer in list(self._peers.items()):
             if peer.error is not None:
-                self._leaving.append(self._peers.pop(address))
-        self._leaving = [peer for peer in self._leaving if not peer.closed]
+                self._lost.append(self._peers.pop(address))
+        self._lost = [peer for peer in self._lost if not peer.closed]

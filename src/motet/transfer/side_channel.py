@@ -1,14 +1,15 @@
 """The side channel: the messages between workers over ZeroMQ, and the sockets at both ends.
 
-    reader: Dealer                              owner of the leases: SideChannelListener
-      Hello ──────────────────────────────────►
-            ◄────────────────────────────────── Welcome, WrongStart or Refused
-      ReaderWaits, ReaderDone, Attend ────────►   (never answered, unless by Refused)
+    reader: SideChannelClient                          owner of the leases: SideChannelListener
 
-Every message is an `Envelope`: every version of the protocol can read its version number, but only the same version
-with the same cluster key can read its payload. All is MessagePack, so no message can name code. Anybody can send
-anything to the listener's port. Bytes that are no message of ours are dropped without an answer; a message without the
-right cluster key gets the reason as answer, and nothing else.
+1     Hello ─────────────────────────────────────────►
+2           ◄───────────────────────────────────────── Welcome, WrongStart or Refused
+3     PollRequest, ReaderHeartbeat, ReaderDone ──────►   answered only if refused
+
+Every message is an `Envelope`. Every version of the protocol can read the version number in it; only the same version
+with the same cluster key accepts the payload. Everything is MessagePack, so no message can name code. Any process that
+reaches the listener's port can send anything to it. Bytes that are not an envelope are dropped without a reply. A
+message with another version or without a valid seal gets a reply with the reason, and has no other effect.
 """
 
 import contextlib
@@ -25,51 +26,51 @@ import msgspec
 import zmq
 
 from motet.errors import ConfigError, PortTakenError
-from motet.transfer.orders import FailureKind, News, ReaderDone, ReaderWaits, TransferError
+from motet.transfer.orders import FailureKind, ReaderDone, ReaderHeartbeat, TransferError, TransferEvent
 from motet.transfer.ticket import NONCE_BYTES, ClusterKey, TransferAddress
 from motet.transfer.transport import KVFacts, RegisteredMemory
 
 logger = logging.getLogger(__name__)
 
 CHANNEL_VERSION = 1
-"""Changes with the layout of any message. History: 1, the first."""
+"""Version of the protocol. It is incremented when the layout of any message changes. History: 1, the first version."""
 
 MAX_REQUEST_BYTES = 64 * 2**10
 MAX_REPLY_BYTES = 16 * 2**20
-"""Most bytes of a reply: a transport's description names every registered region."""
+"""Maximum size of a reply. It is large because a transport's description lists every registered region."""
 MAX_REASON_CHARACTERS = 500
 
 REQUESTS_PER_ROUND = 256
-"""Messages that a listener takes in one round, so that a flood does not starve the transfers."""
+"""Maximum number of messages that a listener reads in one round, so that a flood does not starve the transfers."""
 REPLIES_QUEUED = 64
-"""Replies queued for one reader that does not take them; more are dropped."""
+"""Maximum number of replies queued for a reader that does not take them; further replies are dropped."""
 REQUESTS_QUEUED = 64
-"""Requests queued for a worker that does not answer; more are dropped."""
+"""Maximum number of requests queued for a worker that does not answer; further requests are dropped."""
 REPLIES_PER_ROUND = 64
-"""Replies that a dealer takes in one round, whatever a worker sends."""
+"""Maximum number of replies that a client reads in one round, whatever a worker sends."""
 LINGER_MS = 200
-"""Milliseconds that the last messages have to go out after `close`."""
+"""Time in milliseconds for sending the last messages after `close`."""
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 10_000
 
 HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
-"""Names and addresses, without characters that have a meaning for ZeroMQ."""
+"""Host names and addresses, without characters that have a meaning in ZeroMQ endpoints."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="Hello"):
-    """The reader asks if it may read from this worker."""
+    """Requests permission to read from this worker."""
 
-    wanted: str
-    """The engine id that should be at this address."""
+    engine_id: str = msgspec.field(name="wanted")
+    """Engine id that the reader expects at this address."""
     facts: KVFacts
 
 
 class PollRequest(msgspec.Struct, frozen=True, tag="Attend"):
-    """A read of the sender's is still open: its target must poll."""
+    """Requests that the owner polls its transport, because a read of the sender is still open."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="Welcome"):
-    """What a reader needs for `Transport.connect`."""
+    """Permits the reader to read, and contains what it needs for `Transport.connect`."""
 
     engine_id: str
     description: bytes
@@ -77,40 +78,41 @@ class Welcome(msgspec.Struct, frozen=True, tag="Welcome"):
 
 
 class WrongStart(msgspec.Struct, frozen=True, tag="SomeoneElse"):
-    """The requested start of the worker is gone; another one is here."""
+    """The worker has restarted: it does not have the engine id that the reader expects."""
 
     engine_id: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag="Refused"):
-    """The reader may not read from this worker. In `reason`, `here` is the reader's side."""
+    """The reader may not read from this worker. In `reason`, `here` is the reader and `there` the worker."""
 
     reason: str
 
 
-ChannelRequest = Hello | ReaderWaits | ReaderDone | PollRequest
+ChannelRequest = Hello | ReaderHeartbeat | ReaderDone | PollRequest
 ChannelReply = Welcome | WrongStart | Refused
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """The outer part of a message. Its first field never changes; later versions may have more fields."""
+    """The outer part of a message. Its first field never changes; later versions can have more fields."""
 
     version: int
     nonce: bytes
-    """New for each request; a reply repeats its request's."""
+    """Random bytes, new for each request. A reply repeats the nonce of its request."""
     payload: bytes
     seal: bytes
 
 
 class MalformedMessageError(Exception):
-    """The bytes are no message of this protocol."""
+    """The bytes are not a message of this protocol."""
 
 
 ENVELOPES = msgspec.msgpack.Decoder(Envelope)
 REQUESTS: "msgspec.msgpack.Decoder[ChannelRequest]" = msgspec.msgpack.Decoder(ChannelRequest)
 REPLIES: "msgspec.msgpack.Decoder[ChannelReply]" = msgspec.msgpack.Decoder(ChannelReply)
 NOTIFICATIONS = msgspec.msgpack.Decoder(ReaderDone)
-"""Reads messages of `Transport.notify`, whose connection was made after a Welcome, so they need no envelope."""
+"""Decoder of messages sent with `Transport.notify`. They have no envelope, since they come over a connection that was
+made after a Welcome."""
 
 Decoded = TypeVar("Decoded")
 
@@ -120,13 +122,14 @@ def new_nonce() -> bytes:
 
 
 def encode(message: ChannelRequest | ChannelReply, key: ClusterKey, *, nonce: bytes) -> bytes:
-    """Writes a message, sealed with the key if there is one."""
+    """Encodes a message in an envelope, sealed with the key if there is one."""
     payload = msgspec.msgpack.encode(message)
     return msgspec.msgpack.encode(Envelope(CHANNEL_VERSION, nonce, payload, key.seal(nonce, payload)))
 
 
 def read(decoder: "msgspec.msgpack.Decoder[Decoded]", body: bytes) -> Decoded:
-    """Returns the decoded message. Raises Unreadable. Check version and seal of an envelope before it."""
+    """Returns the decoded message; raises MalformedMessageError. Check the envelope's version and seal before you read
+    its payload."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -135,18 +138,18 @@ def read(decoder: "msgspec.msgpack.Decoder[Decoded]", body: bytes) -> Decoded:
 
 @dataclass(eq=False)
 class SideChannelListener:
-    """The listening end. Owns its socket."""
+    """The listening end of the side channel. Owns its socket."""
 
     socket: "zmq.Socket[bytes]"
     key: ClusterKey
     facts: KVFacts
     welcome: Welcome
-    """The answer to readers that want to connect; its description changes when memory is offered anew."""
+    """Reply to readers that may connect. Its description changes when memory is registered again."""
 
-    def receive(self, tell: Callable[[News], None]) -> bool:
-        """Reads all messages, passes them on as news, and answers them; never blocks. Drops a message that it cannot
-        understand. Returns True if one came from somebody who may read from us."""
-        from_reader = False
+    def receive(self, publish: Callable[[TransferEvent], None]) -> bool:
+        """Reads the messages that have arrived, answers them or publishes them as events, and drops those that it
+        cannot decode. Never blocks. Returns True if a message came from a reader with the right cluster key."""
+        has_reader = False
         for _ in range(REQUESTS_PER_ROUND):
             try:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -160,42 +163,48 @@ class SideChannelListener:
                 reply: ChannelReply | None = self._refusal_of(envelope)
                 if reply is None:
                     request = read(REQUESTS, envelope.payload)
-                    from_reader = True
+                    has_reader = True
                     if isinstance(request, Hello):
-                        reply = self._greet(request)
+                        reply = self._reply_to(request)
                     elif not isinstance(request, PollRequest):
-                        tell(request)
+                        publish(request)
                 if reply is not None:
                     self.socket.send_multipart([reader, encode(reply, self.key, nonce=envelope.nonce)], zmq.NOBLOCK)
-            except (MalformedMessageError, zmq.ZMQError):  # a reader that is gone, or does not listen, gets no answer
+            except (MalformedMessageError, zmq.ZMQError):  # a reader that is gone or takes no replies gets none
                 pass
-            except Exception:  # no message may end the transfers of others
-                logger.exception("a message of %d bytes cannot be understood; it is dropped", len(body))
-        return from_reader
+            except Exception:  # one message must not end the transfers of other workers
+                logger.exception("dropped a message of %d bytes that cannot be handled", len(body))
+        return has_reader
 
     def close(self) -> None:
         self.socket.close(linger=0)
 
     def _refusal_of(self, envelope: Envelope) -> Refused | None:
-        """Returns what is wrong with a message; None if its payload can be read and trusted."""
+        """Returns a refusal for a message of another version or with an invalid seal; None if its payload can be read
+        and trusted."""
         if envelope.version != CHANNEL_VERSION:
-            return Refused(f"the side channel speaks version {envelope.version} here and {CHANNEL_VERSION} there")
-        complaint = self.key.complaint(envelope.nonce, envelope.payload, seal=envelope.seal)
-        return None if complaint is None else Refused(complaint)
+            return Refused(version_mismatch(here=envelope.version, there=CHANNEL_VERSION))
+        seal_error = self.key.seal_error(envelope.nonce, envelope.payload, seal=envelope.seal)
+        return None if seal_error is None else Refused(seal_error)
 
-    def _greet(self, hello: Hello) -> Welcome | WrongStart | Refused:
+    def _reply_to(self, hello: Hello) -> Welcome | WrongStart | Refused:
         if differences := hello.facts.differences(self.facts):
             return Refused("; ".join(differences))
-        if hello.wanted != self.welcome.engine_id:
+        if hello.engine_id != self.welcome.engine_id:
             return WrongStart(self.welcome.engine_id)
         return self.welcome
+
+
+def version_mismatch(*, here: int, there: int) -> str:
+    """Returns the error message for two workers with different versions; `here` is the reader."""
+    return f"the side channel has version {here} here and version {there} there"
 
 
 def listen(host: str, port: int, *, context: "zmq.Context[zmq.Socket[bytes]]") -> tuple["zmq.Socket[bytes]", str, int]:
     """Returns a bound socket, and the address and port for tickets. Raises a ConfigError that names the flag."""
     address = _bindable(host)
     if not 0 <= port <= 65535:
-        raise ConfigError(f"--side-channel-port is {port}; a port is a number from 0 (a free one) to 65535")
+        raise ConfigError(f"--side-channel-port is {port}; it must be a number from 0 (any free port) to 65535")
     listening = context.socket(zmq.ROUTER)
     listening.setsockopt(zmq.IPV6, address.version == 6)
     listening.setsockopt(zmq.LINGER, 0)
@@ -208,7 +217,7 @@ def listen(host: str, port: int, *, context: "zmq.Context[zmq.Socket[bytes]]") -
         if error.errno == zmq.EADDRNOTAVAIL:
             raise ConfigError(f"--side-channel-host {host}: no interface of this machine has that address") from error
         kind = PortTakenError if error.errno == zmq.EADDRINUSE else ConfigError
-        raise kind(f"--side-channel-port {port}: {error.strerror}; choose another one, or 0 for a free one") from error
+        raise kind(f"--side-channel-port {port}: {error.strerror}; set another port, or 0 for any free port") from error
     bound = listening.getsockopt_string(zmq.LAST_ENDPOINT)
     return listening, str(address), int(bound.rpartition(":")[2])
 
@@ -226,15 +235,16 @@ def _bindable(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         raise ConfigError(f"--side-channel-host {host!r} is not an address of this machine") from error
     if address.is_unspecified:
         raise ConfigError(
-            f"--side-channel-host {host} stands for every interface, but the address is written into tickets: "
-            "give the one at which other workers reach this machine"
+            f"--side-channel-host {host} means every interface, but tickets must contain one address: "
+            "set the address at which other workers reach this machine"
         )
     return address
 
 
 class SideChannelClient:
-    """The asking end: a connection to one other worker, which may be slow, gone, or another program. Owns its socket,
-    and keeps it in the poller. ZeroMQ reconnects by itself, more and more slowly."""
+    """The reader's end of the side channel: a connection to one other worker, which can be slow, gone, or another
+    program. Owns its socket, and keeps it registered with the poller. ZeroMQ reconnects by itself, at increasing
+    intervals."""
 
     def __init__(
         self,
@@ -244,15 +254,15 @@ class SideChannelClient:
         poller: zmq.Poller,
         key: ClusterKey,
     ) -> None:
-        """Raises TransferError if it cannot be an address."""
+        """Raises TransferError if the address is invalid."""
         self._poller, self._key = poller, key
-        no_address = f"{address.host!r} port {address.port} is not an address of a worker"
+        invalid_address = f"{address.host!r} port {address.port} is not an address of a worker"
         if not HOST.fullmatch(address.host):
-            raise TransferError(no_address, FailureKind.UNREACHABLE)
+            raise TransferError(invalid_address, FailureKind.UNREACHABLE)
         try:
             self._socket = context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
-            raise TransferError(f"no socket is free: {error}", FailureKind.UNREACHABLE) from error
+            raise TransferError(f"no socket can be opened: {error}", FailureKind.UNREACHABLE) from error
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.setsockopt(zmq.SNDHWM, REQUESTS_QUEUED)
@@ -263,37 +273,37 @@ class SideChannelClient:
             self._socket.connect(endpoint(address.host, address.port))
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
-            raise TransferError(no_address, FailureKind.UNREACHABLE) from error
+            raise TransferError(invalid_address, FailureKind.UNREACHABLE) from error
         self._poller.register(self._socket, zmq.POLLIN)
 
     def send(self, request: ChannelRequest, nonce: bytes) -> None:
-        """Never blocks."""
+        """Queues a message for the worker. Never blocks."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(encode(request, self._key, nonce=nonce), zmq.NOBLOCK)
 
     def replies(self) -> list[tuple[bytes, ChannelReply]]:
-        """Returns all replies, each with the nonce of its request. A reply that cannot be trusted becomes a Refused."""
+        """Returns the replies that have arrived, each with the nonce of its request. A reply that cannot be trusted
+        becomes a Refused."""
         replies = []
         with contextlib.suppress(zmq.Again):
             for _ in range(REPLIES_PER_ROUND):
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
                 with contextlib.suppress(MalformedMessageError):
                     envelope = read(ENVELOPES, parts[-1])
-                    replies.append((envelope.nonce, self._believed(envelope)))
+                    replies.append((envelope.nonce, self._reply_in(envelope)))
         return replies
 
     def close(self) -> None:
         self._poller.unregister(self._socket)
         self._socket.close()
 
-    def _believed(self, envelope: Envelope) -> ChannelReply:
-        """Returns the reply, or a Refused if it cannot be trusted. A refusal needs no seal."""
+    def _reply_in(self, envelope: Envelope) -> ChannelReply:
+        """Returns the reply, or a Refused if it cannot be trusted. A refusal needs no valid seal."""
         if envelope.version != CHANNEL_VERSION:
-            theirs = envelope.version
-            return Refused(f"the side channel speaks version {CHANNEL_VERSION} here and {theirs} there")
+            return Refused(version_mismatch(here=CHANNEL_VERSION, there=envelope.version))
         reply = read(REPLIES, envelope.payload)
         if isinstance(reply, Refused):
             return Refused(reply.reason[:MAX_REASON_CHARACTERS])
-        if self._key.complaint(envelope.nonce, envelope.payload, seal=envelope.seal):
-            return Refused("its answer is not sealed with the cluster key that is set here")
+        if self._key.seal_error(envelope.nonce, envelope.payload, seal=envelope.seal):
+            return Refused("its reply is not sealed with the cluster key that is set here")
         return reply

@@ -1,11 +1,12 @@
-"""The seam under the transfers: a worker's memory as others see it, and the interface that moves blocks.
+"""The interface to the library that moves blocks, and the layout of a worker's registered memory.
 
-    Memory     region 0: [block 0][block 1]...   keys of layer 0      block b of region r lies at
-               region 1: [block 0][block 1]...   keys of layer 1      regions[r] + b * region_block_bytes
-               ...
-               proof:    [entry 0][entry 1]...   8 bytes each, always in main memory
+    RegisteredMemory   region 0: [block 0][block 1]...   keys of layer 0      address of block b of region r:
+                       region 1: [block 0][block 1]...   keys of layer 1      regions[r] + b * region_block_bytes
+                       ...
+                       proof:    [entry 0][entry 1]...   8 bytes each, always in main memory
 
-Block and entry numbers come from tickets, so numbers outside of the memory are refused here.
+Block and entry numbers come from tickets, which a client can have changed. Numbers outside the memory are therefore
+refused here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,12 +29,13 @@ ENTRY_BYTES = 8
 
 
 class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that must be equal on two workers so that one can use the other's KV."""
+    """Facts that must be equal on two workers so that one can use the KV of the other."""
 
     model_digest: str
     """Digest of the saved configuration and weights."""
     quantization: str = "none"
-    """Rounded weights are another model: otherwise a choice would depend on the worker that computed its prompt."""
+    """Quantised weights count as another model: otherwise the tokens of a choice would depend on the worker that
+    computed its prompt."""
     dtype: str
     block_size: int
     num_layers: int
@@ -42,27 +44,28 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
 
     def differences(self, other: "KVFacts") -> list[str]:
-        """Lists the differences, such as `dtype is bfloat16 here and float32 there`; empty if there are none."""
-        ours, theirs = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
-        return [f"{name} is {ours[name]} here and {theirs[name]} there" for name in ours if ours[name] != theirs[name]]
+        """Returns the differences as texts, such as `dtype is bfloat16 here and float32 there`."""
+        here, there = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
+        return [f"{name} is {here[name]} here and {there[name]} there" for name in here if here[name] != there[name]]
 
 
 class RegisteredMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The registered memory of a worker. The types refuse impossible numbers from another worker."""
+    """The registered memory of a worker. The types reject impossible numbers from another worker."""
 
     regions: tuple[Unsigned, ...]
-    """Address of block 0 of each region: the keys of every layer, then the values."""
+    """Address of block 0 of each region: the keys of every layer, then the values of every layer."""
     region_block_bytes: Unsigned
     num_blocks: Unsigned
     device: Annotated[int, msgspec.Meta(ge=-1, le=MAX_UNSIGNED)] = -1
     """-1: main memory; k: CUDA device k."""
     proof: Unsigned
-    """Address of the proof (see `proof`), in main memory."""
+    """Address of the proof (module `proof`), in main memory."""
     proof_entries: Unsigned
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
-    """`count` blocks of the peer, from `remote` on, go to as many blocks of ours, from `local` on."""
+    """A copy of `count` blocks: from the peer's blocks `remote`, `remote + 1`, ... to the local blocks `local`,
+    `local + 1`, ..."""
 
     remote: int
     local: int
@@ -82,79 +85,83 @@ def merged(pairs: Iterable[tuple[int, int]]) -> list[BlockRun]:
 
 class ReadState(StrEnum):
     RUNNING = "running"
-    """It may still write to the destination."""
+    """Bytes can still arrive in the destination."""
     DONE = "done"
+    """Final: all bytes have arrived."""
     FAILED = "failed"
+    """Final: no more bytes can arrive."""
 
 
 class PostedRead(Protocol):
-    """One read that was posted."""
+    """A read that was posted."""
 
     num_bytes: int
     num_descriptors: int
 
     def poll(self) -> ReadState:
-        """Drives the read on; never raises. After DONE and FAILED, which are final, nothing writes any more."""
+        """Advances the read, and returns its state. Never raises."""
         ...
 
     def close(self) -> None:
-        """Forgets a read that is final."""
+        """Frees the resources of a read that is final."""
         ...
 
 
 class Transport(Protocol):
-    """Moves blocks between the registered memories of two workers. All methods belong to one thread, none blocks."""
+    """Moves blocks between the registered memories of two workers. All methods are called by one thread. Only `close`
+    can block."""
 
     def describe(self) -> bytes:
-        """Returns what a peer needs for `connect`."""
+        """Returns the description that a peer needs for `connect`."""
         ...
 
     def connect(self, description: bytes, memory: RegisteredMemory) -> str:
-        """Adds a peer; returns the name that other methods take. Raises TransferError if it cannot."""
+        """Adds a peer, and returns the name that other methods take. Raises TransferError if it cannot."""
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Posts no more reads from the peer; those that run go on until they are final."""
+        """Ends the connection to a peer. No more reads from it can be posted; running ones continue until they are
+        final."""
         ...
 
     def read_blocks(self, peer: str, runs: list[BlockRun]) -> PostedRead:
-        """Posts the read of KV blocks. Raises TransferError: PEER_LOST, which `connect` may repair, or REFUSED."""
+        """Posts a read of KV blocks. Raises TransferError: PEER_LOST, after which `connect` can succeed, or REFUSED."""
         ...
 
     def read_proof(self, peer: str, entries: list[int]) -> tuple[PostedRead, list[int]]:
-        """Posts the read of entries of the peer's proof; the list is filled when the read is DONE."""
+        """Posts a read of entries of the peer's proof. The returned list is filled when the read is DONE."""
         ...
 
     def notify(self, peer: str, message: bytes) -> None:
-        """Sends a message, if possible. Never raises; a message to a peer that is gone is lost. Before the first read
-        from a peer has ended, it is sent only while this side polls."""
+        """Sends a message, if possible. Never raises; a message to a peer that is gone is lost. Until the first read
+        from a peer has ended, messages to it are sent only while this side polls."""
         ...
 
     def poll(self) -> list[bytes]:
-        """Drives the reads of both sides, and returns notifications that have come."""
+        """Advances the reads of both sides, and returns the messages that peers have sent with `notify`."""
         ...
 
-    def withdraw(self) -> bool:
-        """Makes this side's blocks unknown to the network, whose cards keep their pages; nobody must read them then.
-        Does nothing and returns False while a read of ours runs."""
+    def deregister_blocks(self) -> bool:
+        """Deregisters the blocks of this side, because network cards pin the pages of registered memory. No peer must
+        read them afterwards. Does nothing and returns False while a read into the blocks runs."""
         ...
 
-    def offer(self) -> None:
-        """Makes blocks that were withdrawn known again; `describe` returns something new. Peers that were connected
-        read them as before, or lose the connection at their next read. Raises StartupError."""
+    def register_blocks(self) -> None:
+        """Registers the blocks of this side again; `describe` then returns a new description. Peers that were connected
+        can read as before, or lose the connection at their next read. Raises StartupError."""
         ...
 
     def close(self) -> None:
-        """Ends everything: afterwards nothing writes into this side's memory. May wait half a second for that. May be
-        called twice."""
+        """Ends all connections. Afterwards no bytes can arrive in this side's memory, for which the call can wait for
+        half a second. A second call changes nothing."""
         ...
 
 
-def check_shapes(*, ours: RegisteredMemory, theirs: RegisteredMemory) -> None:
-    """Raises TransferError unless both sides have the same number of regions and the same bytes in a block."""
-    here, there = ((len(memory.regions), memory.region_block_bytes) for memory in (ours, theirs))
+def check_shapes(*, local: RegisteredMemory, remote: RegisteredMemory) -> None:
+    """Raises TransferError unless both memories have the same number of regions and the same block size."""
+    here, there = ((len(memory.regions), memory.region_block_bytes) for memory in (local, remote))
     if here != there:
-        raise TransferError(f"(regions, bytes of a block) are {here} here and {there} there", FailureKind.REFUSED)
+        raise TransferError(f"(regions, bytes per block) are {here} here and {there} there", FailureKind.REFUSED)
 
 
 def block_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> Spans:
@@ -172,19 +179,20 @@ def proof_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> 
 
 
 def entry_spans(address: int, pieces: npt.ArrayLike) -> Spans:
-    """Returns the spans of (first entry, number of entries) in a row of entries that begins at `address`."""
+    """Returns the spans of (first entry, number of entries) in an array of entries that starts at `address`."""
     spans = np.array(pieces, np.uint64) * ENTRY_BYTES  # [num_spans, 2]
     spans[:, 0] += np.uint64(address)
     return spans
 
 
 def _inside(pieces: Sequence[tuple[int, int]], limit: int, *, what: str) -> Spans:
-    """Returns the pieces as numbers. Raises TransferError if there are none, or one is empty or not within 0..limit."""
+    """Returns pieces of (first, count) as an array [num_pieces, 2]. Raises TransferError if there are none, or if a
+    piece is empty or not within 0..limit."""
     if not pieces:
         raise TransferError(f"no {what} was requested", FailureKind.REFUSED)
     for first, count in pieces:
         if first < 0 or count < 1 or first + count > limit:
             raise TransferError(
-                f"{what} {first} and the {count - 1} after it do not exist: there are {limit}", FailureKind.REFUSED
+                f"a read of {count} from {what} {first} on is impossible: there are {limit}", FailureKind.REFUSED
             )
     return np.array(pieces, np.uint64).reshape(-1, 2)

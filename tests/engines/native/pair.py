@@ -51,10 +51,10 @@ class ScriptedTransfers(TransferThread):
         self.expected: list[Ticket] = []
         self.released: list[Ticket] = []
         self.leases_held = 0
-        self.offered = True
-        """False while the memory is withdrawn."""
+        self.registered = True
+        """False while the memory is deregistered."""
         self.key = ClusterKey("")
-        self.later: list[orders.News] = []
+        self.later: list[orders.TransferEvent] = []
         """What the next call of `news` returns."""
         self._idle_fd: int | None = None
 
@@ -71,8 +71,8 @@ class ScriptedTransfers(TransferThread):
             case orders.ReleaseTicket(ticket):
                 self.released.append(ticket)
                 self._notify_owner(ticket)
-            case orders.MeetWorker(number):
-                self.later.append(orders.Met(number, None))
+            case orders.ConnectWorker(number):
+                self.later.append(orders.ConnectResult(number, None))
             case orders.LeasesHeld(num_leases):
                 self.leases_held = num_leases
 
@@ -82,16 +82,16 @@ class ScriptedTransfers(TransferThread):
             self._idle_fd = os.eventfd(0)
         return self._idle_fd
 
-    def news(self) -> list[orders.News]:
-        news, self.later = self.later, []
-        return news
+    def take_events(self) -> list[orders.TransferEvent]:
+        events, self.later = self.later, []
+        return events
 
-    def withdraw(self) -> bool:
-        self.offered = bool(self.orders)
-        return not self.offered
+    def deregister_memory(self) -> bool:
+        self.registered = bool(self.orders)
+        return not self.registered
 
-    def offer(self) -> None:
-        self.offered = True
+    def register_memory(self) -> None:
+        self.registered = True
 
     def close(self) -> None: ...
 

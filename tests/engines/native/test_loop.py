@@ -115,7 +115,7 @@ def wired(pair: Pair) -> Iterator[Wired]:
 
 
 def raising(_: Ticket) -> NoReturn:
-    """Raises instead of saying if it believes a ticket."""
+    """Raises an error instead of checking a ticket."""
     raise ZeroDivisionError("a bug")
 
 
@@ -126,7 +126,7 @@ def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
     pair = Pair(tiny("llama"))
     bad = group("bad", prompt_of(100))
     ticket = pair.prefill(bad)
-    monkeypatch.setattr(pair.d_transfers.key, "believes", raising)
+    monkeypatch.setattr(pair.d_transfers.key, "accepts", raising)
     with wired(pair) as engine:
         engine.send(Submit(with_ticket(bad, ticket)))
         refused = engine.next_event()

@@ -225,14 +225,14 @@ def test_memory_stays_while_a_worker_that_hangs_may_write_into_it(pair: Pair) ->
     kv.fill_(1.0)
     pair.d.held = True
     sleeper.sleep(weights=False)
-    assert (pair.d_transfers.offered, bool(kv.all())) == (True, True)
+    assert (pair.d_transfers.registered, bool(kv.all())) == (True, True)
     pair.d_transfers.settle(number)
     pair.step_d()
     sleeper.sleep(weights=False)
-    assert (pair.d_transfers.offered, bool(kv[2048:-2048].any())) == (False, False)
+    assert (pair.d_transfers.registered, bool(kv[2048:-2048].any())) == (False, False)
     sleeper.wake()
     parts.storage.keys.zero_()
     pair.d.held = False
-    assert pair.d_transfers.offered
+    assert pair.d_transfers.registered
     pair.finish()
     pair.check_same(request)

@@ -232,7 +232,7 @@ def test_a_step_costs_the_same_however_many_leases_are_held() -> None:
         table = LeaseTable(proof, seconds=60.0)
         for _ in range(leases):
             granted(table, proof)
-        return bytecodes(lambda: table.expired(1.0)) + bytecodes(table.next_end_s)
+        return bytecodes(lambda: table.expire(1.0)) + bytecodes(table.next_expiry_s)
 
     assert cost(1000) == cost(1)
 

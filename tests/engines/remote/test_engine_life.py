@@ -18,7 +18,7 @@ from motet.errors import (
 )
 from motet.settings.server_config import ServerConfig
 from motet.testing.fake_engine import NOWHERE, FakeEngine, FakeLeases
-from motet.transfer.ticket import TransferAddress
+from motet.transfer.ticket import TransferAddress, is_for_prompt
 from motet.types import Role
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.engines.remote.worker import (
@@ -134,7 +134,7 @@ async def test_a_prefill_gives_a_ticket_and_release_ends_its_lease(serve: Servin
     async with engine_at(served.url) as engine:
         ticket = await engine.prefill(group(n=8), readers=3)
         assert list(served.engine.leases.held.values()) == [ticket]
-        assert (ticket.readers, ticket.is_for(group().prompt)) == (3, True)
+        assert (ticket.readers, is_for_prompt(ticket, group().prompt)) == (3, True)
         await engine.release(ticket, trace="trace-2")
         assert (served.engine.released, served.engine.release_traces) == ([ticket], ["trace-2"])
         assert served.engine.requests == []

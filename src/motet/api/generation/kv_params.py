@@ -25,7 +25,7 @@ from motet.api.http.failure import invalid_value, unsupported_parameter
 from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
-from motet.transfer.ticket import Ticket, ticket_of
+from motet.transfer.ticket import Ticket, is_for_prompt, ticket_of
 from motet.types import Role
 
 PARAM = "kv_transfer_params"
@@ -60,7 +60,7 @@ class RequestContext:
         (prompt,) = prompts
         if len(prompt) < 2:
             raise invalid_value(PARAM, "it needs a prompt of at least two tokens, for decode runs the last one itself")
-        if self.ticket is not None and not self.ticket.is_for(prompt):
+        if self.ticket is not None and not is_for_prompt(self.ticket, prompt):
             raise invalid_value(PARAM, "the ticket is for another prompt")
 
 

@@ -18,7 +18,7 @@ from motet.api.http.routes import body_of, drop_body
 from motet.api.served import ServedModel
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, UNREADABLE
 from motet.errors import RequestError
-from motet.transfer.ticket import Ticket, params_of, ticket_of
+from motet.transfer.ticket import Ticket, is_for_prompt, params_of, ticket_of
 from motet.types import SAMPLING_FIELDS, GenerateRequest, Role, SamplingParams
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
     if request.ticket is not None:
         if served.info.role is not Role.DECODE:
             raise invalid_value("ticket", f"this worker has the role {served.info.role}, and takes no tickets")
-        if not request.ticket.is_for(request.prompt):
+        if not is_for_prompt(request.ticket, request.prompt):
             raise invalid_value("ticket", "it is for another prompt")
 
 

@@ -27,7 +27,7 @@ from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
 from motet.metrics.stats import EngineStats
-from motet.transfer.orders import Met
+from motet.transfer.orders import ConnectResult
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferThread
 from motet.transfer.ticket import Ticket
@@ -65,7 +65,7 @@ class StepResult:
     """Tickets of the groups whose prompts were prefilled for other workers."""
     blocks: list[BlockChange] = field(default_factory=list)
     """Blocks that were added to the prefix cache and removed from it, in order."""
-    met: list[Met] = field(default_factory=list)
+    met: list[ConnectResult] = field(default_factory=list)
     """Workers to which a connection was made, or failed."""
     ran: bool = True
     """False if nothing was computed: the next step must wait for a command or for a result of a transfer."""
@@ -262,7 +262,7 @@ class EngineCore:
         groups = self._scheduler.running.groups
         tickets = {}
         for group in [group for group in groups if group.readers and group.trunk.complete]:
-            if self._pool.proof.has_room:
+            if self._pool.proof.has_free_slot:
                 blocks = self._scheduler.hand_over(group)
                 request_id = group.request.request_id
                 tickets[request_id] = self._handover.grant(group, blocks)

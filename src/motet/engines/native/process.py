@@ -62,7 +62,7 @@ from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.log import TextFormatter
 from motet.metrics.stats import EngineStats
-from motet.transfer.orders import MeetWorker
+from motet.transfer.orders import ConnectWorker
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo
 
@@ -200,7 +200,7 @@ class EngineLoop:
             case Connect(address):
                 if self._core.transfers is None:
                     raise EngineError(KEEPS_KV)
-                self._core.transfers.order(MeetWorker(number, address))
+                self._core.transfers.order(ConnectWorker(number, address))
                 return None
             case Sleep(weights):
                 self._weight_threads.drop()

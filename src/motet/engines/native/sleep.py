@@ -40,11 +40,11 @@ class Sleeper:
     def wake(self) -> None:
         """Takes the KV cache again. Released weights come as an update does."""
         if self._withdrawn and self._core.transfers is not None:
-            self._core.transfers.offer()
+            self._core.transfers.register_memory()
         self._withdrawn = False
 
     def _withdraw(self) -> bool:
         """Returns True if no transfer writes into the KV cache, or can start to."""
         if not self._withdrawn:
-            self._withdrawn = self._core.transfers is None or self._core.transfers.withdraw()
+            self._withdrawn = self._core.transfers is None or self._core.transfers.deregister_memory()
         return self._withdrawn

@@ -81,7 +81,7 @@ class BlockPool:
         blocks = self._free.take(count, after=after)
         for block in blocks:
             self._count[block] = 1
-        self.proof.raise_generations(blocks)
+        self.proof.increment_generations(blocks)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ from motet.transfer.figures import TransferFigures
 from motet.transfer.lease import Lease, LeaseTable, new_lease_id
 from motet.transfer.orders import FailureKind
 from motet.transfer.thread import TransferThread
-from motet.transfer.ticket import Ticket, prompt_digest
+from motet.transfer.ticket import Ticket, is_for_prompt, prompt_digest
 from motet.types import PullReport
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class TransferResults:
     """Groups whose trunks have arrived, up to the number of tokens in their tickets."""
     failed: list[Group] = field(default_factory=list)
     """Groups that must be suspended: their blocks stay with the failed pull."""
-    met: list[orders.Met] = field(default_factory=list)
+    met: list[orders.ConnectResult] = field(default_factory=list)
     """Workers to which a connection was made, or failed."""
 
 
@@ -88,7 +88,7 @@ class Handover:
     def set_gauges(self, stats: EngineStats) -> None:
         """Sets the gauges of transfers and leases in `stats` to their values at this moment."""
         stats.leases = len(self.leases)
-        stats.oldest_lease_s = self.leases.oldest_s(self.clock())
+        stats.oldest_lease_s = self.leases.oldest_age_s(self.clock())
         stats.pulls_open = len(self._pulls)
         stats.blocks_pulling = sum(len(pull.blocks) for pull in self._pulls.values() if pull.group is None)
         stats.transfer_seconds = tuple(self._figures.counts)
@@ -101,7 +101,9 @@ class Handover:
     @property
     def wake_s(self) -> float | None:
         """Time at which `take_results` must be called even without a message: a lease ends, or a log line is due."""
-        return min((at for at in (self.leases.next_end_s(), self._figures.line_due_s) if at is not None), default=None)
+        return min(
+            (at for at in (self.leases.next_expiry_s(), self._figures.log_due_s) if at is not None), default=None
+        )
 
     def check_open(self) -> TransferThread:
         """Returns the transfers. Raises RequestError for an engine that keeps its KV cache to itself."""
@@ -122,7 +124,7 @@ class Handover:
             # Blocks that this engine prefilled are in its prefix cache, and log-probabilities do not follow from KV.
             self.release(ticket)
             return
-        if not transfers.key.believes(ticket):
+        if not transfers.key.accepts(ticket):
             self._count_failure(FailureKind.REFUSED)
             logger.warning("the prompt of %s is computed here: its ticket lacks the cluster's seal", _label(group))
             return
@@ -183,7 +185,7 @@ class Handover:
             prompt_digest=prompt_digest(group.prompt[:num_tokens]),
             generations=proof.generations(blocks),
             lease_id=new_lease_id(),
-            lease_slot=proof.take_slot(),
+            lease_slot=proof.allocate_slot(),
             lease_s=self.leases.seconds,
             readers=group.readers,
             cached_tokens=group.facts.num_cached or 0,
@@ -201,48 +203,48 @@ class Handover:
         if self.transfers is None:
             return
         if ticket.remote_engine_id == self.transfers.address.engine_id:
-            self._free(self.leases.end(ticket.lease_id))
-        elif self.transfers.key.believes(ticket):
+            self._free(self.leases.release(ticket.lease_id))
+        elif self.transfers.key.accepts(ticket):
             self.transfers.order(orders.ReleaseTicket(ticket))
 
     def release_request(self, request_id: RequestId) -> None:
         """Ends the lease that was granted for a request, if it is still held."""
-        self._free(self.leases.end_of_request(request_id))
+        self._free(self.leases.release_request(request_id))
 
     def end_leases(self) -> None:
         """Ends all leases, even those with readers that are still reading."""
-        for lease in self.leases.end_all():
+        for lease in self.leases.release_all():
             self._free(lease)
 
     def take_results(self) -> TransferResults:
         """Applies what the transfer thread has reported since the last step, and ends leases that have expired."""
         results = TransferResults()
-        for news in self.transfers.news() if self.transfers is not None else ():
-            self._apply(news, results)
-        for lease in self.leases.expired(self.clock()):
+        for event in self.transfers.take_events() if self.transfers is not None else ():
+            self._apply(event, results)
+        for lease in self.leases.expire(self.clock()):
             self.counters.leases_expired += 1
             logger.warning(
                 "the lease of %s has expired: its readers gave no sign of life", lease.ticket.remote_request_id
             )
             self._free(lease)
-        if line := self._figures.take_line():
+        if line := self._figures.take_log_line():
             logger.info(line)
         return results
 
-    def _apply(self, news: orders.News, results: TransferResults) -> None:
-        match news:
+    def _apply(self, event: orders.TransferEvent, results: TransferResults) -> None:
+        match event:
             case orders.PullLanded():
-                self._pull_landed(news, results)
+                self._pull_landed(event, results)
             case orders.PullFailed():
-                self._pull_failed(news, results)
-            case orders.Met():
-                results.met.append(news)
+                self._pull_failed(event, results)
+            case orders.ConnectResult():
+                results.met.append(event)
             case orders.PullSettled(number):
                 self.pool.release(self._pulls.pop(number).blocks)
             case orders.ReaderDone(lease_id, reader):
                 self._free(self.leases.reader_done(lease_id, reader))
-            case orders.ReaderWaits(lease_id):
-                self.leases.reader_waits(lease_id, self.clock())
+            case orders.ReaderHeartbeat(lease_id):
+                self.leases.extend(lease_id, self.clock())
 
     def _pull_landed(self, landed: orders.PullLanded, results: TransferResults) -> None:
         pull = self._pulls.pop(landed.number)
@@ -286,7 +288,7 @@ class Handover:
 
 def check_ticket(ticket: Ticket, prompt: tuple[int, ...], *, block_size: int) -> None:
     """Raises RequestError unless the ticket is for the KV of leading tokens of the prompt."""
-    if not ticket.is_for(prompt) or len(ticket.remote_block_ids) != blocks_for(ticket.num_tokens, block_size):
+    if not is_for_prompt(ticket, prompt) or len(ticket.remote_block_ids) != blocks_for(ticket.num_tokens, block_size):
         message = "Invalid 'kv_transfer_params': the ticket is not for this prompt."
         raise RequestError(message, param="kv_transfer_params", code="invalid_value")
 
