@@ -55,14 +55,9 @@ TODAY: Mapping[str, Mapping[str, int]] = {
     "attributes": {
         "Declaration": 21,
         "FakeEngine": 18,
-        "Fleet": 13,
         "Gateway": 20,
-        "Journey": 16,
         "LocalKeeper": 15,
-        "Member": 25,
         "PackedModel": 14,
-        "Part": 17,
-        "Placement": 18,
         "RemoteKeeper": 19,
         "ResponsesRequest": 14,
         "Service": 20,
@@ -70,8 +65,6 @@ TODAY: Mapping[str, Mapping[str, int]] = {
     },
     "methods": {
         "ClientConnection": 21,
-        "Fleet": 35,
-        "Part": 21,
         "VLLMGroup": 21,
     },
     "classes deep": {

@@ -14,9 +14,9 @@ from statistics import median
 from motet.block_names import block_names
 from motet.engine import Worker, WorkerState
 from motet.ids import RequestId
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.serving import WorkKind
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
@@ -51,12 +51,12 @@ def fleet_cost(workers: int, *, turns: int = 200) -> FleetCost:
     warm, cold = _request(PROMPT), _request(tuple(reversed(PROMPT)))
     names = block_names(PROMPT, BLOCK_SIZE, salt="")
     for member in fleet.members:
-        fleet.index.stored(member.id, names[:COMMON_BLOCKS])
-    fleet.index.stored(fleet.members[-1].id, names)
+        fleet.cached_blocks.stored(member.id, names[:COMMON_BLOCKS])
+    fleet.cached_blocks.stored(fleet.members[-1].id, names)
     return FleetCost(
         workers=workers,
-        decision_us=_median_us(lambda: dispatcher.load(WorkKind.GENERATE, warm), turns),
-        cold_us=_median_us(lambda: dispatcher.load(WorkKind.GENERATE, cold), turns),
+        decision_us=_median_us(lambda: dispatcher.chooser.backlog(WorkKind.GENERATE, warm), turns),
+        cold_us=_median_us(lambda: dispatcher.chooser.backlog(WorkKind.GENERATE, cold), turns),
         change_us=_median_us(lambda: _change(fleet), max(5, turns // 10)),
         join_us=join_us,
         wait_us=asyncio.run(_wait_us(fleet)),
@@ -77,17 +77,17 @@ def joined(workers: int) -> Fleet:
 def _change(fleet: Fleet) -> None:
     first = fleet.members[0]
     fleet.mark(first.id, WorkerState.DRAINING if first.state is WorkerState.READY else WorkerState.READY)
-    fleet.ready(WorkKind.GENERATE)
+    fleet.catalog.ready(WorkKind.GENERATE)
 
 
 async def _wait_us(fleet: Fleet) -> float:
     async def wait() -> None:
-        await fleet.changed()
+        await fleet.changes.wait()
 
     started = time.perf_counter()
     waiting = [asyncio.create_task(wait()) for _ in range(WAITING)]
     await asyncio.sleep(0)
-    fleet.notify()
+    fleet.changes.wake()
     await asyncio.gather(*waiting)
     return (time.perf_counter() - started) / WAITING * 1e6
 

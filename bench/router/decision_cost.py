@@ -10,9 +10,10 @@ from statistics import median
 from bench.program.report import Cells
 from motet.block_names import BlockName, block_names
 from motet.routing.choosing.choose import choose
-from motet.routing.choosing.cost import Candidate, GroupNeeds, WorkKind
+from motet.routing.choosing.cost import Candidate, GroupNeeds
 from motet.routing.choosing.survey import shortlist
 from motet.routing.workers.prefix_index import PrefixIndex
+from motet.routing.workers.serving import WorkKind
 from motet.types import Policy
 
 PROMPT_TOKENS = 1340

@@ -8,11 +8,12 @@ from statistics import fmean, pstdev
 
 from bench.router.simulated_worker import BLOCK_SIZE, EngineTimes, SimulatedCache, SimulatedGroup, SimulatedWorker
 from motet.routing.choosing.choose import choose
-from motet.routing.choosing.cost import WEIGHTS, Candidate, CostWeights, GroupNeeds, WorkKind, has_room
+from motet.routing.choosing.cost import WEIGHTS, Candidate, CostWeights, GroupNeeds, has_capacity
 from motet.routing.choosing.survey import shortlist
 from motet.routing.queue.fair_queue import FairQueue
 from motet.routing.workers.affinity import Affinity
 from motet.routing.workers.prefix_index import PrefixIndex
+from motet.routing.workers.serving import WorkKind
 from motet.types import Policy
 
 COMPARISONS = 100
@@ -122,7 +123,7 @@ class RoutingSimulation:
 
     def _fits(self, group: SimulatedGroup) -> bool:
         needs = self._needs(group)
-        return any(has_room(self._candidate(id, 0, False), needs) for id in self._ids)
+        return any(has_capacity(self._candidate(id, 0, False), needs) for id in self._ids)
 
     def _route(self, group: SimulatedGroup) -> None:
         overlap = self._index.overlap(group.names)

@@ -57,7 +57,7 @@ async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, p
     ]
     words = 3 + 4 + 5 + 2 + 3
     assert (steered["usage"]["prompt_tokens"], steered["usage"]["completion_tokens"]) == (2, words)
-    assert gateway.fleet.members[0].open_choices == 0
+    assert gateway.fleet.members[0].load.open_choices == 0
 
 
 @both_routes

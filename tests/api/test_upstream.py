@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_ends_everything_on_the_server(
     asking = asyncio.create_task(gateway.chat(n=n, stream=stream))
     for _ in range(n):
         await peer.arrived.acquire()
-    assert gateway.fleet.members[0].open_choices == n
+    assert gateway.fleet.members[0].load.open_choices == n
     asking.cancel()
     await gateway.served.service.admission.empty()
     await peer.until_idle()

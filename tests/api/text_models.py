@@ -10,7 +10,7 @@ from motet.api.served import TextModel
 from motet.engines.http import server_client
 from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.upstream.upstream_server import UpstreamOptions, UpstreamServer
-from motet.routing.text_routed import TextRouted
+from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
@@ -61,7 +61,7 @@ class TextServing:
         """Starts one text upstream for each of `manners`."""
         client = await self.stack.enter_async_context(server_client())
         fleet = Fleet()
-        texts = TextRouted(fleet)
+        texts = TextRouter(fleet)
         self.stack.callback(fleet.check)
         peers = []
         for number, how in enumerate(manners):
@@ -73,7 +73,7 @@ class TextServing:
             if learn:
                 await upstream.learn()
                 peer.asked.clear()
-            fleet.expect(f"texts-{number}", peer.url, text=True)
+            fleet.expect(f"texts-{number}", peer.url, takes_texts=True)
             texts.put(f"texts-{number}", upstream.generate)
             fleet.put_text(f"texts-{number}", report.models)
             self.stack.push_async_callback(peer.until_idle)

@@ -15,7 +15,7 @@ from motet.engines.vllm.report import cards_in, scrape_of, version_in
 from motet.engines.vllm.vllm_wire import VLLMReader, kv_params_in, prompt_logprobs_in
 from motet.errors import MotetError, WorkerFaultError
 from motet.ids import ModelName
-from motet.routing.text_routed import TextRouted
+from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.types import ModelCard, SamplingParams, Usage
 from tests.attack.mutants import hostile
@@ -111,12 +111,12 @@ class Odd:
 
 async def test_a_defect_in_reading_an_answer_is_a_fault_of_its_worker(caplog: pytest.LogCaptureFixture) -> None:
     fleet = Fleet()
-    routed = TextRouted(fleet)
-    fleet.expect("a", "http://a", text=True)
+    routed = TextRouter(fleet)
+    fleet.expect("a", "http://a", takes_texts=True)
     routed.put("a", Odd().generate)
     fleet.put_text("a", [ModelCard(name=ModelName("m"), max_model_len=9)])
     request = TextRequest(route=TextRoute.CHAT, model="m", body={})
-    with pytest.raises(WorkerFaultError, match=r"could not be taken \(OverflowError\)"):
+    with pytest.raises(WorkerFaultError, match=r"cannot be processed \(OverflowError\)"):
         await routed.generate(request).read()
     member = fleet.get("a")
     assert member is not None and member.state is WorkerState.DEAD

@@ -70,7 +70,7 @@ def test_a_request_with_an_error_event_has_not_finished() -> None:
 def test_only_pauses_of_streams_that_moved_count() -> None:
     moved, other = answer(*WHOLE), answer(*(line.replace("chatcmpl-1", "chatcmpl-2") for line in WHOLE))
     moved.chunk_s, other.chunk_s = [0.0, 1.0, 4.0], [0.0, 9.0]
-    log = "12:00 WARNING m: a group goes on elsewhere request_id=r group=chatcmpl-1 cause=died choices=2\n"
+    log = "12:00 WARNING m: a group continues on another worker request_id=r group=chatcmpl-1 cause=died choices=2\n"
     assert pauses_of([moved, other], log) == {"died": [3.0]}
     assert described([3.0]) == "3.00 s, one stream"
 

@@ -188,7 +188,7 @@ async def test_groups_go_on_under_new_weights_though_the_old_ones_could_not_wake
         await cell.sleep.wake(())
     await cell.weights.update(NEW, None)
     assert await cell.sleep.wake(())
-    assert cell.router.fleet.present(began_with) == one.info.model_digest == "new"
+    assert cell.router.fleet.successors.present(began_with) == one.info.model_digest == "new"
 
 
 async def test_a_server_that_stops_is_not_held_up_by_weights_that_cannot_wake() -> None:

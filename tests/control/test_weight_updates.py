@@ -37,7 +37,7 @@ async def test_all_engines_get_the_new_weights_and_their_version() -> None:
     assert (await control.weights.update(NEW, "step 2")).version == control.weights.version == "step 2"
     assert (await control.weights.update(NEW, None)).version == "3"
     assert versions(one, two) == ["3", "3"] and not one.held and not two.held
-    assert fleet.present("old") == "new"
+    assert fleet.successors.present("old") == "new"
 
 
 @pytest.mark.parametrize("error", [RequestError("tensor a is wrong"), DIED])
@@ -47,7 +47,7 @@ async def test_if_one_engine_cannot_prepare_them_none_gets_them(error: MotetErro
     with pytest.raises(type(error), match=error.message):
         await control.weights.update(NEW, None)
     assert versions(one, two) == ["0", "0"] and one.prepared is None
-    assert (control.weights.version, fleet.present("old")) == ("0", "old")
+    assert (control.weights.version, fleet.successors.present("old")) == ("0", "old")
 
 
 async def test_while_an_engine_is_not_there_nothing_is_updated() -> None:

@@ -91,7 +91,7 @@ class RunningGateway(InLoop[Gateway]):
         fleet = self.gateway.router.fleet
         id = server if isinstance(server, str) else id_of(server)
         while (member.state if (member := fleet.get(id)) else None) is not state:
-            await fleet.changed()
+            await fleet.changes.wait()
 
     async def chat(self) -> httpx.Response:
         return await self.http.post("/v1/chat/completions", json=BODY)

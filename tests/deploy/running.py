@@ -73,7 +73,7 @@ async def until_heard(fleet: Fleet) -> None:
     """Returns once every worker that can answer has: on a machine that stands still for a second, the first question to
     it gets no answer in time."""
     while any(one.state is WorkerState.STARTING and one.address not in NOBODY for one in fleet.members):
-        await fleet.changed()
+        await fleet.changes.wait()
 
 
 class Running(InLoop[Cell]):

@@ -60,7 +60,7 @@ async def test_an_engine_that_comes_back_meets_only_engines_that_are_there(folde
         prefill.die()
         fleet = server.cell.router.fleet
         while len(server.starter.engines) < 4 or any(one.state is not WorkerState.READY for one in fleet.members):
-            await fleet.changed()
+            await fleet.changes.wait()
         assert server.starter.of(Role.DECODE)[1].met == [server.starter.of(Role.PREFILL)[1].info.transfer]
 
 
@@ -151,7 +151,7 @@ async def test_restarts_are_counted(folder: Path) -> None:
         server.engine.die()
         again = await server.starter.engine(2)
         while all(worker.engine is not again for worker in server.cell.workers):
-            await server.cell.router.fleet.changed()
+            await server.cell.router.fleet.changes.wait()
         assert 'motet:engine_restarts_total{model_name="tiny",worker="decode-0"} 1.0' in await metrics(server)
 
 

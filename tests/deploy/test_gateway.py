@@ -113,13 +113,13 @@ async def test_an_answer_of_a_worker_that_does_not_wait_for_it_goes_on_elsewhere
 async def test_a_worker_that_comes_back_under_its_address_is_another_one(folder: Path) -> None:
     port = free_port()
     async with Running(folder, port=port) as first, RunningGateway(first) as gateway:
-        gateway.gateway.router.fleet.index.stored(id_of(first), [b"block"])
+        gateway.gateway.router.fleet.cached_blocks.stored(id_of(first), [b"block"])
         first.signals.ask()
         await first.outcome()
         await gateway.until_state(first, WorkerState.DEAD)
         async with Running(folder, port=port) as second:
             await gateway.until_state(second, WorkerState.READY)
-            assert gateway.gateway.router.fleet.index.blocks(id_of(second)) == 0
+            assert gateway.gateway.router.fleet.cached_blocks.blocks(id_of(second)) == 0
             second.engine.let_run()
             assert texts((await gateway.chat()).text) == EXPECTED
             (worker,) = (await gateway.http.get("/status")).json()["workers"]

@@ -66,7 +66,7 @@ class Scene:
         """Waits until the fleet has the engine that was started with this number, and returns it."""
         engine = await self.starter.engine(number)
         while (worker := self.fleet.reports()[1].worker) is None or worker.engine is not engine:
-            await self.fleet.changed()
+            await self.fleet.changes.wait()
         assert engine.met == [PREFILL]  # it has met prefill before it gets a group
         return engine
 
@@ -96,7 +96,7 @@ async def test_the_keeper_waits_longer_each_time_and_then_gives_up() -> None:
         assert scene.waits_s == [0.25, 0.5, 1.0]
         last.die()
         await scene.keeper.given_up.wait()
-        assert (scene.state, scene.fleet.serving().hopeful) == (WorkerState.DEAD, False)
+        assert (scene.state, scene.fleet.catalog.serving().worker_expected) == (WorkerState.DEAD, False)
         assert [engine.closed for engine in scene.starter.engines] == [True] * 4
 
 
@@ -143,10 +143,10 @@ async def test_an_engine_s_cached_blocks_are_known_until_it_dies() -> None:
         first = scene.starter.engines[0]
         for listener in first.block_listeners:
             listener([Stored((b"name",), None, (1,) * first.info.block_size)])
-        assert scene.fleet.index.blocks("decode-0") == 1
+        assert scene.fleet.cached_blocks.blocks("decode-0") == 1
         first.die()
         await scene.ready_again(1)
-        assert scene.fleet.index.blocks("decode-0") == 0
+        assert scene.fleet.cached_blocks.blocks("decode-0") == 0
 
 
 def test_the_wait_is_bounded() -> None:

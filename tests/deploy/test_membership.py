@@ -15,7 +15,7 @@ from motet.engine import WorkerState
 from motet.engines.http import server_client
 from motet.errors import ConfigError
 from motet.routing.router import make_router
-from motet.routing.text_routed import TextRouted
+from motet.routing.text_router import TextRouter
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker
 from motet.settings.server_config import CellConfig, RoutingConfig
@@ -138,20 +138,20 @@ async def test_a_worker_that_has_left_may_join_again(folder: Path) -> None:
 async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     """Between its start and its service it used to forget which workers were leaving."""
     router = make_router(RoutingConfig(), CellConfig())
-    models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouted(router.fleet))
+    models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouter(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
         asking = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
         gateway = Gateway(router, models.learn, asking=asking, drain_s=0, heartbeat_s=HEARTBEAT_S)
         leaving = router.fleet.get("127.0.0.1:1")
         assert leaving is not None
-        reading = leaving.books.give(tokens=5)
+        prompt = leaving.load.prompts.add(5)
         async with gateway.watched():
             await gateway.leave("127.0.0.1:1", drain_s=3600)
         async with gateway.watched():
-            leaving.books.drop(reading)
+            leaving.load.prompts.remove(prompt)
             while router.fleet.get("127.0.0.1:1"):
-                await router.fleet.changed()
+                await router.fleet.changes.wait()
     assert [member.id for member in router.fleet.members] == ["127.0.0.1:2"]
     router.fleet.check()
 
@@ -182,7 +182,7 @@ async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = make_router(RoutingConfig(), CellConfig())
-    models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouted(router.fleet))
+    models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouter(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
         asking = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
@@ -196,7 +196,7 @@ async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
         async with gateway.watched() as watching:
             await gateway.leave("127.0.0.1:1", drain_s=0)
             while [member.id for member in router.fleet.members] != ["127.0.0.1:2", "127.0.0.1:3"]:
-                await router.fleet.changed()
+                await router.fleet.changes.wait()
             assert not watching.done()
     assert {record.getMessage() for record in caplog.records if record.exc_info} == {
         "127.0.0.1:1: it could not be left in order",

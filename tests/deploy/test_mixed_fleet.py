@@ -83,11 +83,11 @@ async def test_a_model_keeps_its_compiled_grammars_while_others_come_and_go(fold
     """Each change of the fleet used to make every model anew, and the vocabulary of its grammars with it."""
     async with Running(folder) as ours, texts_peer() as texts, gateway_to(folder, ours, texts) as gateway:
         served = gateway.service.served(ours.engine.info.model)
-        before_change, grammars = gateway.gateway.router.fleet.models(), served.grammars
+        before_change, grammars = gateway.gateway.router.fleet.catalog.models(), served.grammars
         await gateway.http.delete(f"/workers/{texts.url.removeprefix('http://')}", headers=ADMIN)
         await gateway.until_state(texts.url.removeprefix("http://"), None)
         assert gateway.models == [ours.engine.info.model]
-        assert gateway.gateway.router.fleet.models() is not before_change
+        assert gateway.gateway.router.fleet.catalog.models() is not before_change
         assert gateway.service.served(ours.engine.info.model).grammars is grammars
 
 

@@ -124,14 +124,14 @@ async def test_a_panic_ends_nothing_but_the_look(kept: Kept, caplog: pytest.LogC
 
 async def test_another_engine_takes_the_place_of_the_one_before(kept: Kept) -> None:
     await kept.look(report("first"))
-    kept.fleet.index.stored(ID, [b"block"])
+    kept.fleet.cached_blocks.stored(ID, [b"block"])
     await kept.look(report("second"))
     former, present = kept.engines
     assert [type(error) for error in former.losses] == [EngineDiedError]
     assert former.closed and not present.closed
     assert kept.state() is WorkerState.READY
     assert kept.member.worker is not None and kept.member.worker.engine is present
-    assert kept.fleet.index.blocks(ID) == 0
+    assert kept.fleet.cached_blocks.blocks(ID) == 0
 
 
 async def test_a_worker_that_has_lost_its_engine_is_dead_until_it_has_one(kept: Kept) -> None:
@@ -250,9 +250,9 @@ async def test_the_blocks_of_a_worker_are_known_until_it_is_started_again(kept: 
     here = "tcp://10.0.0.1:5557"
     await kept.look(report("first", block_events=here), report("first", block_events=here))
     await kept.follows.begun.acquire()
-    assert kept.fleet.index.blocks(ID) == 1
+    assert kept.fleet.cached_blocks.blocks(ID) == 1
     await kept.look(report("second", block_events=here))
-    assert kept.fleet.index.blocks(ID) == 0
+    assert kept.fleet.cached_blocks.blocks(ID) == 0
     await kept.follows.begun.acquire()
     assert kept.follows.sources == [here, here]
     kept.answers = iter([asyncio.CancelledError()])
@@ -271,17 +271,17 @@ async def test_closing_a_keeper_closes_the_engine(kept: Kept) -> None:
 async def test_a_worker_whose_tokens_still_come_is_busy_and_given_up_later(kept: Kept) -> None:
     await kept.look(report())
     for _ in range(BUSY * int(SILENCE_S) - 1):
-        kept.member.stirred = True
+        kept.member.groups.received = True
         await kept.look(UNHEARD)
         assert kept.state() is WorkerState.READY
-    kept.member.stirred = True
+    kept.member.groups.received = True
     await kept.look(UNHEARD)
     assert kept.state() is WorkerState.SILENT
 
 
 async def test_tokens_that_came_before_a_silence_do_not_count_for_ever(kept: Kept) -> None:
     await kept.look(report())
-    kept.member.stirred = True
+    kept.member.groups.received = True
     await kept.look(UNHEARD, *UNHEARD_LONG)
     assert kept.state() is WorkerState.SILENT
 

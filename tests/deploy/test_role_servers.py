@@ -32,7 +32,7 @@ async def prefill_of(decode: Running) -> dict[str, object]:
 async def until_prefill(decode: Running, state: WorkerState) -> None:
     fleet = decode.cell.router.fleet
     while [member.state for member in fleet.members if member.id == "prefill-0"] != [state]:
-        await fleet.changed()
+        await fleet.changes.wait()
 
 
 async def test_a_decode_server_meets_its_prefill_server_and_has_prompts_prefilled_there(folder: Path) -> None:

@@ -267,8 +267,8 @@ async def test_a_worker_that_wants_another_key_is_shown_with_that_reason(folder:
 
 async def until_listed(gateway: RunningGateway, *names: str) -> None:
     fleet = gateway.gateway.router.fleet
-    while tuple(fleet.models()) != names:
-        await fleet.changed()
+    while tuple(fleet.catalog.models()) != names:
+        await fleet.changes.wait()
 
 
 async def test_an_adapter_loaded_at_run_time_is_a_model_until_it_is_unloaded(

@@ -25,10 +25,10 @@ from motet.engines.native.spawn import Spawn
 from motet.errors import WorkerLeavingError
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
+from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from tests.fault.answers import Answer, Body, ask
 from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
@@ -137,7 +137,7 @@ class RunningCell:
     @property
     def decoding(self) -> list[StruckEngine]:
         """Returns the engines that are there and decode."""
-        return [self.engine(member.id) for member in self.fleet.ready(WorkKind.GENERATE)]
+        return [self.engine(member.id) for member in self.fleet.catalog.ready(WorkKind.GENERATE)]
 
     def id_of(self, engine: StruckEngine) -> str:
         return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)
@@ -180,7 +180,7 @@ class RunningCell:
         """Waits for the condition, and looks whenever the fleet changes."""
         async with asyncio.timeout(SECONDS):
             while not holds():
-                changed = self.fleet.changed()
+                changed = self.fleet.changes.wait()
                 try:
                     await changed
                 finally:

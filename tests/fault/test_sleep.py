@@ -173,7 +173,7 @@ async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_rout
             assert (await read(lines, reader)).complete() == whole
         await order(cell, "/reset_prefix_cache")
         assert [(await cell.stats(worker)).blocks_cached for worker in WORKERS] == [0, 0, 0]
-        assert [cell.fleet.index.blocks(worker) for worker in WORKERS] == [0, 0, 0]
+        assert [cell.fleet.cached_blocks.blocks(worker) for worker in WORKERS] == [0, 0, 0]
         before = (await cell.stats("prefill-0")).prefill_tokens
         assert await answers_of(cell) == expected
         assert (await cell.stats("prefill-0")).prefill_tokens > before

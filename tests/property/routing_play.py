@@ -161,7 +161,7 @@ class Play:
 
     def wait(self, seconds: int) -> None:
         self.server.clock.now_s += seconds
-        self.server.fleet.notify()
+        self.server.fleet.changes.wake()
 
     def close(self) -> None:
         self.closed = True

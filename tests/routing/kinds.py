@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from motet.ids import ModelName
-from motet.routing.workers.member import PairKey, pair_key
+from motet.routing.workers.worker_facts import PairKey, pair_key
 from motet.testing.fake_engine import FakeGroup, FakeLeases, fake_info
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
@@ -87,7 +87,7 @@ class Dropped(logging.Handler):
         self.groups: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg.startswith("nobody can give back") and isinstance(record.args, tuple):
+        if record.msg.startswith("no worker can release the ticket") and isinstance(record.args, tuple):
             self.groups.add(str(record.args[0]))
 
 
@@ -98,14 +98,14 @@ class KindsScene(Scene):
         self.makers = Makers()
         self.dropped = Dropped()
         super().__init__(*names, spread_choices=spread_choices, limit=limit, places=PLACES)
-        router = logging.getLogger("motet.routing.groups.dispatch")
+        router = logging.getLogger("motet.routing.groups.tickets")
         router.setLevel(logging.INFO)
         router.addHandler(self.dropped)
 
     def make_engine(self, name: str) -> KindEngine:
         engine = KindEngine(info_of(name, life=len(self.all)), self.leases, self.makers)
         if member := self.fleet.get(name):
-            engine.cards = member.models
+            engine.cards = member.models.additional
         return engine
 
     def offer(self, name: str, *cards: ModelCard) -> None:
@@ -118,7 +118,7 @@ class KindsScene(Scene):
         for ticket in list(self.leases.held.values()):
             if ticket.remote_request_id in self.dropped.groups:
                 self.leases.end(ticket)
-        logging.getLogger("motet.routing.groups.dispatch").removeHandler(self.dropped)
+        logging.getLogger("motet.routing.groups.tickets").removeHandler(self.dropped)
         assert self.makers.wrong == []
         assert set(self.makers.released.values()) <= {1}, "a ticket is given back once"
         super().check()

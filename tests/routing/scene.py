@@ -18,10 +18,10 @@ from motet.engine import Engine, GroupStream, Worker, WorkerState
 from motet.errors import EngineDiedError, MotetError, WorkerLeavingError
 from motet.ids import ModelName, RequestId
 from motet.metrics.stats import EngineStats
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.member import Load
+from motet.routing.workers.serving import WorkKind
+from motet.routing.workers.worker_load import PromptBacklog
 from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.testing.fake_engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
 from motet.tracing.spans import NO_TRACES, Tracer
@@ -96,7 +96,7 @@ def remember(fleet: Fleet, worker_id: str, request: GenerateRequest, tokens: int
     """Notes that the worker has cached so many tokens of the prompt, which must be whole blocks."""
     size = fake_info().block_size
     assert tokens % size == 0
-    fleet.index.stored(worker_id, block_names(request.prompt[:tokens], size, salt=request.cache_salt))
+    fleet.cached_blocks.stored(worker_id, block_names(request.prompt[:tokens], size, salt=request.cache_salt))
 
 
 class Hold:
@@ -320,7 +320,7 @@ class Scene:
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.now_s += seconds
-        self.fleet.notify_room()
+        self.fleet.capacity.wake()
         await settle()
 
     def gate(self, steps: int) -> asyncio.Semaphore:
@@ -457,9 +457,9 @@ async def answers_of(engine: Engine, request: GenerateRequest) -> dict[int, list
     return await tokens_of(engine.generate(request))
 
 
-def load_of(scene: Scene, work: WorkKind) -> Load:
+def load_of(scene: Scene, work: WorkKind) -> PromptBacklog:
     """Returns the load of the worker that would get a group now."""
-    load = scene.router.dispatcher.load(work, group())
+    load = scene.router.dispatcher.chooser.backlog(work, group())
     assert load is not None
     return load
 

@@ -4,10 +4,10 @@ import pytest
 
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError
 from motet.routing.choosing.prefill_plan import BypassReason, bypass_reason, reason_of, waiting_takes_longer
-from motet.routing.workers.member import Load
+from motet.routing.workers.worker_load import PromptBacklog
 
-IDLE = Load(1000)
-BUSY = Load(1000, waiting_tokens=5000, tokens_per_s=100.0)
+IDLE = PromptBacklog(1000)
+BUSY = PromptBacklog(1000, waiting_tokens=5000, tokens_per_s=100.0)
 
 
 def reason(
@@ -16,9 +16,9 @@ def reason(
     prompt_tokens: int = 1000,
     cached_tokens: int = 0,
     prompt_logprobs: bool = False,
-    prefill: Load | None = IDLE,
+    prefill: PromptBacklog | None = IDLE,
 ) -> BypassReason | None:
-    decode = Load(prompt_tokens - cached_tokens)
+    decode = PromptBacklog(prompt_tokens - cached_tokens)
     return bypass_reason(
         bypass_tokens, prompt_tokens=prompt_tokens, prompt_logprobs=prompt_logprobs, prefill=prefill, decode=decode
     )
@@ -68,29 +68,35 @@ def test_bypass_tokens_0_lets_decode_compute_nothing_by_choice() -> None:
     ("prefill", "decode", "longer"),
     [
         # (waiting + own) / speed on each side
-        (Load(1000, 1000, 1000.0), Load(1000, 0, 1000.0), True),  # 2.0 s against 1.0 s
-        (Load(1000, 1000, 1000.0), Load(1000, 1000, 1000.0), False),  # 2.0 s against 2.0 s
-        (Load(1000, 1000, 1000.0), Load(1000, 0, 400.0), False),  # 2.0 s against 2.5 s
-        (Load(1000, 1000, 1000.0), Load(900, 0, 500.0), True),  # 2.0 s against 1.8 s
-        (Load(100, 1000, 1000.0), Load(1000, 0, 800.0), False),  # 1.1 s against 1.25 s: prefill has most of it cached
-        (Load(1000, 1, 1000.0), Load(1000, 0, 1000.0), True),  # 1.001 s against 1.0 s
+        (PromptBacklog(1000, 1000, 1000.0), PromptBacklog(1000, 0, 1000.0), True),  # 2.0 s against 1.0 s
+        (PromptBacklog(1000, 1000, 1000.0), PromptBacklog(1000, 1000, 1000.0), False),  # 2.0 s against 2.0 s
+        (PromptBacklog(1000, 1000, 1000.0), PromptBacklog(1000, 0, 400.0), False),  # 2.0 s against 2.5 s
+        (PromptBacklog(1000, 1000, 1000.0), PromptBacklog(900, 0, 500.0), True),  # 2.0 s against 1.8 s
+        (
+            PromptBacklog(100, 1000, 1000.0),
+            PromptBacklog(1000, 0, 800.0),
+            False,
+        ),  # 1.1 s against 1.25 s: prefill has most of it cached
+        (PromptBacklog(1000, 1, 1000.0), PromptBacklog(1000, 0, 1000.0), True),  # 1.001 s against 1.0 s
     ],
 )
-def test_the_side_that_would_finish_first_gets_the_prompt(prefill: Load, decode: Load, longer: bool) -> None:
+def test_the_side_that_would_finish_first_gets_the_prompt(
+    prefill: PromptBacklog, decode: PromptBacklog, longer: bool
+) -> None:
     assert waiting_takes_longer(prefill, decode) is longer
 
 
 def test_prefill_without_a_queue_is_never_busy_however_slow() -> None:
-    assert not waiting_takes_longer(Load(1000, 0, 1.0), Load(1000, 0, 1000.0))
+    assert not waiting_takes_longer(PromptBacklog(1000, 0, 1.0), PromptBacklog(1000, 0, 1000.0))
 
 
 def test_prefill_that_was_not_measured_is_never_busy() -> None:
-    assert not waiting_takes_longer(Load(1000, 9000, None), Load(1000, 0, 1000.0))
+    assert not waiting_takes_longer(PromptBacklog(1000, 9000, None), PromptBacklog(1000, 0, 1000.0))
 
 
 def test_decode_that_was_not_measured_is_taken_to_be_as_fast_as_prefill() -> None:
-    assert waiting_takes_longer(Load(1000, 500, 100.0), Load(1000))
-    assert not waiting_takes_longer(Load(1000, 500, 100.0), Load(1000, 600))
+    assert waiting_takes_longer(PromptBacklog(1000, 500, 100.0), PromptBacklog(1000))
+    assert not waiting_takes_longer(PromptBacklog(1000, 500, 100.0), PromptBacklog(1000, 600))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.routing.choosing.choose import Reason, choose
-from motet.routing.choosing.cost import WEIGHTS, Candidate, GroupNeeds, WorkKind, cost, has_room
+from motet.routing.choosing.cost import WEIGHTS, Candidate, GroupNeeds, cost, has_capacity
+from motet.routing.workers.serving import WorkKind
 from motet.types import Policy
 
 GROUP = GroupNeeds(work=WorkKind.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)
@@ -46,7 +47,7 @@ def test_the_only_worker_is_chosen_even_if_it_is_full_and_to_be_avoided(policy: 
 @pytest.mark.parametrize("policy", Policy)
 def test_a_worker_to_be_avoided_is_chosen_only_if_nobody_else_is_there(policy: Policy) -> None:
     avoided, full = replace(IDLE, avoid=True), replace(IDLE, open_choices=250)
-    assert chosen(avoided, full, policy=policy) == (1, Reason.ROOM)
+    assert chosen(avoided, full, policy=policy) == (1, Reason.CAPACITY)
     assert chosen(avoided, avoided, policy=policy)[0] == 0
 
 
@@ -64,26 +65,26 @@ def test_a_worker_without_room_for_all_choices_is_worse_than_the_busiest_with_ro
     full: Candidate, policy: Policy
 ) -> None:
     busy = replace(IDLE, open_choices=248, queued_tokens=100_000)
-    assert chosen(full, busy, policy=policy) == (1, Reason.ROOM)
+    assert chosen(full, busy, policy=policy) == (1, Reason.CAPACITY)
 
 
 def test_cached_blocks_of_the_prompt_take_no_room() -> None:
     tight = replace(IDLE, trunk_blocks=9_900, num_blocks=10_000)
-    assert not has_room(tight, GROUP)
-    assert has_room(replace(tight, cached_tokens=160), GROUP)
+    assert not has_capacity(tight, GROUP)
+    assert has_capacity(replace(tight, cached_tokens=160), GROUP)
 
 
 def test_room_is_counted_in_blocks_of_the_worker() -> None:
     large = replace(IDLE, num_blocks=13 + 8, block_size=128)  # 12.5 blocks of prompt, and a tail for each choice
-    assert has_room(large, GROUP)
-    assert not has_room(replace(large, num_blocks=20), GROUP)
-    assert has_room(replace(large, num_blocks=20, cached_tokens=128), GROUP)
+    assert has_capacity(large, GROUP)
+    assert not has_capacity(replace(large, num_blocks=20), GROUP)
+    assert has_capacity(replace(large, num_blocks=20, cached_tokens=128), GROUP)
 
 
 def test_a_prefill_needs_blocks_and_no_place_among_the_choices() -> None:
     prefill = replace(GROUP, work=WorkKind.PREFILL)
-    assert has_room(replace(IDLE, open_choices=256, num_blocks=100), prefill)
-    assert not has_room(replace(IDLE, num_blocks=99), prefill)
+    assert has_capacity(replace(IDLE, open_choices=256, num_blocks=100), prefill)
+    assert not has_capacity(replace(IDLE, num_blocks=99), prefill)
 
 
 def test_a_cached_prefix_draws_a_group_and_is_the_reason() -> None:
@@ -162,7 +163,7 @@ def test_equal_workers_take_turns(policy: Policy) -> None:
 def test_the_explanation_names_the_costs_and_their_parts() -> None:
     decision = choose([replace(IDLE, id="a", queued_tokens=9), replace(IDLE, id="b")], GROUP, policy=Policy.KV, turn=0)
     assert decision is not None
-    assert decision.why == "least of 2: b 1600 (own 1600, queued 0, load 0), a 1609 (own 1600, queued 9, load 0)"
+    assert decision.why == "lowest of 2: b 1600 (own 1600, queued 0, load 0), a 1609 (own 1600, queued 9, load 0)"
 
 
 def test_the_explanation_names_a_handful_of_a_thousand_workers() -> None:
@@ -194,6 +195,6 @@ def test_no_eligible_worker_is_cheaper_than_the_chosen_one(
     place, _ = chosen(*candidates, wanted=wanted, turn=turn)
 
     def rank(one: Candidate) -> tuple[bool, bool, float]:
-        return one.avoid, not has_room(one, wanted), cost(one, wanted)
+        return one.avoid, not has_capacity(one, wanted), cost(one, wanted)
 
     assert rank(candidates[place]) == min(rank(one) for one in candidates)

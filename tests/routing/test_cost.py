@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.routing.choosing.cost import Candidate, CostWeights, GroupNeeds, WorkKind, cost, explained, own_cost
+from motet.routing.choosing.cost import Candidate, CostWeights, GroupNeeds, cost, explained, own_cost
+from motet.routing.workers.serving import WorkKind
 
 WEIGHTS = CostWeights(choice=100.0, trunk_block=10.0, tail_block=2.0, pulled_token=0.25)
 GROUP = GroupNeeds(work=WorkKind.GENERATE, choices=4, prompt_tokens=400, needs_prompt=True)

@@ -12,9 +12,9 @@ from motet.errors import (
     NoWorkerError,
     OverloadedError,
 )
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.serving import WorkKind
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Policy, Role

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from motet.routing.queue.fair_queue import FairQueue
 
 PER_CHOICE_S = 1.0
-MOST_S = 40.0
+MAX_HEAD_START_S = 40.0
 PATIENCE_S = 5.0
 
 
 def queue(max_wait_s: float = 1000.0) -> FairQueue[str]:
-    return FairQueue(max_wait_s=max_wait_s, per_choice_s=PER_CHOICE_S, most_s=MOST_S, patience_s=PATIENCE_S)
+    return FairQueue(
+        max_wait_s=max_wait_s, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
+    )
 
 
 def anything(_: str) -> bool:
@@ -57,8 +59,8 @@ def test_a_small_group_overtakes_a_large_one_only_if_that_came_shortly_before() 
 def test_beyond_a_certain_size_small_groups_overtake_a_larger_group_no_longer() -> None:
     waiting = queue()
     waiting.push("largest", choices=1000, priority=0, now_s=0.0)
-    waiting.push("small", choices=1, priority=0, now_s=MOST_S - 1.1)
-    waiting.push("late", choices=1, priority=0, now_s=MOST_S - 0.9)
+    waiting.push("small", choices=1, priority=0, now_s=MAX_HEAD_START_S - 1.1)
+    waiting.push("late", choices=1, priority=0, now_s=MAX_HEAD_START_S - 0.9)
     assert popped(waiting) == ["small", "largest", "late"]
 
 
@@ -116,7 +118,7 @@ def test_groups_that_waited_too_long_are_returned_once_longest_wait_first() -> N
 def test_an_item_is_in_the_queue_once() -> None:
     waiting = queue()
     waiting.push("a", choices=1, priority=0, now_s=0.0)
-    with pytest.raises(ValueError, match="in the queue already"):
+    with pytest.raises(ValueError, match="already in the queue"):
         waiting.push("a", choices=1, priority=0, now_s=0.0)
 
 
@@ -128,7 +130,7 @@ class Group:
 
 
 def head_start_s(group: Group) -> float:
-    return min(group.choices * PER_CHOICE_S, MOST_S)
+    return min(group.choices * PER_CHOICE_S, MAX_HEAD_START_S)
 
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 64)), min_size=1, max_size=40)
@@ -138,7 +140,7 @@ ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 64)), min_size=
 def test_nobody_is_overtaken_by_a_group_that_comes_later_than_its_size_allows(arrivals: list[tuple[int, int]]) -> None:
     """The first bound of the module: all fit, and one begins every second."""
     waiting: FairQueue[Group] = FairQueue(
-        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, most_s=MOST_S, patience_s=PATIENCE_S
+        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
     )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
     gone: list[Group] = []
@@ -177,7 +179,7 @@ def test_after_its_patience_nobody_behind_a_group_that_does_not_fit_goes(seed: i
     random = Random(seed)
     arrivals = [(random.randrange(60), random.choice([1, 2, 4, 8, 8, 8, 32, 64])) for _ in range(80)]
     waiting: FairQueue[Group] = FairQueue(
-        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, most_s=MOST_S, patience_s=PATIENCE_S
+        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
     )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
     room = Room(64)

@@ -8,10 +8,10 @@ import pytest
 from motet.engine import Worker, WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
 from motet.ids import RequestId
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.member import REFUSAL_S
+from motet.routing.workers.serving import WorkKind
+from motet.routing.workers.worker_faults import REFUSAL_S
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
 from tests.routing.cells import Pair
@@ -27,7 +27,7 @@ def states(fleet: Fleet) -> dict[str, WorkerState]:
 
 
 def ready(fleet: Fleet, work: WorkKind) -> list[str]:
-    return [member.id for member in fleet.ready(work)]
+    return [member.id for member in fleet.catalog.ready(work)]
 
 
 def test_workers_are_reported_in_the_order_in_which_they_joined() -> None:
@@ -67,13 +67,13 @@ def test_only_ready_workers_get_work() -> None:
 def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
     fleet = Fleet([worker("prefill-0")[0]])
     assert ready(fleet, WorkKind.GENERATE) == ready(fleet, WorkKind.PREFILL) == ["prefill-0"]
-    assert (fleet.serving().has_decode, fleet.serving().has_prefill) == (False, False)
+    assert (fleet.catalog.serving().has_decode, fleet.catalog.serving().has_prefill) == (False, False)
     fleet.expect("decode-0", "-", role=Role.DECODE)
     assert ready(fleet, WorkKind.GENERATE) == []
     assert ready(fleet, WorkKind.PREFILL) == ["prefill-0"]
     fleet.put(worker("decode-0")[0])
     assert ready(fleet, WorkKind.GENERATE) == ["decode-0"]
-    assert (fleet.serving().has_decode, fleet.serving().has_prefill) == (True, True)
+    assert (fleet.catalog.serving().has_decode, fleet.catalog.serving().has_prefill) == (True, True)
     fleet.mark("decode-0", WorkerState.DEAD)
     assert ready(fleet, WorkKind.GENERATE) == []  # it will come back; until then its groups wait
     fleet.remove("decode-0")
@@ -90,29 +90,29 @@ def test_workers_that_do_both_are_not_asked_to_prefill() -> None:
 def test_there_is_hope_until_all_workers_that_could_generate_are_given_up(role: str) -> None:
     fleet = Fleet([worker(f"{role}-0")[0], worker(f"{role}-1")[0]])
     for number in range(2):
-        assert fleet.serving().hopeful
+        assert fleet.catalog.serving().worker_expected
         fleet.mark(f"{role}-{number}", WorkerState.DEAD)
-        assert fleet.serving().hopeful
+        assert fleet.catalog.serving().worker_expected
         fleet.give_up(f"{role}-{number}")
-    assert not fleet.serving().hopeful
+    assert not fleet.catalog.serving().worker_expected
     fleet.give_up("unknown")
     fleet.put(worker(f"{role}-1")[0])
-    assert fleet.serving().hopeful
+    assert fleet.catalog.serving().worker_expected
 
 
 def test_a_worker_that_refused_is_passed_over_for_a_while_but_not_after_a_restart() -> None:
     clock = Clock()
     fleet = Fleet(clock=clock)
     member = fleet.put(worker("decode-0")[0])
-    member.refuse()
-    seen = [member.refused]
+    member.faults.note_refusal()
+    seen = [member.faults.refused]
     for later_s in (REFUSAL_S - 0.01, 0.01):
         clock.now_s += later_s
-        seen.append(member.refused)
+        seen.append(member.faults.refused)
     assert seen == [True, True, False]
-    member.refuse()
+    member.faults.note_refusal()
     fleet.put(worker("decode-0")[0])
-    assert not member.refused
+    assert not member.faults.refused
 
 
 async def test_each_change_wakes_every_waiter() -> None:
@@ -123,27 +123,27 @@ async def test_each_change_wakes_every_waiter() -> None:
         "back before anybody noticed that it was gone": lambda: fleet.put(worker("decode-0")[0]),
         "given up": lambda: fleet.give_up("decode-1"),
         "gone": lambda: fleet.remove("decode-1"),
-        "room": fleet.notify,
+        "room": fleet.changes.wake,
     }
     for change, happens in changes.items():
-        waiters = [fleet.changed(), fleet.changed()]
+        waiters = [fleet.changes.wait(), fleet.changes.wait()]
         happens()
         assert all(waiter.done() for waiter in waiters), change
-    unchanged = fleet.changed()
+    unchanged = fleet.changes.wait()
     fleet.mark("decode-0", WorkerState.READY)
     fleet.remove("decode-1")
     assert not unchanged.done()
     with pytest.raises(AssertionError, match="1 wait"):
         fleet.check()
     unchanged.cancel()
-    fleet.notify()
+    fleet.changes.wake()
     fleet.check()
 
 
 async def test_a_change_between_the_call_and_the_await_is_not_missed() -> None:
     """It used to be missed, since the wait began only when the waiting task had its turn."""
     fleet = Fleet()
-    changed = fleet.changed()
+    changed = fleet.changes.wait()
     fleet.put(worker("decode-0")[0])
     await changed
 
@@ -153,17 +153,17 @@ async def test_a_returning_worker_has_new_accounts_and_earlier_groups_close_the_
     fleet = Fleet([one])
     router, member = Router(fleet, ONE_LIFE), fleet.members[0]
     former = router.generate(group("former", n=3))
-    old = member.books
+    old = member.load
     again, _ = worker("decode-0")
     fleet.put(again)
-    assert member.books is not old
-    assert (old.open_choices, member.books.open_choices) == (3, 0)
+    assert member.load is not old
+    assert (old.open_choices, member.load.open_choices) == (3, 0)
     present = router.generate(group("present", n=2))
     engine.die()
     with pytest.raises(EngineDiedError):
         await tokens_of(former)
     old.check()
-    assert member.books.open_choices == 2
+    assert member.load.open_choices == 2
     assert len(member.groups) == 1
     assert await tokens_of(present) == answers(2)
     router.check()
@@ -244,21 +244,21 @@ async def test_when_the_last_worker_leaves_the_fleet_is_empty() -> None:
 async def test_the_report_has_the_reason_why_a_worker_got_its_last_group() -> None:
     fleet = Fleet([worker("decode-0")[0]])
     await answers_of(Router(fleet, ONE_LIFE), group())
-    assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is there"]
+    assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is available"]
 
 
 async def test_choices_of_other_routers_count_and_ours_do_not_count_twice() -> None:
     pair = Pair("decode")
     first, second = pair.fleet.members
     stream = pair.router.generate(group("ours", n=4))
-    assert (first.open_choices, second.open_choices) == (4, 0)
+    assert (first.load.open_choices, second.load.open_choices) == (4, 0)
     for member, told in ((first, 4), (second, 30)):
-        member.reported(told)
-    assert (first.open_choices, second.open_choices) == (4, 30)
+        member.load.note_report(told)
+    assert (first.load.open_choices, second.load.open_choices) == (4, 30)
     other = pair.router.generate(group("other", n=4))
     assert pair.groups == (2, 0)
-    first.reported(3)  # it has not seen all of ours yet
-    assert first.open_choices == 8
+    first.load.note_report(3)  # it has not seen all of ours yet
+    assert first.load.open_choices == 8
     await stream.aclose()
     await other.aclose()
 
@@ -271,7 +271,7 @@ def test_blocks_of_new_weights_have_new_names_only_on_engines_that_name_weights(
     fleet = Fleet()
     engine = FakeEngine(lambda _, start: [], info=msgspec.structs.replace(fake_info(), block_size=16))
     fleet.put(Worker("w", engine, "-", local=local))
-    assert fleet.serving().generate.block_kinds == {(16, "")}
+    assert fleet.catalog.serving().generate.block_kinds == {(16, "")}
     engine.info = msgspec.structs.replace(engine.info, model_digest="new", block_weights="new")
     fleet.note_weights("w")
-    assert fleet.serving().generate.block_kinds == {kind}
+    assert fleet.catalog.serving().generate.block_kinds == {kind}

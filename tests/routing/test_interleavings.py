@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from motet.engine import GroupStream
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
-from motet.routing.groups.part import NEXT, GroupState, moved
+from motet.routing.groups.group_state import NEXT, GroupState, transition
 from motet.testing.fake_engine import GONE
 from tests.property_settings import examples, some
 from tests.routing.cells import Cell
@@ -178,7 +178,7 @@ async def test_a_reader_cancelled_after_any_number_of_turns_leaves_the_group_int
         second = asyncio.ensure_future(read(given.stream, given.request, given.heard))
         while not second.done():
             await turn()
-            scene.fleet.notify()
+            scene.fleet.changes.wake()
         assert given.heard.begins(whole)
         if "sick" not in name and name != "prefill refuses" and "parts," not in name:
             assert given.heard == whole
@@ -201,10 +201,10 @@ def test_a_journey_changes_state_only_as_its_table_allows() -> None:
     for old in GroupState:
         for new in GroupState:
             if new is old or new in NEXT[old]:
-                assert moved(old, new) is new
+                assert transition(old, new) is new
             else:
                 with pytest.raises(AssertionError, match=f"from {old.name} to {new.name}"):
-                    moved(old, new)
+                    transition(old, new)
     assert not NEXT[GroupState.OVER]
 
 

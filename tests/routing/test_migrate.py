@@ -180,7 +180,7 @@ async def test_the_log_tells_if_the_text_may_differ_after_a_move(
     scene.engines[rest].info = msgspec.structs.replace(scene.engines[rest].info, fingerprint=other)
     scene.kill(writer)
     await heard.read(stream, request)
-    (fields,) = [record.__dict__["fields"] for record in caplog.records if "goes on" in record.message]
+    (fields,) = [record.__dict__["fields"] for record in caplog.records if "continues on" in record.message]
     assert [fields[name] for name in ("fingerprint", "from", "to")] == [told, writer, rest]
 
 

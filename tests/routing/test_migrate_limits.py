@@ -16,7 +16,7 @@ from motet.errors import (
     OverloadedError,
     RequestError,
 )
-from motet.routing.groups.migration import REFUSALS
+from motet.routing.groups.migration import MAX_REFUSALS
 from tests.routing.scene import Heard, Scene, error_of, group, settle, undisturbed
 
 pytestmark = pytest.mark.anyio
@@ -101,10 +101,10 @@ async def test_a_group_without_tokens_is_refused_after_too_many_refusals() -> No
     ending = asyncio.ensure_future(error_of(stream))
     while not ending.done():
         await settle()
-        scene.fleet.notify()
+        scene.fleet.changes.wake()
     assert ending.result() is FULL
-    assert len(scene.asked) == REFUSALS
-    assert [len(engine.requests) for engine in scene.all] == [REFUSALS // 2] * 2
+    assert len(scene.asked) == MAX_REFUSALS
+    assert [len(engine.requests) for engine in scene.all] == [MAX_REFUSALS // 2] * 2
     assert scene.moves == {("refused", "refused"): 1}
 
 
@@ -116,13 +116,13 @@ async def test_a_group_with_tokens_waits_for_room_as_it_does_for_a_worker(error:
     heard.take(await anext(stream), request)
     scene.kill("both-0")
     reading = asyncio.ensure_future(heard.read(stream, request))
-    for _ in range(2 * REFUSALS):
+    for _ in range(2 * MAX_REFUSALS):
         await settle()
         scene.clock.now_s += 0.25
-        scene.fleet.notify()
-    assert len(scene.asked) > REFUSALS
+        scene.fleet.changes.wake()
+    assert len(scene.asked) > MAX_REFUSALS
     scene.engines["both-1"].fail_after = {}
-    scene.fleet.notify()
+    scene.fleet.changes.wake()
     assert await reading == await undisturbed(request)
     assert scene.moves == {("died", "resumed"): 1}
 
@@ -136,7 +136,7 @@ async def test_a_group_with_tokens_is_refused_if_no_room_comes_in_time() -> None
     ending = asyncio.ensure_future(error_of(stream))
     await settle()
     scene.clock.now_s += 5.0
-    scene.fleet.notify()
+    scene.fleet.changes.wake()
     await settle()
     assert isinstance(await ending, OverloadedError)
     assert scene.moves == {("died", "refused"): 1}
@@ -166,7 +166,7 @@ async def test_with_all_workers_dead_a_group_waits_for_one_to_return(steps: int,
     reading = asyncio.ensure_future(heard.read(stream, request))
     await settle()
     scene.clock.now_s += 14.9
-    scene.fleet.notify()
+    scene.fleet.changes.wake()
     await settle()
     assert not reading.done()
     scene.start(names[-1])
@@ -183,7 +183,7 @@ async def test_after_its_wait_a_group_ends_with_the_error_of_its_lost_worker(wai
     ending = asyncio.ensure_future(error_of(stream))
     await settle()
     scene.clock.now_s += wait_s
-    scene.fleet.notify()
+    scene.fleet.changes.wake()
     error = await ending
     assert isinstance(error, EngineDiedError)
     assert scene.moves == {("died", "no-worker"): 1}
@@ -212,7 +212,7 @@ async def test_the_wait_begins_anew_with_each_loss(steps: int, moves: int) -> No
     for fail_after in (short_life, short_life, {}):
         await settle()
         scene.clock.now_s += 9.0
-        scene.fleet.notify()
+        scene.fleet.changes.wake()
         await settle()
         assert not reading.done()
         scene.start("both-0").fail_after = fail_after

@@ -8,7 +8,7 @@ import pytest
 
 from motet.engine import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError
-from motet.routing.groups.migration import Unfinished
+from motet.routing.groups.unfinished import Unfinished
 from motet.types import GenerateRequest
 from tests.routing.scene import Heard, Scene, WatchedEngine, group, settle, undisturbed
 
@@ -60,7 +60,7 @@ async def test_if_only_other_weights_are_left_a_group_waits_as_without_a_worker(
     reading = await scene.begun_on_both_0(request, Heard(), steps=2)
     assert not reading.done()
     with pytest.raises(NoWorkerError, match=r"both-0 is dead, both-1 is ready with other weights$"):
-        scene.router.dispatcher.give(msgspec.structs.replace(request, model_digest=OLD), Unfinished(request))
+        scene.router.dispatcher.place(msgspec.structs.replace(request, model_digest=OLD), Unfinished(request))
     scene.start("both-0")
     assert await reading == await undisturbed(request)
     assert [one.model_digest for one in scene.asked] == ["", OLD]

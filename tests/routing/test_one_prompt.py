@@ -8,7 +8,7 @@ import pytest
 from motet.engine import Worker
 from motet.errors import EngineError
 from motet.ids import RequestId
-from motet.routing.choosing.cost import WorkKind
+from motet.routing.workers.serving import WorkKind
 from motet.types import GenerateRequest
 from tests.routing.cells import Pair
 from tests.routing.scene import APART, Heard, Hold, Scene, answers, answers_of, group, settle, tokens_of
@@ -103,15 +103,15 @@ async def test_a_prompt_that_is_being_computed_is_no_work_for_those_that_join_it
             streams.append(pair.router.generate(again))
     assert [len({request.prompt for request in engine.requests}) for engine in pair.all] == [1, 1]
     for member in pair.fleet.members:
-        assert member.books.waiting_tokens == 200 + 2
-        assert member.books.trunk_blocks == 13
+        assert member.load.prompts.waiting_tokens == 200 + 2
+        assert member.load.trunk_blocks == 13
     for stream in streams:
         await stream.aclose()
 
 
 async def test_blocks_that_groups_share_are_counted_once_and_forgotten_with_the_last_group() -> None:
     scene = Scene("decode-0")
-    books = scene.fleet.members[0].books
+    books = scene.fleet.members[0].load
     long = group(prompt_tokens=100)
     common = msgspec.structs.replace(long, request_id=RequestId("common"), prompt=(*long.prompt[:64], 1, 2, 3))
     streams = [scene.router.generate(request) for request in (*of_one_prompt(2), long, common)]
@@ -131,7 +131,7 @@ async def test_groups_of_a_worker_s_former_life_take_nothing_from_its_next_one()
     new = scene.router.generate(again)
     await old.aclose()
     assert len(scene.fleet.open_blocks) == 13
-    load = scene.router.dispatcher.load(WorkKind.GENERATE, group("old"))
+    load = scene.router.dispatcher.chooser.backlog(WorkKind.GENERATE, group("old"))
     assert load is not None and load.own_tokens == 1
     await new.aclose()
     assert len(scene.fleet.open_blocks) == 0
@@ -141,7 +141,7 @@ async def test_a_prompt_with_another_salt_is_another_prompt() -> None:
     scene = Scene("decode-0")
     first = scene.router.generate(group(n=1))
     salted = msgspec.structs.replace(group("salted", n=1), prompt=group().prompt, cache_salt="mine")
-    loads = [scene.router.dispatcher.load(WorkKind.GENERATE, one) for one in (group(), salted)]
+    loads = [scene.router.dispatcher.chooser.backlog(WorkKind.GENERATE, one) for one in (group(), salted)]
     assert [load and load.own_tokens for load in loads] == [1, 200]
     await first.aclose()
 
@@ -180,5 +180,5 @@ async def test_engines_that_share_no_prompts_are_given_each_one_by_itself() -> N
     streams = [scene.router.generate(request) for request in of_one_prompt(4)]
     await settle()
     assert len(scene.engines["prefill-0"].prefills) == 4
-    assert sum(member.books.trunk_blocks for member in scene.fleet.members) == 4 * 13
+    assert sum(member.load.trunk_blocks for member in scene.fleet.members) == 4 * 13
     assert [await tokens_of(stream) for stream in streams] == [answers(1)] * 4

@@ -10,7 +10,7 @@ from motet.engine import WorkerState
 from motet.ids import ModelName
 from motet.metrics.routing import TicketLog
 from motet.routing.router import Router
-from motet.routing.workers.member import pair_key
+from motet.routing.workers.worker_facts import pair_key
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
@@ -144,7 +144,7 @@ async def test_a_foreign_ticket_is_released_by_a_reader_else_by_a_worker_of_its_
     fleet.mark("both-b-vllm-0", WorkerState.DEAD)
     fleet.mark("prefill-a-vllm-0", WorkerState.SILENT)
     await server.router.release(tickets[2])
-    assert caplog.messages[-1] == "nobody can give back the ticket of t: its lease ends by itself"
+    assert caplog.messages[-1] == "no worker can release the ticket of t: its lease expires"
 
 
 async def test_a_ticket_that_nobody_can_give_back_is_counted() -> None:

@@ -255,12 +255,12 @@ async def test_choices_are_on_the_way_until_decode_has_them() -> None:
     cell = Cell(during_prefill=hold)
     stream = cell.router.generate(group(n=3))
     await hold.entered.wait()
-    assert cell.router.dispatcher.choices_on_the_way(ANY_MODEL) == 3
+    assert cell.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 3
     await cell.router.stop_choice(group().request_id, 0)
-    assert cell.router.dispatcher.choices_on_the_way(ANY_MODEL) == 2
+    assert cell.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 2
     hold.go.set()
     await anext(stream)
-    assert cell.router.dispatcher.choices_on_the_way(ANY_MODEL) == 0
+    assert cell.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 0
     await stream.aclose()
 
 

@@ -7,9 +7,9 @@ from motet.block_names import block_names
 from motet.engine import WorkerState
 from motet.errors import NoWorkerError
 from motet.ids import ModelName
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.choosing.survey import survey
 from motet.routing.router import Router
+from motet.routing.workers.serving import WorkKind
 from motet.types import ModelCard, Role
 from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsScene
 from tests.routing.scene import group
@@ -20,11 +20,11 @@ TEXT = ModelCard(name=ModelName("t"), root="somewhere/t", max_model_len=99)
 
 
 def ready(server: KindsScene, model: str, work: WorkKind = WorkKind.GENERATE) -> list[str]:
-    return [member.id for member in server.fleet.ready(work, model)]
+    return [member.id for member in server.fleet.catalog.ready(work, model)]
 
 
 def names(server: KindsScene) -> list[str]:
-    return list(server.fleet.models())
+    return list(server.fleet.catalog.models())
 
 
 async def test_a_model_keeps_its_place_until_its_last_worker_is_removed() -> None:
@@ -45,17 +45,17 @@ async def test_an_adapter_that_its_worker_has_lost_is_unknown_and_gets_nothing()
     assert ready(server, FRENCH) == []
     server.offer("decode-a-motet-1", ADAPTER)
     assert ready(server, FRENCH) == ["decode-a-motet-1"]
-    assert server.fleet.models()[FRENCH] == ADAPTER
+    assert server.fleet.catalog.models()[FRENCH] == ADAPTER
     server.offer("decode-a-motet-1")
     assert (ready(server, FRENCH), names(server)) == ([], [A])
 
 
 async def test_a_new_offer_wakes_waiters_and_is_still_there_when_the_worker_returns() -> None:
     server = KindsScene("decode-a-motet-0")
-    changed = server.fleet.changed()
+    changed = server.fleet.changes.wait()
     server.fleet.offer("decode-a-motet-0", [ADAPTER])
     assert changed.done()
-    unchanged = server.fleet.changed()
+    unchanged = server.fleet.changes.wait()
     server.fleet.offer("decode-a-motet-0", [ADAPTER])
     server.fleet.offer("unknown", [ADAPTER])
     assert not unchanged.done()
@@ -68,8 +68,8 @@ async def test_prefill_workers_generate_only_where_nobody_else_with_the_model_co
     server = KindsScene("prefill-a-motet-0", "prefill-b-motet-0", "decode-b-motet-0")
     fleet = server.fleet
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], ["decode-b-motet-0"])
-    assert (fleet.serving(A).has_decode, fleet.serving(A).has_prefill) == (False, False)
-    assert (fleet.serving(B).has_decode, fleet.serving(B).has_prefill) == (True, True)
+    assert (fleet.catalog.serving(A).has_decode, fleet.catalog.serving(A).has_prefill) == (False, False)
+    assert (fleet.catalog.serving(B).has_decode, fleet.catalog.serving(B).has_prefill) == (True, True)
     fleet.mark("decode-b-motet-0", WorkerState.DEAD)
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], [])
 
@@ -77,45 +77,60 @@ async def test_prefill_workers_generate_only_where_nobody_else_with_the_model_co
 async def test_there_is_hope_for_workers_of_the_model_and_for_those_of_unknown_model() -> None:
     fleet = KindsScene("decode-a-motet-0", "decode-b-motet-0").fleet
     fleet.give_up("decode-a-motet-0")
-    assert (fleet.serving(A).hopeful, fleet.serving(B).hopeful, fleet.serving("never heard of").hopeful) == (
+    assert (
+        fleet.catalog.serving(A).worker_expected,
+        fleet.catalog.serving(B).worker_expected,
+        fleet.catalog.serving("never heard of").worker_expected,
+    ) == (
         False,
         True,
         False,
     )
     fleet.expect("to-come", "somewhere", role=Role.DECODE)
-    assert (fleet.serving(A).hopeful, fleet.serving("never heard of").hopeful) == (True, True)
-    assert fleet.ready(WorkKind.GENERATE, "never heard of") == ()
+    assert (fleet.catalog.serving(A).worker_expected, fleet.catalog.serving("never heard of").worker_expected) == (
+        True,
+        True,
+    )
+    assert fleet.catalog.ready(WorkKind.GENERATE, "never heard of") == ()
 
 
 async def test_text_upstreams_are_members_and_get_no_groups() -> None:
     server = KindsScene("decode-a-motet-0")
     fleet = server.fleet
-    fleet.expect("upstream", "https://there", text=True)
-    assert fleet.texts("t") == []
+    fleet.expect("upstream", "https://there", takes_texts=True)
+    assert fleet.catalog.texts("t") == []
     member = fleet.put_text("upstream", [TEXT])
     assert member is not None
-    assert (member.text, member.state, member.worker) == (True, WorkerState.READY, None)
-    assert fleet.texts("t") == [member]
+    assert (member.facts.takes_texts, member.state, member.worker) == (True, WorkerState.READY, None)
+    assert fleet.catalog.texts("t") == [member]
     assert [report.id for report in fleet.reports()] == ["decode-a-motet-0", "upstream"]
     assert ready(server, "") == ["decode-a-motet-0"]
-    assert (ready(server, "t"), fleet.serving("t").has_decode, fleet.serving("t").hopeful) == ([], False, False)
-    assert (fleet.only_text("t"), fleet.only_text(A), fleet.only_text("unknown")) == (True, False, False)
-    assert fleet.models()[TEXT.name] == TEXT
+    assert (ready(server, "t"), fleet.catalog.serving("t").has_decode, fleet.catalog.serving("t").worker_expected) == (
+        [],
+        False,
+        False,
+    )
+    assert (fleet.catalog.only_text("t"), fleet.catalog.only_text(A), fleet.catalog.only_text("unknown")) == (
+        True,
+        False,
+        False,
+    )
+    assert fleet.catalog.models()[TEXT.name] == TEXT
     fleet.mark("upstream", WorkerState.SILENT)
-    assert (fleet.texts("t"), names(server)) == ([], [A, "t"])
+    assert (fleet.catalog.texts("t"), names(server)) == ([], [A, "t"])
 
 
 async def test_check_finds_open_choices_of_text_upstreams() -> None:
     fleet = KindsScene().fleet
-    fleet.expect("upstream", "https://there", text=True)
+    fleet.expect("upstream", "https://there", takes_texts=True)
     member = fleet.put_text("upstream", [TEXT])
     assert member is not None
-    books = member.books
-    books.open_choices += 1
-    with pytest.raises(AssertionError, match="left in the books"):
+    books = member.load
+    books.given_choices += 1
+    with pytest.raises(AssertionError, match="upstream is loaded"):
         fleet.check()
     fleet.put_text("upstream", [TEXT])  # another life, with new books
-    books.open_choices -= 1
+    books.given_choices -= 1
     fleet.check()
     assert fleet.put_text("removed", [TEXT]) is None
 
@@ -162,8 +177,8 @@ async def test_groups_of_a_model_go_to_its_workers_and_end_without_one() -> None
 async def test_cached_blocks_are_looked_up_by_each_worker_s_own_block_size() -> None:
     server = KindsScene("decode-a-motet-0", "decode-a-vllm-0", "decode-a-vllm-1")
     request = msgspec.structs.replace(group(prompt_tokens=400), model=A)
-    server.fleet.index.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, salt=""))
-    server.fleet.index.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt=""))
+    server.fleet.cached_blocks.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, salt=""))
+    server.fleet.cached_blocks.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt=""))
     seen = survey(server.fleet, WorkKind.GENERATE, request=request)
     assert seen is not None
     assert [(one.cached_tokens, one.block_size) for one in seen.candidates] == [(160, 16), (384, 128), (0, 128)]
@@ -180,8 +195,8 @@ async def test_blocks_of_an_adapter_are_not_those_of_its_base_model() -> None:
         surveys = (survey(server.fleet, WorkKind.GENERATE, request=one) for one in (plain, alias, request))
         return [seen.candidates[0].cached_tokens for seen in surveys if seen is not None]
 
-    server.fleet.index.stored("decode-a-vllm-0", cached)
+    server.fleet.cached_blocks.stored("decode-a-vllm-0", cached)
     assert found() == [384, 384, 0]
-    server.fleet.index.removed("decode-a-vllm-0", cached)
-    server.fleet.index.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt="", adapter=FRENCH))
+    server.fleet.cached_blocks.removed("decode-a-vllm-0", cached)
+    server.fleet.cached_blocks.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt="", adapter=FRENCH))
     assert found() == [0, 0, 384]

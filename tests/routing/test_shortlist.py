@@ -2,13 +2,13 @@
 
 import pytest
 
-from motet.routing.choosing.survey import EVERYBODY, LONGEST, WINDOW, shortlist
+from motet.routing.choosing.survey import COMPARE_ALL, LONGEST, WINDOW, shortlist
 
 IDS = [f"w{number}" for number in range(1000)]
 
 
 def test_all_workers_of_a_small_fleet_are_considered() -> None:
-    assert shortlist(IDS[:EVERYBODY], [{"w3": 5}], session="w9", able=IDS[:EVERYBODY], turn=7) == IDS[:EVERYBODY]
+    assert shortlist(IDS[:COMPARE_ALL], [{"w3": 5}], session="w9", able=IDS[:COMPARE_ALL], turn=7) == IDS[:COMPARE_ALL]
 
 
 def test_a_fixed_number_of_a_large_fleet_is_considered_and_none_twice() -> None:
@@ -28,7 +28,7 @@ def test_workers_that_take_no_work_are_never_considered() -> None:
     assert set(shortlist(IDS[:500], [{"w900": 9}], session="w901", able=IDS[:500], turn=0)) <= set(IDS[:500])
 
 
-@pytest.mark.parametrize("workers", [EVERYBODY + 1, 1000, 1024])
+@pytest.mark.parametrize("workers", [COMPARE_ALL + 1, 1000, 1024])
 def test_all_workers_have_about_the_same_number_of_turns(workers: int) -> None:
     turns = 20 * workers // WINDOW
     seen = dict.fromkeys(IDS[:workers] + [f"w{number}" for number in range(1000, workers)], 0)

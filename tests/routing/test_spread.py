@@ -155,13 +155,13 @@ async def test_choices_are_on_the_way_until_decode_has_them() -> None:
     scene.gate(0)
     stream = scene.router.generate(request)
     await hold.entered.wait()
-    assert scene.router.dispatcher.choices_on_the_way(ANY_MODEL) == N
+    assert scene.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == N
     await scene.router.stop_choice(request.request_id, 5)
-    assert scene.router.dispatcher.choices_on_the_way(ANY_MODEL) == N - 1
+    assert scene.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == N - 1
     hold.go.set()
     await settle()
-    assert scene.router.dispatcher.choices_on_the_way(ANY_MODEL) == 0
-    assert sum(member.open_choices for member in scene.fleet.members) == N - 1
+    assert scene.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 0
+    assert sum(member.load.open_choices for member in scene.fleet.members) == N - 1
     await stream.aclose()
 
 

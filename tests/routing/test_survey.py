@@ -5,9 +5,9 @@ import pytest
 
 from motet.block_names import block_names
 from motet.engine import WorkerState
-from motet.routing.choosing.cost import WorkKind
-from motet.routing.choosing.survey import EVERYBODY, Survey, survey
+from motet.routing.choosing.survey import COMPARE_ALL, Survey, survey
 from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.serving import WorkKind
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
@@ -33,7 +33,7 @@ def seen(fleet: Fleet, request: GenerateRequest, work: WorkKind = WorkKind.GENER
 def test_without_ready_workers_the_survey_is_empty() -> None:
     assert survey(Fleet(), WorkKind.GENERATE, request=group()) is None
     workers = fleet("prefill-0", "decode-0")
-    assert survey(workers, WorkKind.PREFILL, request=group(), besides=["prefill-0"]) is None
+    assert survey(workers, WorkKind.PREFILL, request=group(), excluding=["prefill-0"]) is None
     for state in set(WorkerState) - {WorkerState.READY}:
         workers.mark("decode-0", state)
         assert survey(workers, WorkKind.GENERATE, request=group()) is None
@@ -43,7 +43,7 @@ def test_only_workers_for_such_work_are_considered_and_no_excluded_ones() -> Non
     workers = fleet("prefill-0", "decode-0", "decode-1", "both-0")
     assert [one.id for one in seen(workers, group()).candidates] == ["decode-0", "decode-1", "both-0"]
     assert [one.id for one in seen(workers, group(), WorkKind.PREFILL).candidates] == ["prefill-0"]
-    rest = survey(workers, WorkKind.GENERATE, request=group(), besides=["decode-1", "unknown"])
+    rest = survey(workers, WorkKind.GENERATE, request=group(), excluding=["decode-1", "unknown"])
     assert rest is not None
     assert [one.id for one in rest.candidates] == ["decode-0", "both-0"]
     assert [member.id for member, _ in rest.present] == ["decode-0", "both-0"]
@@ -65,9 +65,9 @@ async def test_a_prompt_that_comes_with_a_ticket_need_not_be_computed() -> None:
 def test_the_books_of_each_worker_are_seen() -> None:
     workers = fleet("both-0", "both-1")
     member = workers.members[1]
-    member.books.open_choices, member.books.trunk_blocks, member.books.tail_blocks = 3, 7, 5
-    member.books.give(90)
-    member.reported(10)
+    member.load.given_choices, member.load.trunk_blocks, member.load.tail_blocks = 3, 7, 5
+    member.load.prompts.add(90)
+    member.load.note_report(10)
     idle, busy = seen(workers, group()).candidates
     assert (idle.open_choices, idle.trunk_blocks, idle.tail_blocks, idle.queued_tokens) == (0, 0, 0, 0)
     assert (busy.open_choices, busy.trunk_blocks, busy.tail_blocks, busy.queued_tokens) == (10, 7, 5, 90)
@@ -80,7 +80,7 @@ def test_cached_tokens_of_the_prompt_are_seen_and_lower_the_load() -> None:
     remember(workers, "both-2", group(prompt_tokens=500), 10 * BLOCK)
     found = seen(workers, group())
     assert [one.cached_tokens for one in found.candidates] == [0, 64, 160]
-    assert [found.load(place).own_tokens for place in range(3)] == [200, 136, 40]
+    assert [found.backlog(place).own_tokens for place in range(3)] == [200, 136, 40]
 
 
 def test_the_last_token_of_a_prompt_is_never_cached() -> None:
@@ -95,7 +95,7 @@ def test_groups_of_another_salt_find_nothing_cached() -> None:
     salted = msgspec.structs.replace(request, cache_salt="mine")
     remember(workers, "both-0", request, 4 * BLOCK)
     assert seen(workers, salted).candidates[0].cached_tokens == 0
-    workers.index.stored("both-0", block_names(request.prompt[: 2 * BLOCK], BLOCK, salt="mine"))
+    workers.cached_blocks.stored("both-0", block_names(request.prompt[: 2 * BLOCK], BLOCK, salt="mine"))
     assert seen(workers, salted).candidates[0].cached_tokens == 2 * BLOCK
     assert seen(workers, request).candidates[0].cached_tokens == 4 * BLOCK
 
@@ -113,7 +113,7 @@ def test_the_session_s_worker_is_marked() -> None:
 def test_a_worker_that_refused_is_avoided_for_a_moment() -> None:
     clock = Clock()
     workers = fleet("both-0", "both-1", clock=clock)
-    workers.members[0].refuse()
+    workers.members[0].faults.note_refusal()
     assert [one.avoid for one in seen(workers, group()).candidates] == [True, False]
     clock.now_s += 0.5
     assert [one.avoid for one in seen(workers, group()).candidates] == [False, False]
@@ -122,16 +122,16 @@ def test_a_worker_that_refused_is_avoided_for_a_moment() -> None:
 def test_the_reading_speed_of_a_worker_is_part_of_its_load() -> None:
     clock = Clock()
     workers = fleet("both-0", clock=clock)
-    books = workers.members[0].books
-    reading = books.give(1000)
+    prompts = workers.members[0].load.prompts
+    prompt = prompts.add(1000)
     clock.now_s += 2.0
-    books.done(reading, computed_tokens=1000)
-    load = seen(workers, group()).load(0)
+    prompts.finish(prompt, computed_tokens=1000)
+    load = seen(workers, group()).backlog(0)
     assert (load.own_tokens, load.waiting_tokens, load.tokens_per_s) == (200, 0, 500.0)
 
 
 def test_of_many_workers_some_are_considered_and_all_that_are_special_for_the_group() -> None:
-    names = [f"both-{number}" for number in range(EVERYBODY + 72)]
+    names = [f"both-{number}" for number in range(COMPARE_ALL + 72)]
     workers = fleet(*names)
     remember(workers, "both-150", group(), BLOCK)
     workers.sessions[WorkKind.GENERATE].keep("mine", "both-199")
@@ -143,12 +143,14 @@ def test_of_many_workers_some_are_considered_and_all_that_are_special_for_the_gr
 
 
 def test_the_worker_with_most_cached_tokens_is_considered_whatever_its_block_size() -> None:
-    many = fleet(*(f"both-{number}" for number in range(2 * EVERYBODY)))
+    many = fleet(*(f"both-{number}" for number in range(2 * COMPARE_ALL)))
     many.put(worker("both-wide", info=msgspec.structs.replace(fake_info(), block_size=4 * BLOCK))[0])
     request = group(prompt_tokens=10 * BLOCK)
     for member in many.members[:-1]:
         remember(many, member.id, request, 6 * BLOCK)
-    many.index.stored("both-wide", block_names(request.prompt[: 8 * BLOCK], 4 * BLOCK, salt=""))  # two of its own
+    many.cached_blocks.stored(
+        "both-wide", block_names(request.prompt[: 8 * BLOCK], 4 * BLOCK, salt="")
+    )  # two of its own
     (wide,) = (one for one in seen(many, request).candidates if one.id == "both-wide")
     assert wide.cached_tokens == 8 * BLOCK
 

@@ -202,7 +202,7 @@ async def test_a_worker_whose_figures_make_no_sense_does_not_stop_admission_for_
     senseless.info = msgspec.structs.replace(senseless.info, max_num_seqs=None)
     scene.fleet.put(Worker("both-1", senseless, ""))
     await settle()
-    with pytest.raises(EngineError, match="could not look for room"):
+    with pytest.raises(EngineError, match="could not check its workers for capacity"):
         await unlucky.read()
     scene.fleet.remove("both-1")
     later = scene.come("later", 4)

@@ -23,7 +23,7 @@ def waiting(server: KindsScene) -> int:
 async def end(server: KindsScene, *streams: GroupStream) -> None:
     for stream in streams:
         await stream.aclose()
-    server.fleet.notify_room()
+    server.fleet.capacity.wake()
     await settle()
 
 
@@ -62,7 +62,7 @@ async def test_an_adapter_wants_the_room_of_its_base_model_and_waits_its_turn() 
     await settle()
     server.clock.now_s += 10.0
     small = come(server, "small", FRENCH, n=1)
-    server.fleet.notify_room()
+    server.fleet.capacity.wake()
     await settle()
     assert waiting(server) == 2, "room is kept for the large one"
     await end(server, small, large, running)
@@ -83,9 +83,9 @@ async def test_capacity_is_reserved_for_the_longest_wait_and_lanes_that_share_it
     def with_b(one: str, other: str) -> bool:
         return {one, other} == {"a", "b"}
 
-    assert queue.pop(lambda item: item != "a0", 2.0, same_room=with_b) == "c3"
-    assert queue.pop(lambda item: item != "a0", 2.0, same_room=with_b) is None
-    assert queue.pop(lambda item: item != "a0", 2.0, same_room=lambda *_: False) == "b2"
+    assert queue.pop(lambda item: item != "a0", 2.0, share_capacity=with_b) == "c3"
+    assert queue.pop(lambda item: item != "a0", 2.0, share_capacity=with_b) is None
+    assert queue.pop(lambda item: item != "a0", 2.0, share_capacity=lambda *_: False) == "b2"
     assert list(queue.lanes) == ["a"]
     queue.remove("a0")
     assert queue.pop(lambda _: True, 2.0) == "a1"

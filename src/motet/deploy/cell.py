@@ -271,7 +271,7 @@ class LocalKeeper:
     async def _join(self) -> None:
         engine = self._engine
         assert engine is not None  # it was started
-        engine.listen_to_blocks(indexing(self._fleet.index, self.id))
+        engine.listen_to_blocks(indexing(self._fleet.cached_blocks, self.id))
         if (listener := self.block_events.listener(engine.info.block_size)) is not None:
             engine.listen_to_blocks(listener)
         await self._control.bring(engine)

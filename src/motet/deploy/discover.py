@@ -26,7 +26,7 @@ from motet.engines.wire import TOKENIZER_FILES, EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, ModelLoadError, OtherServerError
 from motet.ids import ModelName
 from motet.metrics.routing import TicketLog
-from motet.routing.workers.member import numbers_of
+from motet.routing.workers.worker_facts import numeric_format
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, by_url
 from motet.text.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ class CompatibilityCheck:
         info = report.info
         if role is not None and info.role is not role:
             return f"it was named with role {role}, but its role is {info.role}"
-        facts: dict[tuple[str, EngineKind | None], object] = {("computes in", info.kind): numbers_of(info)}
+        facts: dict[tuple[str, EngineKind | None], object] = {("computes in", info.kind): numeric_format(info)}
         if info.eos_token_ids:
             facts["ends answers with the tokens", None] = info.eos_token_ids
         known = self._models.setdefault(info.model, {})

@@ -32,7 +32,7 @@ from motet.engines.wire import EngineReport
 from motet.errors import ConfigError, DrainingError, NotFoundError, RequestError, WorkerLeavingError
 from motet.kv_events.follower import SharedContext, follow_blocks
 from motet.routing.router import Router
-from motet.routing.text_routed import TextRouted
+from motet.routing.text_router import TextRouter
 from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
 from motet.types import EngineKind
 
@@ -122,7 +122,7 @@ class Gateway:
         drain_s: float,
         heartbeat_s: float = HEARTBEAT_S,
         introduces: bool = True,
-        texts: TextRouted | None = None,
+        texts: TextRouter | None = None,
         listed: WorkerList | None = None,
     ) -> None:
         """Begins with the workers of the config. Workers of `listed` come and go with the list, and their groups have
@@ -134,7 +134,7 @@ class Gateway:
         self._likeness = CompatibilityCheck()
         self._fleet = router.fleet
         self._learn = learn
-        self._texts = texts or TextRouted(router.fleet)
+        self._texts = texts or TextRouter(router.fleet)
         self._asking = asking
         self._roles = roles_by_url(asking.config.role_of)
         self._drain_s = drain_s
@@ -278,11 +278,11 @@ class Gateway:
     async def _idle(self, id: str) -> None:
         """Returns once the worker has nothing of ours. Checks regularly, since the end of a prefill wakes nobody."""
         while (member := self._fleet.get(id)) is not None:
-            if not (member.groups or member.books.waiting_tokens or member.books.open_choices):
+            if not member.groups and member.load.idle:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_s):
-                    await self._fleet.changed()
+                    await self._fleet.changes.wait()
 
     async def _follow(self, listed: WorkerList) -> None:
         while True:

@@ -23,7 +23,7 @@ from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
 from motet.ids import ModelName
 from motet.routing.router import Router
-from motet.routing.text_routed import TextRouted
+from motet.routing.text_router import TextRouter
 from motet.text.formats import ModelFormats, ParserNames
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ class Tokenizers:
 class GatewayModels:
     """The models for the API, as a `motet.api.served.Models`."""
 
-    def __init__(self, router: Router, tokenizers: Tokenizers, *, texts: TextRouted, first_name: str = "") -> None:
+    def __init__(self, router: Router, tokenizers: Tokenizers, *, texts: TextRouter, first_name: str = "") -> None:
         """`texts`: routes requests for models of text upstreams; `first_name`: clients' name for the first model."""
         self._router = router
         self._tokenizers = tokenizers
@@ -153,7 +153,7 @@ class GatewayModels:
 
     def __call__(self) -> Mapping[str, ServedModel | TextModel]:
         """Returns the models; makes them again when a worker has come, gone, or changed its models."""
-        known = self._router.fleet.models()
+        known = self._router.fleet.catalog.models()
         if known is not self._known:
             made = [self._model(card) for card in known.values()]
             self._models = {model.name: model for model in made if model is not None}
@@ -171,7 +171,7 @@ class GatewayModels:
         parent = None if card.parent is None else self._shown(card.parent)
         former = self._models.get(name)
         model: ServedModel | TextModel
-        if self._router.fleet.only_text(card.name):
+        if self._router.fleet.catalog.only_text(card.name):
             model = TextModel(
                 name=name,
                 root=root,
@@ -182,7 +182,7 @@ class GatewayModels:
             )
         else:
             # An adapter, or another name, has the tokenizer of the worker's own model.
-            base = self._router.fleet.base_of(card.name)
+            base = self._router.fleet.catalog.base_of(card.name)
             loaded = None if base is None else self._tokenizers.get(base)
             if loaded is None:
                 return None

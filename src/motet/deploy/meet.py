@@ -11,7 +11,7 @@ from motet.engine_orders import Connect
 from motet.errors import MotetError
 from motet.ids import new_request_id
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.member import fetches, pair_key
+from motet.routing.workers.worker_facts import can_fetch, pair_key
 from motet.types import EngineKind, GenerateRequest, Role, SamplingParams, choice_starts
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ async def meet_all(newcomer: Worker, others: Iterable[Worker]) -> None:
     info = newcomer.engine.info
     others = [other for other in others if other.id != newcomer.id and pair_key(other.engine.info) == pair_key(info)]
     if info.role is Role.PREFILL:
-        pairs = [(other, newcomer) for other in others if fetches(other.engine.info)]
-    elif fetches(info):
+        pairs = [(other, newcomer) for other in others if can_fetch(other.engine.info)]
+    elif can_fetch(info):
         pairs = [(newcomer, other) for other in others if other.engine.info.role is Role.PREFILL]
     else:
         pairs = []

@@ -97,7 +97,7 @@ class RemoteKeeper:
         self._clock = clock
         self._wait = wait
         self._engine: KeptEngine | None = None
-        self._events = WorkerEventFollower(id, fleet.index, follow=follow)
+        self._events = WorkerEventFollower(id, fleet.cached_blocks, follow=follow)
         self._taken_out = False
         """True if an operator wants the worker to get no new groups."""
         self._unheard_s = 0.0
@@ -132,7 +132,7 @@ class RemoteKeeper:
             if self._deaths != deaths:
                 return
             await self._take(report)
-            await self._fleet.end_silences(self.id, self._quiet, looks=self._quiet_looks)
+            await self._fleet.end_silences(self.id, self._quiet, polls=self._quiet_looks)
         except MotetError as error:
             self._no_use(error)
         except ENDS:
@@ -159,7 +159,7 @@ class RemoteKeeper:
     def _deaths(self) -> int:
         """How often the worker has been found dead."""
         member = self._fleet.get(self.id)
-        return 0 if member is None else member.deaths
+        return 0 if member is None else member.faults.deaths
 
     def _no_use(self, error: MotetError) -> None:
         now_s = self._clock()
@@ -181,9 +181,9 @@ class RemoteKeeper:
     def _sends_tokens(self) -> bool:
         """Returns True if anything of the worker's groups has come since the last call."""
         member = self._fleet.get(self.id)
-        if member is None or not member.stirred:
+        if member is None or not member.groups.received:
             return False
-        member.stirred = False
+        member.groups.received = False
         return True
 
     async def _take(self, report: EngineReport) -> None:
@@ -193,7 +193,7 @@ class RemoteKeeper:
             self._engine = None  # nothing of the former start is left
             await former.close()
         member = self._fleet.get(self.id)
-        if member is not None and member.distrusted:
+        if member is not None and member.faults.distrusted:
             raise WorkerFaultError(member.note)
         if problem := self._problem(report):
             raise EngineError(f"{self.id} cannot be used here: {problem}")
@@ -210,7 +210,7 @@ class RemoteKeeper:
         self._mark_present(report)  # first of all, since a worker that drains must get no groups
         await self._events.follow(report)
         if report.stats is not None and member is not None:
-            member.reported(report.stats.choices_running + report.stats.choices_waiting)
+            member.load.note_report(report.stats.choices_running + report.stats.choices_waiting)
 
     def _mark_present(self, report: EngineReport) -> None:
         """Marks the worker. It is ready even if its engine is silent in a long step: its own server ends a hang."""

@@ -43,10 +43,10 @@ from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
 from motet.engines.native.spawn import spawn_receiver
 from motet.errors import StartupError
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import make_router
-from motet.routing.text_routed import TextRouted
+from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import ServerConfig, environment
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
@@ -171,7 +171,7 @@ def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACE
         find_tokenizer=plan.find_tokenizer,
     )
     router = make_router(plan.routing, plan.cell, tickets=asking.tickets, tracer=tracer)
-    texts = TextRouted(router.fleet)
+    texts = TextRouter(router.fleet)
     models = GatewayModels(router, Tokenizers(plan.tokenizers), texts=texts, first_name=plan.server.served_model_name)
     file = plan.gateway.workers_file
     gateway = Gateway(
@@ -196,7 +196,7 @@ async def first_models(gateway: Gateway, models: Models, *, timeout_s: float) ->
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s), gateway.watched():
             while not _can_answer(fleet):
-                await fleet.changed()
+                await fleet.changes.wait()
     if not _can_answer(fleet):
         said = "".join(
             f"\n  {member.id} ({member.address}) is {member.state}: {member.note}" for member in fleet.members
@@ -208,8 +208,8 @@ async def first_models(gateway: Gateway, models: Models, *, timeout_s: float) ->
 
 
 def _can_answer(fleet: Fleet) -> bool:
-    decoding = any(member.role is not Role.PREFILL for member in fleet.ready(WorkKind.GENERATE))
-    return decoding or any(member.text and member.state is WorkerState.READY for member in fleet.members)
+    decoding = any(member.facts.role is not Role.PREFILL for member in fleet.catalog.ready(WorkKind.GENERATE))
+    return decoding or any(member.facts.takes_texts and member.state is WorkerState.READY for member in fleet.members)
 
 
 async def started(start: Awaitable[T], signals: StopSignals) -> T | None:

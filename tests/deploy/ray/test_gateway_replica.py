@@ -42,7 +42,7 @@ def plan() -> GatewayPlan:
 async def until_members(gateway: RunningServer[Gateway], *states: WorkerState) -> None:
     fleet = gateway.serving.workforce.router.fleet
     while [member.state for member in fleet.members] != list(states):
-        await fleet.changed()
+        await fleet.changes.wait()
 
 
 async def answers(gateway: RunningServer[Gateway]) -> None:

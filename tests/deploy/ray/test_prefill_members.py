@@ -52,7 +52,7 @@ async def until_member(decode: RunningWorker, url: str, state: WorkerState | Non
     """Returns when the worker at that URL is in that state; None: when it has been removed."""
     fleet = decode.worker.serving.workforce.router.fleet
     while next((member.state for member in fleet.members if member.address == url), None) is not state:
-        await fleet.changed()
+        await fleet.changes.wait()
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
-"""Chooses the worker for the next group: pure, so that the rule can be read and tested in one place.
+"""Chooses the worker for the next group. Pure, so that the rule can be read and tested in one place.
 
-1. Workers to be avoided are left out, then those without room for the group; each step only if somebody is left.
+1. Workers to be avoided are left out, then workers without capacity for the group. A step that would leave out all
+   workers leaves out none.
 2. The policy decides among the rest.
-3. Among equal workers the turn decides: they take turns, and the same books always give the same choice.
+3. Among equal workers the turn decides: they take turns, and the same loads always give the same choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,28 +15,29 @@ from motet.routing.choosing.cost import (
     Candidate,
     CostWeights,
     GroupNeeds,
-    WorkKind,
     cost,
     explained,
-    has_room,
+    has_capacity,
     own_cost,
     prompt_cost,
 )
+from motet.routing.workers.serving import WorkKind
 from motet.types import Policy
 
 NAMED_IN_WHY = 4
+"""Number of workers whose costs the reason of a decision names."""
 
 
 class Reason(StrEnum):
-    """Why the worker was chosen; a label of the metric."""
+    """The reason why the worker was chosen. A label of the metric."""
 
     ONLY_ONE = "only-one"
     """There was no other worker."""
-    ROOM = "room"
-    """All others had no room, or were to be avoided."""
+    CAPACITY = "room"
+    """All other workers had no capacity, or were to be avoided."""
     COST = "cost"
     PREFIX = "prefix"
-    """The least cost, because of the cached prefix: without it another worker would be no dearer."""
+    """The lowest cost, because of the cached prefix: without it another worker would not cost more."""
     LOAD = "load"
     SESSION = "session"
     TURN = "turn"
@@ -51,7 +53,7 @@ class WorkerChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """One choice of a worker: `places` are the indices of the candidates that the policy may take."""
+    """One choice of a worker. `places`: indices of the candidates that the policy may choose."""
 
     candidates: Sequence[Candidate]
     needs: GroupNeeds
@@ -60,7 +62,7 @@ class _Selection:
     weights: CostWeights
 
     def least(self, key: Callable[[int], tuple[float, ...]]) -> int:
-        """Returns the place with the least key; among equal ones the first from the turn on."""
+        """Returns the place with the lowest key. Among equal ones, returns the first from the turn on."""
         count = len(self.candidates)
         return min(self.places, key=lambda place: (key(place), (place - self.turn) % count))
 
@@ -71,92 +73,97 @@ class _Selection:
 def choose(
     candidates: Sequence[Candidate], needs: GroupNeeds, *, policy: Policy, turn: int, weights: CostWeights = WEIGHTS
 ) -> WorkerChoice | None:
-    """Returns None if there are no candidates. `turn`: the number of choices made before."""
+    """Returns None if there are no candidates. `turn`: number of choices made before."""
     if not candidates:
         return None
     if len(candidates) == 1:
-        return WorkerChoice(0, Reason.ONLY_ONE, f"only {candidates[0].id} is there")
-    places = _with_room(candidates, needs)
+        return WorkerChoice(0, Reason.ONLY_ONE, f"only {candidates[0].id} is available")
+    places = _with_capacity(candidates, needs)
     if len(places) == 1:
         only = candidates[places[0]]
-        return WorkerChoice(
-            places[0], Reason.ROOM, f"only {only.id} of {len(candidates)} has room and is not to be avoided"
-        )
-    ballot = _Selection(candidates, needs, places, turn, weights)
-    return _RULES[policy](ballot)
+        why = f"only {only.id} of {len(candidates)} has capacity and is not to be avoided"
+        return WorkerChoice(places[0], Reason.CAPACITY, why)
+    selection = _Selection(candidates, needs, places, turn, weights)
+    return _RULES[policy](selection)
 
 
-def _with_room(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequence[int]:
-    """Returns the places that the policy may choose from."""
-    everybody = range(len(candidates))
-    welcome = [place for place in everybody if not candidates[place].avoid] or everybody
-    return [place for place in welcome if has_room(candidates[place], needs)] or welcome
+def _with_capacity(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequence[int]:
+    """Returns the places that the policy may choose."""
+    all_places = range(len(candidates))
+    not_avoided = [place for place in all_places if not candidates[place].avoid] or all_places
+    return [place for place in not_avoided if has_capacity(candidates[place], needs)] or not_avoided
 
 
-def _least_cost(ballot: _Selection) -> WorkerChoice:
-    candidates, needs, weights = ballot.candidates, ballot.needs, ballot.weights
-    costs = {place: cost(candidates[place], needs, weights=weights) for place in ballot.places}
-    best = ballot.least(lambda place: (costs[place],))
-    session = ballot.session_place()
-    if session is not None and session != best and _worth_staying(ballot, session, dearer=costs[session] - costs[best]):
-        return WorkerChoice(session, Reason.SESSION, f"session was here: {_costs(ballot, [session, best])}")
+def _least_cost(selection: _Selection) -> WorkerChoice:
+    candidates, needs, weights = selection.candidates, selection.needs, selection.weights
+    costs = {place: cost(candidates[place], needs, weights=weights) for place in selection.places}
+    best = selection.least(lambda place: (costs[place],))
+    session = selection.session_place()
+    if (
+        session is not None
+        and session != best
+        and _worth_staying(selection, session, more=costs[session] - costs[best])
+    ):
+        return WorkerChoice(session, Reason.SESSION, f"its session was here: {_costs(selection, [session, best])}")
     shown = sorted(costs, key=lambda place: (place != best, costs[place]))[:NAMED_IN_WHY]
-    reason = Reason.PREFIX if _for_its_prefix(ballot, best, costs=costs) else Reason.COST
-    return WorkerChoice(best, reason, f"least of {len(costs)}: {_costs(ballot, shown)}")
+    reason = Reason.PREFIX if _for_its_prefix(selection, best, costs=costs) else Reason.COST
+    return WorkerChoice(best, reason, f"lowest of {len(costs)}: {_costs(selection, shown)}")
 
 
-def _worth_staying(ballot: _Selection, session: int, *, dearer: float) -> bool:
-    """Returns True if the session stays where it was. It is often not known, or not yet,
-    what its worker has cached. So this worker may be dearer by the cost of the prompt, and by a slack beside that."""
-    may_be_cached = own_cost(ballot.candidates[session], ballot.needs, weights=ballot.weights)
-    return dearer <= may_be_cached + ballot.weights.session_slack
+def _worth_staying(selection: _Selection, session: int, *, more: float) -> bool:
+    """Returns True if the session stays on its worker, which costs `more` than the best one. What its worker has cached
+    is often unknown, so it may cost more by the cost of the prompt, and by a slack."""
+    possibly_cached = own_cost(selection.candidates[session], selection.needs, weights=selection.weights)
+    return more <= possibly_cached + selection.weights.session_slack
 
 
-def _for_its_prefix(ballot: _Selection, best: int, *, costs: dict[int, float]) -> bool:
-    """Returns True if, without any cached prefixes, another worker would be no dearer."""
-    if not ballot.candidates[best].cached_tokens:
+def _for_its_prefix(selection: _Selection, best: int, *, costs: dict[int, float]) -> bool:
+    """Returns True if another worker would not cost more without cached prefixes."""
+    if not selection.candidates[best].cached_tokens:
         return False
 
     def cold(place: int) -> float:
-        one = ballot.candidates[place]
-        return costs[place] + prompt_cost(one.cached_tokens, one, needs=ballot.needs, weights=ballot.weights)
+        one = selection.candidates[place]
+        return costs[place] + prompt_cost(one.cached_tokens, one, needs=selection.needs, weights=selection.weights)
 
     return any(cold(place) <= cold(best) for place in costs if place != best)
 
 
-def _least_loaded(ballot: _Selection) -> WorkerChoice:
-    candidates = ballot.candidates
-    prefill = ballot.needs.work is WorkKind.PREFILL
+def _least_loaded(selection: _Selection) -> WorkerChoice:
+    candidates = selection.candidates
+    prefill = selection.needs.work is WorkKind.PREFILL
 
-    def burden(place: int) -> tuple[int, int, int]:
+    def load_of(place: int) -> tuple[int, int, int]:
         one = candidates[place]
         return one.queued_tokens if prefill else 0, one.open_choices, one.held_blocks
 
-    best = ballot.least(burden)
+    best = selection.least(load_of)
     one = candidates[best]
     load = f"{one.queued_tokens} tokens queued, {one.open_choices} choices, {one.held_blocks} blocks"
-    return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(ballot.places)}: {one.id} ({load})")
+    return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(selection.places)}: {one.id} ({load})")
 
 
-def _next_in_turn(ballot: _Selection) -> WorkerChoice:
-    best = ballot.least(lambda _: ())
-    return WorkerChoice(best, Reason.TURN, f"turn {ballot.turn}: {ballot.candidates[best].id}")
+def _next_in_turn(selection: _Selection) -> WorkerChoice:
+    best = selection.least(lambda _: ())
+    return WorkerChoice(best, Reason.TURN, f"turn {selection.turn}: {selection.candidates[best].id}")
 
 
-def _stay(ballot: _Selection) -> WorkerChoice:
-    place = ballot.session_place()
+def _session_or_least_loaded(selection: _Selection) -> WorkerChoice:
+    place = selection.session_place()
     if place is None:
-        return _least_loaded(ballot)
-    return WorkerChoice(place, Reason.SESSION, f"session was on {ballot.candidates[place].id}")
+        return _least_loaded(selection)
+    return WorkerChoice(place, Reason.SESSION, f"its session was on {selection.candidates[place].id}")
 
 
-def _costs(ballot: _Selection, places: Sequence[int]) -> str:
-    return ", ".join(explained(ballot.candidates[place], ballot.needs, weights=ballot.weights) for place in places)
+def _costs(selection: _Selection, places: Sequence[int]) -> str:
+    return ", ".join(
+        explained(selection.candidates[place], selection.needs, weights=selection.weights) for place in places
+    )
 
 
 _RULES: dict[Policy, Callable[[_Selection], WorkerChoice]] = {
     Policy.KV: _least_cost,
     Policy.LEAST_LOADED: _least_loaded,
     Policy.ROUND_ROBIN: _next_in_turn,
-    Policy.SESSION: _stay,
+    Policy.SESSION: _session_or_least_loaded,
 }

@@ -3,25 +3,27 @@
 The unit of cost is the time in which one prompt token is computed.
 
     cost = own + queued + load
-    own      prompt tokens of the group that the worker would have to compute, times 1 + its open choices / the group's:
-             while it computes them, the choices that are open there stand still too. So it is the time lost for each
-             choice of the group. With a ticket: the tokens that it would pull, which delays nobody else
+    own      prompt tokens of the group that the worker would have to compute, times 1 + its open choices / the group's
+             choices: while it computes them, the choices that are open there are delayed too. So this is the time lost
+             for each choice of the group. With a ticket: the tokens that it would pull, which delays no other choice
     queued   tokens of earlier prompts that it has not finished
     load     the time by which open choices make its steps longer, over HORIZON_STEPS steps
 
-The load counts every choice, every block of the choices' tails, and every block of a trunk once, however many choices
-read it: that is what a step of the engine does. The group's own choices cost the same everywhere, so they are left out.
+The load counts every choice, every block of the choices' tails, and every block of a trunk once, no matter how many
+choices read it, as a step of the engine does. The group's own choices cost the same on every worker, so they are left
+out.
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
+
+from motet.routing.workers.serving import WorkKind
 
 PROMPT_TOKEN_MS = 0.32
 """Measured: 1340 prompt tokens in 430 ms (docs/log.md; 135M parameters, two cores, as for the figures below)."""
 CHOICE_MS = 0.5
 """Measured: a step takes 8.2, 10.9, 22.8 and 76 ms with 1, 8, 32 and 128 choices of one prompt."""
 BLOCK_TOKENS = 16
-"""Block size of the next two figures; a block of another size counts by its tokens."""
+"""Block size of the next two figures. A block of another size counts in proportion to its tokens."""
 TRUNK_BLOCK_MS = 0.046
 """Measured: a step takes 6.9 ms with a prompt of 1340 tokens, and 13.1 ms with one of 3500."""
 TAIL_BLOCK_MS = 0.012
@@ -29,17 +31,10 @@ TAIL_BLOCK_MS = 0.012
 PULL_TOKEN_MS = 0.005
 """Measured: a pull of 1340 tokens takes 4 to 7 ms."""
 HORIZON_STEPS = 48
-"""Number of steps for which the present load is assumed to last. In `bench.router`, with 16 the load of workers
-differs too much at 70 % load; with 256 prompts are computed too often at 90 % (docs/log.md)."""
+"""Number of steps for which the present load is assumed to last. In `bench.router`, the load of workers differs too
+much with 16 (at 70 % load), and prompts are computed too often with 256 (at 90 %; docs/log.md)."""
 SESSION_SLACK = 256.0
-"""A session stays on its last worker if this is dearer than the best by no more than this and its prompt's cost."""
-
-
-class WorkKind(Enum):
-    """The kind of work that a worker is chosen for."""
-
-    PREFILL = auto()
-    GENERATE = auto()
+"""A session stays on its last worker if that costs at most this more than the best one, plus the prompt's cost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,38 +45,38 @@ class GroupNeeds:
     choices: int
     prompt_tokens: int
     needs_prompt: bool
-    """False if the group comes with a ticket: its prompt has been computed, and is fetched."""
+    """False if the group has a ticket: its prompt has been computed, and is fetched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A worker as it is in our books, not as it reports itself."""
+    """A worker with the load that this router gave it, not with the load that it reports."""
 
     id: str
     cached_tokens: int
-    """Tokens of this prompt whose KV the worker has, as far as is known, or is computing for a group that is open."""
+    """Tokens of this prompt whose KV the worker is known to have, or is computing for an open group."""
     queued_tokens: int
-    """Tokens of earlier prompts that it has not finished yet."""
+    """Tokens of earlier prompts that it has not finished."""
     open_choices: int
     trunk_blocks: int
-    """KV blocks of the prompts of open groups, each counted once."""
+    """KV blocks of the prompts of open groups. Each block counts once."""
     tail_blocks: int
     max_choices: int
     num_blocks: int
     block_size: int
     has_session: bool = False
     avoid: bool = False
-    """True if it refused a group a moment ago: it is taken only if there is no other."""
+    """True if it has just refused a group: it is chosen only if there is no other worker."""
 
     @property
     def held_blocks(self) -> int:
         return self.trunk_blocks + self.tail_blocks
 
 
-def has_room(candidate: Candidate, needs: GroupNeeds) -> bool:
-    """Returns True if the group could begin there at once. Cached blocks of its prompt are
-    assumed to be shared with open groups. A prefill writes nothing, so it needs no room for choices."""
-    return begins_at_once(
+def has_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
+    """Returns True if the group could start there at once. Cached blocks of its prompt are assumed to be shared with
+    open groups. A prefill generates nothing, so it needs no capacity for choices."""
+    return can_start(
         open_choices=candidate.open_choices,
         max_choices=candidate.max_choices,
         held_blocks=candidate.held_blocks,
@@ -91,16 +86,16 @@ def has_room(candidate: Candidate, needs: GroupNeeds) -> bool:
     )
 
 
-def begins_at_once(
+def can_start(
     *, open_choices: int, max_choices: int, held_blocks: int, num_blocks: int, choices: int, prompt_blocks: int
 ) -> bool:
-    """Returns True if there is room for the choices, and blocks for the trunk and for a tail block of each choice."""
+    """Returns True if the choices fit, and the blocks suffice for the trunk and for a tail block of each choice."""
     return open_choices + choices <= max_choices and held_blocks + prompt_blocks + choices <= num_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class CostWeights:
-    """The cost of one of each, in prompt tokens. Times differ between machines, their ratios less so."""
+    """The cost of one of each, in prompt tokens. Times differ between machines, their ratios less."""
 
     choice: float = HORIZON_STEPS * CHOICE_MS / PROMPT_TOKEN_MS
     trunk_block: float = HORIZON_STEPS * TRUNK_BLOCK_MS / PROMPT_TOKEN_MS
@@ -113,7 +108,7 @@ WEIGHTS = CostWeights()
 
 
 def prompt_cost(tokens: int, candidate: Candidate, *, needs: GroupNeeds, weights: CostWeights = WEIGHTS) -> float:
-    """Returns the cost of computing, or of pulling, this many tokens of the group's prompt there."""
+    """Returns the cost of computing, or of pulling, this number of tokens of the group's prompt there."""
     if not needs.needs_prompt:
         return tokens * weights.pulled_token
     return tokens * (1.0 + candidate.open_choices / needs.choices)

@@ -1,12 +1,13 @@
 """Decides if a group's prompt is prefilled first, and over how many decode workers the group is split. Pure.
 
-bypass_reason   why decode computes the prompt itself although there is prefill: it is quicker, or it must
+bypass_reason   why decode computes the prompt itself although there is prefill: it is faster, or it is necessary
 plan_parts      the number of choices that each of several decode workers gets
 
     time(k) = fetch(k) + steps x time of a step with the choices of the fullest of the k workers
 
-Splitting shortens the steps, since each worker writes fewer choices, and costs a fetch of the prompt for each part: a
-pull if there is a ticket, else the prompt is computed again. The k least loaded workers are filled up to one level.
+Splitting shortens the steps, because each worker generates fewer choices, and costs a fetch of the prompt for each
+part: a pull if there is a ticket, otherwise the prompt is computed again. The k least loaded workers are filled up to
+one level.
 """
 
 from collections.abc import Sequence
@@ -15,39 +16,44 @@ from enum import StrEnum
 
 from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError
 from motet.routing.choosing.cost import CHOICE_MS, PROMPT_TOKEN_MS, PULL_TOKEN_MS
-from motet.routing.workers.member import Load
+from motet.routing.workers.worker_load import PromptBacklog
 
 PART_MS = 2.0
-"""Milliseconds that a part costs beside its fetch: one more submission and stream."""
+"""Milliseconds that a part costs in addition to its fetch: one more submission and stream."""
 STEPS = 256
-"""Assumed number of steps of an answer, whose length nobody knows; a lower `max_tokens` counts instead."""
+"""Assumed number of steps of an answer, whose length is not known. A lower `max_tokens` counts instead."""
 
 
 class BypassReason(StrEnum):
-    """Why a group was not prefilled by a prefill worker; a label of the metric."""
+    """The reason why a group was not prefilled by a prefill worker. A label of the metric."""
 
     ONE_TOKEN = "one-token"
-    """The prompt has one token: prefill computes all but the last, so nothing."""
+    """The prompt has one token. Prefill computes all tokens but the last, so nothing."""
     SHORT = "short"
     """Decode has most of the prompt cached, or the prompt is short."""
     PROMPT_LOGPROBS = "prompt-logprobs"
-    """Decode must run every prompt token for its logits."""
+    """Decode must compute every prompt token, for the logits."""
     PREFILL_BUSY = "prefill-busy"
-    """Waiting for prefill would have taken longer, or it refused to take more."""
+    """Waiting for prefill would have taken longer, or every prefill worker refused the prompt."""
     PREFILL_DOWN = "prefill-down"
-    """No prefill worker could be reached, or none whose KV a decode worker that is up could fetch."""
+    """No prefill worker is available whose KV an available decode worker could fetch."""
     PREFILL_FAILED = "prefill-failed"
     PREFILL_LATE = "prefill-late"
 
 
 def bypass_reason(
-    bypass_tokens: int, *, prompt_tokens: int, prompt_logprobs: bool, prefill: Load | None, decode: Load
+    bypass_tokens: int,
+    *,
+    prompt_tokens: int,
+    prompt_logprobs: bool,
+    prefill: PromptBacklog | None,
+    decode: PromptBacklog,
 ) -> BypassReason | None:
     """Returns None if a prefill worker should compute the prompt.
 
-    `bypass_tokens`: decode computes prompts with fewer new tokens itself; with 0, prefill computes every prompt that it
-    can, whatever its length and however many wait. `prefill`, `decode`: loads of the workers that would get the group;
-    `prefill` is None if none is up whose KV decode could fetch."""
+    `bypass_tokens`: decode computes prompts with fewer new tokens itself. With 0, prefill computes every prompt that it
+    can, whatever its length and its queue. `prefill`, `decode`: backlogs of the workers that would get the group;
+    `prefill` is None if no worker is available whose KV decode could fetch."""
     if prompt_tokens < 2:
         return BypassReason.ONE_TOKEN
     if prompt_logprobs:
@@ -61,15 +67,15 @@ def bypass_reason(
     return BypassReason.PREFILL_BUSY if waiting_takes_longer(prefill, decode) else None
 
 
-def waiting_takes_longer(prefill: Load, decode: Load) -> bool:
+def waiting_takes_longer(prefill: PromptBacklog, decode: PromptBacklog) -> bool:
     """Returns True if prefill has a queue, and decode would finish the prompt before prefill does:
 
         (prompt tokens waiting on prefill + tokens of this prompt not cached there) / tokens per second of prefill
-            > the same of decode
+            > the same figure of decode
 
-    as measured (`WorkerLoad`) for the worker that each side would choose. The transfer is left out: it takes
-    milliseconds. A decode worker that has not computed a prompt yet counts as fast as prefill; after that its own
-    figure counts. Prefill that has not been measured yet is never too busy.
+    as measured (`PromptLoad`) for the worker that each side would choose. The transfer is left out, because it takes
+    milliseconds. A decode worker that has not computed a prompt yet counts as fast as prefill. Prefill that has not
+    been measured yet is never too busy.
     """
     if not prefill.waiting_tokens or prefill.tokens_per_s is None:
         return False
@@ -78,7 +84,7 @@ def waiting_takes_longer(prefill: Load, decode: Load) -> bool:
 
 
 def reason_of(error: MotetError) -> BypassReason:
-    """Returns why decode computes a prompt whose prefill failed with this error."""
+    """Returns the reason why decode computes a prompt whose prefill failed with this error."""
     match error:
         case OverloadedError():
             return BypassReason.PREFILL_BUSY
@@ -96,38 +102,40 @@ class SplitFacts:
     prompt_tokens: int
     max_tokens: int
     ticket: bool
-    """True if each part fetches the prompt; else each part computes it."""
+    """True if each part fetches the prompt. Otherwise each part computes it."""
 
 
 def plan_parts(group: SplitFacts, open_choices: Sequence[int], *, spread_choices: int) -> list[int]:
     """Returns the number of choices of each part; with one part the group is not split. `open_choices`: per worker.
 
-    A group of up to `spread_choices` is not split, and no part is made smaller than half of it."""
+    A group of up to `spread_choices` choices is not split, and no part has fewer than half of `spread_choices`."""
     if not spread_choices or group.choices <= spread_choices:
         return [group.choices]
-    least = max(1, spread_choices // 2)
-    most_parts = min(len(open_choices), group.choices // least)
+    min_choices = max(1, spread_choices // 2)
+    max_parts = min(len(open_choices), group.choices // min_choices)
     levels = sorted(open_choices)
-    plans = [filled(group.choices, levels[:parts]) for parts in range(1, most_parts + 1)]
-    plans = [plan for plan in plans if min(plan) >= least]
+    plans = [filled(group.choices, levels[:parts]) for parts in range(1, max_parts + 1)]
+    plans = [plan for plan in plans if min(plan) >= min_choices]
     return min(plans, key=lambda plan: (time_ms(group, plan, levels=levels), len(plan)), default=[group.choices])
 
 
 def time_ms(group: SplitFacts, plan: Sequence[int], *, levels: Sequence[int]) -> float:
-    """Returns the part of the total time that depends on the split. `levels`: open choices of the workers, rising."""
+    """Returns the part of the total time that depends on the split. `levels`: open choices of the workers,
+    ascending."""
     fetch_ms = group.prompt_tokens * (PULL_TOKEN_MS if group.ticket else PROMPT_TOKEN_MS)
     fullest = max(level + choices for level, choices in zip(levels, plan, strict=False))
     return len(plan) * (fetch_ms + PART_MS) + min(group.max_tokens, STEPS) * fullest * CHOICE_MS
 
 
 def filled(choices: int, levels: Sequence[int]) -> list[int]:
-    """Returns the number of choices for each worker: they fill the lowest of the rising `levels` until all are even."""
+    """Returns the number of choices for each worker. They fill the lowest of the ascending `levels` until all are
+    equal."""
     plan = [0] * len(levels)
     left = choices
     for width in range(1, len(levels) + 1):
         step = (levels[width] - levels[width - 1]) * width if width < len(levels) else left
-        poured = min(left, step)
+        added = min(left, step)
         for place in range(width):
-            plan[place] += poured // width + (place < poured % width)
-        left -= poured
+            plan[place] += added // width + (place < added % width)
+        left -= added
     return plan

@@ -1,9 +1,9 @@
-"""The workers that could get a group, as `choose` sees them: books, cached prefixes and sessions put together.
+"""The workers that could get a group, as `choose` sees them: their loads, cached prefixes and sessions put together.
 
-    eligible    the workers that may do this work for the group, by model, role, and KV that they can fetch or hand over
-    shortlist   those of them that are looked at: up to `EVERYBODY` all of them; of more, those that are special for
-                this group and a window of the others, another one each turn. So a decision costs the same with 100
-                and with 1000 workers
+    eligible    the workers that may do this work for the group, by model, role, and KV that they can fetch or provide
+    shortlist   the eligible workers that are compared: up to `COMPARE_ALL` all of them. Of more, the workers that are
+                special for this group and a window of the others, a different window each turn. So a decision takes as
+                long with 1000 workers as with 100
 
 The least loaded of 64 is nearly as good as the least loaded of all (Mitzenmacher, "The power of two choices in
 randomized load balancing", 2001; docs/log.md for figures).
@@ -14,22 +14,23 @@ from dataclasses import dataclass
 from itertools import islice
 
 from motet.block_names import BlockName
-from motet.engine import ANSWERING, Worker
-from motet.routing.choosing.cost import Candidate, GroupNeeds, WorkKind
+from motet.engine import Worker
+from motet.routing.choosing.cost import Candidate, GroupNeeds
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.member import Load, Member
-from motet.routing.workers.serving import Roster, roster
+from motet.routing.workers.member import Member
+from motet.routing.workers.serving import Roster, WorkKind, roster
+from motet.routing.workers.worker_load import PromptBacklog
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 
-EVERYBODY = 128
-"""Up to this many workers, all are looked at."""
+COMPARE_ALL = 128
+"""Maximum number of workers of which all are compared."""
 WINDOW = 64
 LONGEST = 16
-"""Number of workers with the longest cached prefixes that are looked at beside the window."""
-GOLDEN = 0.618033988749895
-"""Windows begin at multiples of this, modulo 1: they are spread evenly at any moment, and never repeat."""
-NOBODY = roster(())
+"""Number of workers with the longest cached prefixes that are compared in addition to the window."""
+GOLDEN_RATIO = 0.618033988749895
+"""Windows start at multiples of this, modulo 1: the starts are evenly spread at any moment, and never repeat."""
+NO_WORKERS = roster(())
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class PromptOverlap:
 
     size: int
     blocks: dict[str, int]
-    """How many of the prompt's each worker has that has any, rising."""
+    """Number of the prompt's leading blocks that each worker has, ascending. Workers without any are left out."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,24 @@ class Survey:
 
     needs: GroupNeeds
     present: tuple[tuple[Member, Worker], ...]
-    """The workers that were looked at, at least one."""
+    """The workers that are compared, at least one."""
     candidates: tuple[Candidate, ...]
     """The same workers in the same order, as input of `choose`."""
 
-    def load(self, place: int) -> Load:
-        member, candidate = self.present[place][0], self.candidates[place]
-        own_tokens = self.needs.prompt_tokens - candidate.cached_tokens
-        return Load(own_tokens, member.books.waiting_tokens, member.books.tokens_per_s)
+    def backlog(self, place: int) -> PromptBacklog:
+        """Returns the backlog of the group's prompt on the worker at this place of `present`."""
+        own_tokens = self.needs.prompt_tokens - self.candidates[place].cached_tokens
+        return self.present[place][0].load.prompts.backlog(own_tokens)
 
 
 def survey(
-    fleet: Fleet, work: WorkKind, *, request: GenerateRequest, besides: Sequence[str] = (), turn: int = 0
+    fleet: Fleet, work: WorkKind, *, request: GenerateRequest, excluding: Sequence[str] = (), turn: int = 0
 ) -> Survey | None:
-    """Returns None if no worker is ready. `besides`: ids of workers that are left out."""
-    able = eligible(fleet, work, request=request).without(besides)
+    """Returns None if no worker is ready. `excluding`: ids of workers that are left out."""
+    able = eligible(fleet, work, request=request).without(excluding)
     overlaps = _overlaps(fleet, request, able=able)
     session = fleet.sessions[work].worker_of(request.session_id)
-    longest = [one.blocks for one in overlaps]
+    longest = [overlap.blocks for overlap in overlaps]
     short = [able.by_id[id] for id in shortlist(able.ids, longest, session=session, able=able.by_id, turn=turn)]
     present = tuple((member, member.worker) for member in short if member.worker is not None)
     if not present:
@@ -81,105 +82,85 @@ def survey(
 
 
 def _overlaps(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[PromptOverlap]:
-    """Returns the blocks that workers have cached, and those that they hold for open groups. A block of another size or
-    of other weights has another name, so each kind is looked up by itself."""
+    """Returns the blocks that workers have cached, and the blocks that they hold for open groups. A block of another
+    size or of other weights has another name, so each kind is looked up separately."""
     found = []
-    for size, weights in able.block_kinds if fleet.index or fleet.open_blocks else ():
+    for size, weights in able.block_kinds if fleet.cached_blocks or fleet.open_blocks else ():
         names = _names(request, fleet, size=size, weights=weights)
         usable = names[: (len(request.prompt) - 1) // size]  # the last token is computed whatever is cached
         found += [
-            PromptOverlap(size, fleet.index.overlap(usable)),
+            PromptOverlap(size, fleet.cached_blocks.overlap(usable)),
             PromptOverlap(size, fleet.open_blocks.overlap(names)),
         ]
-    return [one for one in found if one.blocks]
+    return [overlap for overlap in found if overlap.blocks]
 
 
 def trunk_of(request: GenerateRequest, fleet: Fleet, *, member: Member) -> Sequence[BlockName]:
-    """Returns the names of the blocks that the member's engine has for the group's prompt. A prompt that is shared with
-    no other group has names of its own."""
-    if not member.shares_prompts or request.sampling.prompt_logprobs is not None:
+    """Returns the names of the blocks that the member's engine has for the group's prompt. The blocks of a prompt that
+    is not shared with other groups have names that no other group uses."""
+    if not member.facts.shares_prompts or request.sampling.prompt_logprobs is not None:
         own = f"{request.request_id}/".encode()
-        return [own + str(block).encode() for block in range(-(-len(request.prompt) // member.block_size))]
-    return _names(request, fleet, size=member.block_size, weights=member.block_weights)
+        return [own + str(block).encode() for block in range(-(-len(request.prompt) // member.facts.block_size))]
+    return _names(request, fleet, size=member.facts.block_size, weights=member.facts.block_weights)
 
 
 def _names(request: GenerateRequest, fleet: Fleet, *, size: int, weights: str) -> Sequence[BlockName]:
-    adapter = fleet.adapter(request.model)
+    adapter = fleet.catalog.adapter(request.model)
     return fleet.last_prompt.names(request.prompt, size, salt=request.cache_salt, adapter=adapter, weights=weights)
 
 
 def _candidate(member: Member, worker: Worker, *, cached_tokens: int, has_session: bool) -> Candidate:
-    books, info = member.books, worker.engine.info
+    load, info = member.load, worker.engine.info
     return Candidate(
         id=member.id,
         cached_tokens=cached_tokens,
-        queued_tokens=books.waiting_tokens,
-        open_choices=member.open_choices,
-        trunk_blocks=books.trunk_blocks,
-        tail_blocks=books.tail_blocks,
+        queued_tokens=load.prompts.waiting_tokens,
+        open_choices=load.open_choices,
+        trunk_blocks=load.trunk_blocks,
+        tail_blocks=load.tail_blocks,
         max_choices=info.max_num_seqs,
         num_blocks=info.num_blocks,
         block_size=info.block_size,
         has_session=has_session,
-        avoid=member.refused,
+        avoid=member.faults.refused,
     )
 
 
 def eligible(fleet: Fleet, work: WorkKind, *, request: GenerateRequest) -> Roster:
     """Returns the workers that may do this work for the group now. If there are decode workers, a prompt is prefilled
-    by those whose KV one of them can fetch; a server that only prefills does it for anyone. A group that has begun
-    stays with the weights that began it."""
-    serving = fleet.serving(request.model)
+    only by workers whose KV one of them can fetch; a server that only prefills does it for any reader. A group that has
+    output tokens stays with the weights that generated them."""
+    serving = fleet.catalog.serving(request.model)
     if work is WorkKind.PREFILL:
         able = serving.paired_prefill if serving.has_decode else serving.prefill
     elif request.ticket is None:
         able = serving.generate
     else:
         able = readers_of(request.ticket, fleet, model=request.model)
-    return able.of_model(fleet.present(request.model_digest))
+    return able.with_weights(fleet.successors.present(request.model_digest))
 
 
 def readers_of(ticket: Ticket, fleet: Fleet, *, model: str) -> Roster:
-    """Returns the ready workers that have the model and can read the ticket: those that pair with its maker. If a
-    client brought a ticket of ours whose maker is not known here, any engine of ours may read it."""
-    serving = fleet.serving(model)
-    maker = fleet.maker(ticket.remote_engine_id)
-    if maker is not None and maker.pair_key is not None:
-        return serving.readers.get(maker.pair_key, NOBODY)
-    if ticket.foreign:  # its maker has been started again, or has left: its blocks are gone
-        return NOBODY
-    return roster(member for member in serving.generate.members if _is_ours(member))
-
-
-def releaser(ticket: Ticket, fleet: Fleet) -> Worker | None:
-    """Returns a worker that can end the lease of a ticket; None if nobody can, so that it ends by itself.
-
-    A ticket of ours is given back to its maker, or through any engine of ours, which reaches the maker over the side
-    channel; a ticket of another engine through a decode worker that could read it, else through any of its kind."""
-    answering = [member for member in fleet.members if member.state in ANSWERING and member.worker is not None]
-    if ticket.foreign:
-        others = [member for member in answering if not _is_ours(member)]
-        maker = fleet.maker(ticket.remote_engine_id)
-        key = None if maker is None else maker.pair_key
-        able = [member for member in others if member.fetches and key in (None, member.pair_key)] or others
-    else:
-        ours = [member for member in answering if _is_ours(member)]
-        able = [member for member in ours if member.engine_id == ticket.remote_engine_id] or ours
-    return able[0].worker if able else None
-
-
-def _is_ours(member: Member) -> bool:
-    return member.pair_key is not None and member.pair_key.kind is EngineKind.MOTET
+    """Returns the ready workers that have the model and can read the ticket: the workers that pair with its maker. If a
+    client brought a ticket of a Motet engine that is not a member, any Motet engine may read it."""
+    serving = fleet.catalog.serving(model)
+    maker = fleet.catalog.maker(ticket.remote_engine_id)
+    if maker is not None and maker.facts.pair_key is not None:
+        return serving.readers.get(maker.facts.pair_key, NO_WORKERS)
+    if ticket.foreign:  # its maker has been restarted, or has left: its blocks are gone
+        return NO_WORKERS
+    return roster(member for member in serving.generate.members if member.facts.kind is EngineKind.MOTET)
 
 
 def shortlist(
     ids: Sequence[str], overlaps: Sequence[dict[str, int]], *, session: str | None, able: Container[str], turn: int
 ) -> Sequence[str]:
-    """Returns the workers among `ids` that are looked at. `overlaps`: known blocks of the prompt by worker, rising;
-    `session`: the last worker of the session. Both may name workers outside `ids`; `able` tells which are in it."""
-    if len(ids) <= EVERYBODY:
+    """Returns the workers among `ids` that are compared. `overlaps`: known blocks of the prompt by worker, ascending.
+    `session`: the last worker of the session. Both can name workers that are not in `ids`; `able` contains the workers
+    that are."""
+    if len(ids) <= COMPARE_ALL:
         return ids
-    first = int(turn * GOLDEN % 1.0 * len(ids))
+    first = int(turn * GOLDEN_RATIO % 1.0 * len(ids))
     window = [ids[(first + step) % len(ids)] for step in range(WINDOW)]
     special = [id for one in overlaps for id in islice((id for id in reversed(one) if id in able), LONGEST)]
     if session is not None and session in able:

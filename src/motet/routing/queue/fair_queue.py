@@ -1,19 +1,20 @@
-"""Orders groups that wait for room: small ones may overtake, and no large one starves. Pure: time is an argument.
+"""Orders groups that wait for capacity: small ones can overtake, and no large one starves. Pure: time is an argument.
 
-    order    priority (lower first), then tag = arrival + head start (n), then arrival
-             head start (n) = the lesser of n x PER_CHOICE_S and MOST_S: what others have over a group of n choices
-    room     the first in order that fits goes. A group that did not fit may be overtaken for PATIENCE_S more;
-             after that no group behind it goes that wants the same room, until there is enough room for it
-    lanes    items of one lane want the same room; `pop` asks about two lanes
+    order      priority (lower first), then tag = arrival + head start (n), then arrival
+               head start (n) = the smaller of n x PER_CHOICE_S and MAX_HEAD_START_S, which other groups have over a
+               group of n choices
+    capacity   the first in order that fits goes. A group that did not fit can be overtaken for PATIENCE_S more; after
+               that no group after it goes that needs the same capacity, until the capacity suffices for it
+    lanes      items of one lane need the same capacity; `share_capacity` says which lanes share theirs
 
 It is fair queueing (Demers, Keshav, Shenker, 1989) with arrival in place of virtual time, which gives plain bounds.
-Among equal priorities, a group that came at t with n choices, and did not fit for the first time at f, goes before
+Among equal priorities, a group that arrived at t with n choices, and did not fit for the first time at f, goes before
 
-  - every group of m choices that comes after t + head start (n) - head start (m), so before all that come after
-    t + MOST_S, if it fits when its turn comes;
-  - every group behind it in order that wants the same room, from f + PATIENCE_S on, whether it fits or not.
+  - every group of m choices that arrives after t + head start (n) - head start (m), so before all groups that arrive
+    after t + MAX_HEAD_START_S, if it fits when its turn comes;
+  - every group after it in order that needs the same capacity, from f + PATIENCE_S on, even if it does not fit.
 
-A higher priority always goes first, so it can starve lower ones: that is its meaning.
+A higher priority always goes first and can starve lower ones. This is intended.
 """
 
 from bisect import bisect_left, insort
@@ -27,10 +28,10 @@ Item = TypeVar("Item", bound=Hashable)
 PER_CHOICE_S = 0.5
 """Seconds by which each choice puts its group later in the queue. From `bench.router`, like the next two
 (docs/log.md)."""
-MOST_S = 10.0
-"""The most seconds by which a group is put later: a client's patience does not grow with n."""
+MAX_HEAD_START_S = 10.0
+"""Maximum number of seconds by which a group is put later: the patience of a client does not grow with n."""
 PATIENCE_S = 1.0
-"""Seconds for which groups that fit may overtake one that does not."""
+"""Seconds for which groups that fit can overtake a group that does not."""
 
 
 @dataclass(order=True, slots=True)
@@ -46,23 +47,23 @@ class _Waiting(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Items are hashable and each is in the queue once."""
+    """Items are hashable, and each is in the queue once."""
 
     def __init__(
         self,
         *,
         max_wait_s: float,
         per_choice_s: float = PER_CHOICE_S,
-        most_s: float = MOST_S,
+        max_head_start_s: float = MAX_HEAD_START_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._max_wait_s = max_wait_s
         self._per_choice_s = per_choice_s
-        self._most_s = most_s
+        self._max_head_start_s = max_head_start_s
         self._patience_s = patience_s
         self._order: list[_Waiting[Item]] = []
         self._by_item: dict[Item, _Waiting[Item]] = {}
-        """In order of arrival."""
+        """Entries by item, in order of arrival."""
         self._lanes = Counter[str]()
         self._pushed = 0
 
@@ -75,10 +76,10 @@ class FairQueue(Generic[Item]):
         return self._lanes.keys()
 
     def push(self, item: Item, *, choices: int, priority: int, now_s: float, lane: str = "") -> None:
-        """`now_s` never goes back."""
+        """`now_s` never decreases."""
         if item in self._by_item:
-            raise ValueError(f"{item} is in the queue already")
-        tag_s = now_s + min(choices * self._per_choice_s, self._most_s)
+            raise ValueError(f"{item} is already in the queue")
+        tag_s = now_s + min(choices * self._per_choice_s, self._max_head_start_s)
         waiting = _Waiting(priority, tag_s, self._pushed, item, lane, now_s)
         self._pushed += 1
         self._by_item[item] = waiting
@@ -86,13 +87,18 @@ class FairQueue(Generic[Item]):
         insort(self._order, waiting)
 
     def pop(
-        self, fits: Callable[[Item], bool], now_s: float, *, same_room: Callable[[str, str], bool] = lambda *_: True
+        self,
+        fits: Callable[[Item], bool],
+        now_s: float,
+        *,
+        share_capacity: Callable[[str, str], bool] = lambda *_: True,
     ) -> Item | None:
-        """Takes out and returns the next item that may go, if any. `same_room`: tells if two lanes share room."""
-        kept: set[str] = set()
-        """Lanes from which nothing more goes: room is kept for an item that was overtaken for long enough."""
+        """Removes and returns the next item that may go, if any. `share_capacity`: returns True if two lanes need the
+        same capacity."""
+        blocked: set[str] = set()
+        """Lanes from which nothing more goes: capacity is reserved for an item that was overtaken for long enough."""
         for waiting in self._order:
-            if waiting.lane in kept:
+            if waiting.lane in blocked:
                 continue
             if fits(waiting.item):
                 self.remove(waiting.item)
@@ -100,13 +106,15 @@ class FairQueue(Generic[Item]):
             if waiting.passed_over_s is None:
                 waiting.passed_over_s = now_s
             if now_s >= waiting.passed_over_s + self._patience_s:
-                kept.update(lane for lane in self._lanes if lane == waiting.lane or same_room(waiting.lane, lane))
-                if len(kept) == len(self._lanes):
+                blocked.update(
+                    lane for lane in self._lanes if lane == waiting.lane or share_capacity(waiting.lane, lane)
+                )
+                if len(blocked) == len(self._lanes):
                     return None
         return None
 
     def remove(self, item: Item) -> None:
-        """Takes out an item whose client has left; one that is not there changes nothing."""
+        """Removes an item whose client has left. An item that is not in the queue changes nothing."""
         waiting = self._by_item.pop(item, None)
         if waiting is not None:
             del self._order[bisect_left(self._order, waiting)]
@@ -115,7 +123,7 @@ class FairQueue(Generic[Item]):
                 del self._lanes[waiting.lane]
 
     def expired(self, now_s: float) -> list[Item]:
-        """Takes those that have waited for `max_wait_s` out of the queue, and returns them, the longest wait first."""
+        """Removes and returns the items that have waited for `max_wait_s`, the longest wait first."""
         late = []
         for item, waiting in self._by_item.items():
             if now_s < waiting.arrival_s + self._max_wait_s:

@@ -1,14 +1,14 @@
-"""Knows from events which worker has which prompt blocks in its KV cache.
+"""Which worker has which prompt blocks, in its KV cache or for open groups.
 
-The name of a block stands for all tokens before it too (`motet.block_names`). So the index is flat, and a look-up goes
+The name of a block stands for all tokens before it too (`motet.block_names`). So the index is flat, and a lookup goes
 along the prompt's names until no worker is left:
 
-    name 0   {a, b, c}      a, b, c have it
+    name 0   {a, b, c}      a, b and c have it
     name 1   {a, b}         c has 1 block
     name 2   {a}            b has 2
     name 3   -              a has 3
 
-The holders of a name are the bits of an integer, one for each worker, so each step of a look-up is one dictionary
+The holders of a name are the bits of an integer, one for each worker, so each step of a lookup is one dictionary
 access and one `and`, whatever the number of workers.
 """
 
@@ -18,19 +18,19 @@ from itertools import compress
 from motet.block_names import BlockName
 
 FEW = 16
-"""Up to this many workers are read from an integer bit by bit; of more of them, all bits are written out."""
+"""Maximum number of workers that are read from an integer bit by bit. For more, all bits are written to a string."""
 BITS = bytes.maketrans(b"01", b"\0\1")
 
 
 class PrefixIndex:
-    """Pure: whoever reads the events owns it."""
+    """Pure. The events about blocks are read elsewhere."""
 
     def __init__(self) -> None:
         self._holders: dict[BlockName, int] = {}
         self._names: dict[str, set[BlockName]] = {}
         self._bits: dict[str, int] = {}
         self._workers: list[str] = []
-        """The worker of each bit. A free bit keeps the name of its last worker, which no block refers to."""
+        """The worker of each bit. A free bit has the id of its last worker, to which no block refers."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class PrefixIndex:
             holders[name] = bit if others is None else others | bit
 
     def removed(self, worker: str, names: Iterable[BlockName]) -> None:
-        """Notes that the worker has these blocks no more. Unknown ones change nothing."""
+        """Notes that the worker does not have these blocks any more. Unknown blocks change nothing."""
         known = self._names.get(worker)
         if known is None:
             return
@@ -54,16 +54,16 @@ class PrefixIndex:
         for name in names:
             if name in known:
                 known.remove(name)
-                self._let_go(name, bit)
+                self._remove_holder(name, bit)
 
     def cleared(self, worker: str) -> None:
-        """Forgets all blocks of a worker that is gone or begins again."""
+        """Forgets all blocks of a worker that is gone or starts again."""
         known = self._names.pop(worker, None)
         if known is None:
             return
         bit = self._bits.pop(worker)
         for name in known:
-            self._let_go(name, bit)
+            self._remove_holder(name, bit)
         self._free.append(bit.bit_length() - 1)
 
     def blocks(self, worker: str) -> int:
@@ -71,17 +71,18 @@ class PrefixIndex:
         return len(self._names.get(worker, ()))
 
     def overlap(self, names: Iterable[BlockName]) -> dict[str, int]:
-        """Returns the number of leading blocks of each worker that has any, rising. Reads as few names as needed."""
+        """Returns the number of leading blocks that each worker has, ascending. Workers without any are left out. Reads
+        as few names as needed."""
         found: dict[str, int] = {}
         left = 0
         count = 0
         for name in names:
-            still = self._holders.get(name, 0)
+            holders = self._holders.get(name, 0)
             if count:
-                still &= left
-            if still != left:
-                found.update(dict.fromkeys(self._workers_of(left & ~still), count))
-            left = still
+                holders &= left
+            if holders != left:
+                found.update(dict.fromkeys(self._workers_of(left & ~holders), count))
+            left = holders
             if not left:
                 return found
             count += 1
@@ -89,7 +90,7 @@ class PrefixIndex:
         return found
 
     def check(self) -> None:
-        """Raises unless the maps of both directions agree."""
+        """Raises AssertionError unless the maps of both directions agree."""
         held = sum(holders.bit_count() for holders in self._holders.values())
         if held != sum(map(len, self._names.values())):
             raise AssertionError("blocks by name and by worker do not add up")
@@ -105,7 +106,7 @@ class PrefixIndex:
             self._names[worker] = set()
         return self._bits[worker]
 
-    def _let_go(self, name: BlockName, bit: int) -> None:
+    def _remove_holder(self, name: BlockName, bit: int) -> None:
         others = self._holders[name] ^ bit
         if others:
             self._holders[name] = others

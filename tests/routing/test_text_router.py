@@ -20,9 +20,9 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import ModelName
-from motet.routing.text_routed import STAY_CHOICES, TextRouted
+from motet.routing.text_router import SESSION_CHOICES, TextRouter
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.member import REFUSAL_S
+from motet.routing.workers.worker_faults import REFUSAL_S
 from motet.types import FinishReason, ModelCard, Usage
 from tests.routing.scene import Clock
 
@@ -103,14 +103,14 @@ class Texts:
     def __init__(self, *sources: ScriptedSource) -> None:
         self.clock = Clock()
         self.fleet = Fleet(clock=self.clock)
-        self.router = TextRouted(self.fleet)
+        self.router = TextRouter(self.fleet)
         for id, source in zip("abc", sources, strict=False):
-            self.fleet.expect(id, f"http://{id}", text=True)
+            self.fleet.expect(id, f"http://{id}", takes_texts=True)
             self.router.put(id, source.generate)
             self.fleet.put_text(id, [ModelCard(name=ModelName("m"), max_model_len=10)])
 
     def open_choices(self) -> list[int]:
-        return [member.open_choices for member in self.fleet.members]
+        return [member.load.open_choices for member in self.fleet.members]
 
     async def all_of(self, request: TextRequest) -> str:
         """Reads a request to its end, and returns the server that had it."""
@@ -161,7 +161,7 @@ async def test_servers_take_turns_where_they_are_equally_busy() -> None:
 async def test_a_session_stays_unless_its_server_is_much_busier() -> None:
     texts = Texts(ScriptedSource([[[part(0)]]]), ScriptedSource())
     assert await texts.all_of(asking(session="s")) == "a"
-    busy = texts.router.generate(asking(STAY_CHOICES - 1, session="s"))
+    busy = texts.router.generate(asking(SESSION_CHOICES - 1, session="s"))
     await busy.read()
     assert busy.worker == "a"
     assert texts.decision("a") == "its session was here, 0 open choices"
@@ -192,7 +192,7 @@ async def test_a_request_that_fails_before_anything_came_goes_elsewhere(error: M
 async def test_the_only_server_is_tried_once_more() -> None:
     texts = Texts(ScriptedSource([[BUSY], [[ended(0)]]]))
     assert await texts.all_of(asking()) == "a"
-    assert texts.decision("a") == "tried once more: there is no other"
+    assert texts.decision("a") == "tried once more: there is no other worker"
 
 
 async def test_a_request_is_tried_twice_and_no_more() -> None:
@@ -222,7 +222,7 @@ async def test_a_server_whose_answer_cannot_be_right_is_left_alone_with_the_reas
     texts = Texts(ScriptedSource([[WorkerFaultError("it sent choice 7")]]), ScriptedSource())
     assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3
     (lying, _) = texts.fleet.members
-    assert (lying.state, lying.note, lying.distrusted) == (WorkerState.DEAD, "it sent choice 7", True)
+    assert (lying.state, lying.note, lying.faults.distrusted) == (WorkerState.DEAD, "it sent choice 7", True)
 
 
 async def test_a_request_that_has_begun_ends_with_its_server() -> None:
@@ -248,7 +248,7 @@ async def test_leaving_empties_the_books_and_notifies_the_fleet() -> None:
     group = texts.router.generate(asking(3))
     await group.read()
     assert texts.open_choices() == [3]
-    changed = texts.fleet.changed()
+    changed = texts.fleet.changes.wait()
     await group.aclose()
     assert changed.done()
     assert source.groups[0].closed

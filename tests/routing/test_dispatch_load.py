@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from motet.engine import Worker, WorkerState
-from motet.routing.choosing.cost import WorkKind
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.member import Load
+from motet.routing.workers.serving import WorkKind
+from motet.routing.workers.worker_load import PromptBacklog
 from motet.testing.fake_engine import FakeLeases, fake_info
 from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
 from tests.routing.cells import Cell, Pair
@@ -36,7 +36,7 @@ async def test_the_books_measure_how_fast_each_side_reads() -> None:
     pair.clock.now_s += 2
     hold.go.set()
     await pair.router.release(await call)
-    load = pair.router.dispatcher.load(WorkKind.PREFILL, group())
+    load = pair.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group())
     assert load is not None
     assert load.tokens_per_s == 150  # all but the last token in 2 s
 
@@ -50,13 +50,13 @@ async def test_the_books_measure_how_fast_each_side_reads() -> None:
 
 async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
     alike = Pair("decode")
-    assert not alike.fleet.serving().has_prefill
-    assert alike.router.dispatcher.load(WorkKind.PREFILL, group()) is None
+    assert not alike.fleet.catalog.serving().has_prefill
+    assert alike.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) is None
     apart = Cell()
-    assert apart.router.dispatcher.load(WorkKind.PREFILL, group()) == Load(200)
+    assert apart.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) == PromptBacklog(200)
     apart.fleet.mark("prefill-0", WorkerState.DEAD)
-    assert apart.fleet.serving().has_prefill
-    assert apart.router.dispatcher.load(WorkKind.PREFILL, group()) is None
+    assert apart.fleet.catalog.serving().has_prefill
+    assert apart.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) is None
 
 
 async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks() -> None:
@@ -64,7 +64,7 @@ async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks
     one, engine = worker("decode-0", gate=gate)
     engine.script = lambda _, __: [1]
     fleet = Fleet([one])
-    router, books = Router(fleet, ONE_LIFE), fleet.members[0].books
+    router, books = Router(fleet, ONE_LIFE), fleet.members[0].load
 
     def count() -> tuple[int, int, int]:
         return books.open_choices, books.trunk_blocks, books.tail_blocks
@@ -115,7 +115,7 @@ async def test_tail_blocks_are_counted_by_tokens_and_not_by_deltas() -> None:
     """A delta with 40 tokens used to count as one, so groups were put where there was no room."""
     engine = ChunkEngine(script, info=fake_info(), leases=FakeLeases())
     fleet = Fleet([Worker("both-0", engine, "")])
-    router, books = Router(fleet, ONE_LIFE), fleet.members[0].books
+    router, books = Router(fleet, ONE_LIFE), fleet.members[0].load
     stream = router.generate(group(prompt_tokens=33, n=2))
     assert books.tail_blocks == 2
     await anext(stream)

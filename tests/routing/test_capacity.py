@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engine import Worker
-from motet.routing.queue.waiting import CapacityCache, has_room
+from motet.routing.queue.capacity import CapacityCache, have_capacity
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.testing.fake_engine import FakeEngine, fake_info
@@ -26,10 +26,17 @@ def fleet(count: int, clock: Clock | None = None) -> list[Member]:
 
 
 def room(
-    members: list[Member], choices: int, *, largest_part: int = 0, prompt_tokens: int = PROMPT, on_the_way: int = 0
+    members: list[Member],
+    choices: int,
+    *,
+    largest_part: int = 0,
+    prompt_tokens: int = PROMPT,
+    choices_prefilling: int = 0,
 ) -> bool:
     part = largest_part or choices
-    return has_room(members, choices=choices, largest_part=part, prompt_tokens=prompt_tokens, on_the_way=on_the_way)
+    return have_capacity(
+        members, choices=choices, largest_part=part, prompt_tokens=prompt_tokens, choices_prefilling=choices_prefilling
+    )
 
 
 def test_without_workers_there_is_no_room() -> None:
@@ -43,14 +50,14 @@ def test_a_worker_that_is_not_up_has_no_room() -> None:
 @pytest.mark.parametrize(("open_choices", "choices"), [(1, 7), (7, 1), (4, 4)])
 def test_there_is_room_up_to_the_last_place_and_no_further(open_choices: int, choices: int) -> None:
     (member,) = members = fleet(1)
-    member.books.open_choices = open_choices
+    member.load.given_choices = open_choices
     assert room(members, choices)
     assert not room(members, choices + 1)
 
 
 def test_choices_of_other_routers_take_places_too() -> None:
     (member,) = members = fleet(1)
-    member.reported(5)
+    member.load.note_report(5)
     assert room(members, 3)
     assert not room(members, 4)
 
@@ -58,7 +65,7 @@ def test_choices_of_other_routers_take_places_too() -> None:
 def test_room_on_two_workers_is_not_added_up() -> None:
     members = fleet(2)
     for member in members:
-        member.books.open_choices = 5
+        member.load.given_choices = 5
     assert room(members, 3)
     assert not room(members, 4)
 
@@ -66,8 +73,8 @@ def test_room_on_two_workers_is_not_added_up() -> None:
 @pytest.mark.parametrize(("trunk_blocks", "tail_blocks"), [(13, 0), (0, 13), (7, 6)])
 def test_a_group_needs_blocks_for_its_trunk_and_one_tail_block_a_choice(trunk_blocks: int, tail_blocks: int) -> None:
     (member,) = members = fleet(1)
-    member.books.open_choices = 1
-    member.books.trunk_blocks, member.books.tail_blocks = trunk_blocks, tail_blocks
+    member.load.given_choices = 1
+    member.load.trunk_blocks, member.load.tail_blocks = trunk_blocks, tail_blocks
     assert room(members, 4)  # 13 held + 3 + 4 of 20
     assert not room(members, 5)
     assert not room(members, 4, prompt_tokens=PROMPT + 16)
@@ -76,14 +83,14 @@ def test_a_group_needs_blocks_for_its_trunk_and_one_tail_block_a_choice(trunk_bl
 def test_an_idle_worker_has_room_for_a_group_of_any_size() -> None:
     (member,) = members = fleet(1)
     assert room(members, 100, prompt_tokens=10_000)
-    member.books.open_choices = 1
+    member.load.given_choices = 1
     assert not room(members, 100)
 
 
 def test_a_worker_that_refused_a_moment_ago_has_no_room() -> None:
     clock = Clock()
     members = fleet(1, clock)
-    members[0].refuse()
+    members[0].faults.note_refusal()
     assert not room(members, 1)
     clock.now_s += 0.5
     assert room(members, 1)
@@ -91,41 +98,41 @@ def test_a_worker_that_refused_a_moment_ago_has_no_room() -> None:
 
 def test_choices_on_the_way_take_places_before_any_books_have_them() -> None:
     members = fleet(2)
-    assert room(members, 8, on_the_way=8)
-    assert not room(members, 8, on_the_way=9)
-    members[0].books.open_choices = 6
-    assert room(members, 8, on_the_way=2)
-    assert not room(members, 8, on_the_way=3)
+    assert room(members, 8, choices_prefilling=8)
+    assert not room(members, 8, choices_prefilling=9)
+    members[0].load.given_choices = 6
+    assert room(members, 8, choices_prefilling=2)
+    assert not room(members, 8, choices_prefilling=3)
 
 
 def test_an_overfull_worker_takes_no_room_from_others() -> None:
     full, other = members = fleet(2)
-    full.books.open_choices = PLACES + 20
-    other.books.open_choices = 2
-    assert room(members, 4, on_the_way=2)
-    assert not room(members, 4, on_the_way=3)
+    full.load.given_choices = PLACES + 20
+    other.load.given_choices = 2
+    assert room(members, 4, choices_prefilling=2)
+    assert not room(members, 4, choices_prefilling=3)
 
 
 def test_a_split_group_needs_capacity_for_a_part_on_one_worker_and_all_in_total() -> None:
     members = fleet(3)
     for member in members:
-        member.books.open_choices = 4
+        member.load.given_choices = 4
     assert room(members, 12, largest_part=4)
     assert not room(members, 12, largest_part=5)
     assert not room(members, 13, largest_part=4)
-    assert not room(members, 12, largest_part=4, on_the_way=1)
+    assert not room(members, 12, largest_part=4, choices_prefilling=1)
 
 
 def test_a_group_larger_than_all_workers_goes_when_they_are_idle() -> None:
     members = fleet(2)
     assert room(members, 2 * PLACES + 1, largest_part=PLACES)
-    members[0].books.open_choices = 1
+    members[0].load.given_choices = 1
     assert not room(members, 2 * PLACES + 1, largest_part=PLACES)
 
 
 def test_the_search_for_room_ends_at_the_first_worker_that_has_it() -> None:
     members = iter(fleet(3))
-    assert has_room(members, choices=1, largest_part=1, prompt_tokens=PROMPT, on_the_way=0)
+    assert have_capacity(members, choices=1, largest_part=1, prompt_tokens=PROMPT, choices_prefilling=0)
     assert len(list(members)) == 2
 
 
@@ -138,7 +145,7 @@ def test_one_look_for_many_groups_agrees_with_a_look_for_each(
 ) -> None:
     members = fleet(len(open_choices))
     for member, choices in zip(members, open_choices, strict=True):
-        member.books.open_choices = member.books.tail_blocks = choices
+        member.load.given_choices = member.load.tail_blocks = choices
     look = CapacityCache(lambda choices, tokens: room(members, choices, prompt_tokens=tokens))
     for choices, tokens in groups:
         assert look.fits(choices, tokens) == room(members, choices, prompt_tokens=tokens)

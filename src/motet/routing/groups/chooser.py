@@ -1,0 +1,99 @@
+"""Chooses the worker for each group and each prefill, and notes which workers failed."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from motet.engine import ANSWERING, Worker, WorkerState
+from motet.errors import MotetError, NoWorkerError, OverloadedError, WorkerFaultError
+from motet.metrics.routing import RoutingFigures
+from motet.routing.choosing.choose import choose
+from motet.routing.choosing.survey import survey
+from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
+from motet.routing.workers.serving import WorkKind
+from motet.routing.workers.worker_load import PromptBacklog
+from motet.tracing.spans import NO_SPAN, Span, SpanKind, Tracer
+from motet.types import GenerateRequest, Policy
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenWorker:
+    """The worker for a group, and the prompt tokens that it must compute until the group's prompt is done."""
+
+    member: Member
+    worker: Worker
+    backlog: PromptBacklog
+
+
+class WorkerChooser:
+    """Chooses among the members of a fleet by one policy."""
+
+    def __init__(self, fleet: Fleet, figures: RoutingFigures, *, policy: Policy) -> None:
+        self.fleet = fleet
+        self._figures = figures
+        self._policy = policy
+        self._turns = {work: count() for work in WorkKind}
+
+    def choose(self, work: WorkKind, request: GenerateRequest, *, excluding: Sequence[str] = ()) -> ChosenWorker | None:
+        """Returns the worker that gets the group, or None if there is none. `excluding`: ids of workers that do not get
+        it."""
+        return self._choose(work, request, excluding=excluding, decided=True)
+
+    def backlog(self, work: WorkKind, request: GenerateRequest) -> PromptBacklog | None:
+        """Returns the prompt tokens before the end of the group's prompt on the worker that would get it now. Returns
+        None if there is no worker or, for prefill, none whose KV a decode worker could fetch."""
+        chosen = self._choose(work, request, excluding=(), decided=False)
+        return None if chosen is None else chosen.backlog
+
+    def note_failure(self, member: Member, worker: Worker, *, error: MotetError) -> None:
+        """Notes that a worker died or refused a group. Ignores errors of an earlier start of the worker."""
+        if member.worker is not worker or self.fleet.get(member.id) is not member:
+            return
+        if isinstance(error, OverloadedError):
+            member.faults.note_refusal()
+        elif isinstance(error, WorkerFaultError):
+            self.fleet.distrust(member.id, why=error.message)
+        elif member.state in ANSWERING:  # otherwise its keeper knows more
+            self.fleet.mark(member.id, WorkerState.DEAD, why=error.message)
+
+    def none_available(self, work: WorkKind, model: str = "", *, model_digest: str = "") -> NoWorkerError:
+        """Returns the error that says that no worker can do such work, and in what state each of them is."""
+        members = [one for one in self.fleet.members if not one.facts.takes_texts and one.models.may_have(model)]
+        states = ", ".join(
+            f"{member.id} is {member.state}"
+            + (" with other weights" if model_digest and not member.has_weights(model_digest) else "")
+            for member in members
+        )
+        return NoWorkerError(f"no worker can {work.name.lower()} now: {states or 'there is none'}")
+
+    def _choose(
+        self, work: WorkKind, request: GenerateRequest, *, excluding: Sequence[str], decided: bool
+    ) -> ChosenWorker | None:
+        """`decided`: the worker gets the group, so the decision is counted and its reason is kept."""
+        turn = next(self._turns[work]) if decided else 0
+        found = survey(self.fleet, work, request=request, excluding=excluding, turn=turn)
+        decision = found and choose(found.candidates, found.needs, policy=self._policy, turn=turn)
+        if not found or not decision:
+            return None
+        member, worker = found.present[decision.place]
+        if decided:
+            self._figures.decisions[decision.reason] += 1
+            member.last_decision = decision.why
+            logger.debug("group %s goes to %s: %s", request.request_id, member.id, decision.why)
+        return ChosenWorker(member, worker, found.backlog(decision.place))
+
+
+def work_span(name: str, chosen: ChosenWorker, *, request: GenerateRequest, tracer: Tracer) -> Span:
+    """Starts the span of a worker's work for a group, in the span of the group's request."""
+    parent = tracer.of(request.traceparent)
+    if parent is NO_SPAN:
+        return NO_SPAN
+    return parent.child(
+        name,
+        {"motet.worker": chosen.member.id, "motet.choices": len(request.choices), "motet.part": request.request_id},
+        kind=SpanKind.INTERNAL if chosen.worker.local else SpanKind.CLIENT,
+    )

@@ -1,0 +1,34 @@
+"""The states of a group, and of each part of it."""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+
+class GroupState(Enum):
+    QUEUED = auto()
+    """No worker has it yet."""
+    PREFILLING = auto()
+    """A prefill worker computes its prompt."""
+    GENERATING = auto()
+    """Its choices are on a worker, or each part of them on a worker of its own."""
+    MOVING = auto()
+    """Its worker was lost, or none took it. It waits for another one."""
+    OVER = auto()
+
+
+GENERATING = GroupState.GENERATING  # read for each token, where `GroupState.GENERATING` takes 50 ns in Python 3.11
+NEXT: Mapping[GroupState, frozenset[GroupState]] = {
+    GroupState.QUEUED: frozenset({GroupState.PREFILLING, GENERATING, GroupState.MOVING, GroupState.OVER}),
+    GroupState.PREFILLING: frozenset({GENERATING, GroupState.MOVING, GroupState.OVER}),
+    GENERATING: frozenset({GroupState.MOVING, GroupState.OVER}),
+    GroupState.MOVING: frozenset({GroupState.PREFILLING, GENERATING, GroupState.OVER}),
+    GroupState.OVER: frozenset(),
+}
+"""The allowed transitions. A part that no worker takes at first goes from QUEUED to MOVING."""
+
+
+def transition(old: GroupState, new: GroupState) -> GroupState:
+    """Returns `new`. Raises AssertionError if that transition is not allowed."""
+    if new is not old and new not in NEXT[old]:
+        raise AssertionError(f"a group cannot go from {old.name} to {new.name}")
+    return new

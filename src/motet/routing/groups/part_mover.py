@@ -1,0 +1,219 @@
+"""Puts a part of a group on a worker and, each time that the worker is lost, on another one.
+
+1. `place`      the first worker. If it refuses the part, `lose` tries others
+2. `lose`       the worker is lost. If the part may move (`Moves`), a task starts; otherwise the part is over
+3. the task     waits for a worker, prefills the prompt again if that pays, and places the unfinished choices. It
+                continues if the reader is cancelled
+4. `resumed`    the first delta of the new worker has come: the move is over
+
+The worker that the part is on, its tickets and its state change here only.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from motet.errors import EngineClosedError, MotetError
+from motet.routing.choosing.survey import readers_of
+from motet.routing.groups.dispatch import Dispatcher
+from motet.routing.groups.group_state import GroupState, transition
+from motet.routing.groups.migration import Cause, MoveOutcome, Moves, cause_of
+from motet.routing.groups.placement import Placement
+from motet.routing.groups.tickets import HeldTicket, PartTickets
+from motet.routing.groups.unfinished import Unfinished
+from motet.tracing.spans import NO_SPAN
+
+logger = logging.getLogger(__name__)
+
+
+class _Ended(Exception):
+    """Raised when a part is over: with an error, or because nothing is left to generate."""
+
+    def __init__(self, error: MotetError | None) -> None:
+        super().__init__()
+        self.error = error
+
+
+class PartMover:
+    """The worker that a part is on, and its way to the next one."""
+
+    def __init__(
+        self, unfinished: Unfinished, *, dispatcher: Dispatcher, moves: Moves, held: HeldTicket | None
+    ) -> None:
+        self.state = GroupState.QUEUED
+        self.placement: Placement | None = None
+        """The placement on its present worker or, while it moves, on its last one. None before the first one."""
+        self.error: MotetError | None = None
+        """The error that ended the part. None if it is not over, or has ended without an error."""
+        self.tickets = PartTickets(held)
+        self._unfinished = unfinished
+        self._dispatcher = dispatcher
+        self._moves = moves
+        self._placements = 0
+        """Number of workers that the part has had."""
+        self._moving: asyncio.Task[None] | None = None
+        self._closing = False
+        """True once the server is closing."""
+        self._span = NO_SPAN
+        """The span of the present move."""
+
+    def place(self) -> None:
+        """Gives the unfinished choices to a worker, with the ticket if that worker can read it. Raises NoWorkerError,
+        or what the worker's engine raises."""
+        tickets, dispatcher = self.tickets, self._dispatcher
+        request = self._unfinished.rest(self._placements)
+        held = tickets.held
+        if held is not None and not readers_of(held.ticket, dispatcher.fleet, model=request.model).members:
+            tickets.release()
+        if tickets.held is not None:
+            request = msgspec.structs.replace(request, ticket=tickets.held.ticket)
+        try:
+            self.placement = dispatcher.place(request, self._unfinished)
+        except BaseException:
+            tickets.release()
+            raise
+        if tickets.held is not None and tickets.held.from_client:
+            tickets.acknowledge()  # from now on its worker acknowledges the lease
+        self._placements += 1
+        self._go(GroupState.GENERATING)
+
+    def resumed(self) -> None:
+        """Called for the first delta of each placement, before it is taken."""
+        self._moves.resumed(self._unfinished)
+        self._end_span(None)
+        self.tickets.acknowledge()
+
+    def lose(self, error: MotetError) -> None:
+        """Moves the part, or ends it: its worker is lost, or none took it."""
+        self.tickets.release()
+        try:
+            cause = self._cause_to_move(error)
+        except _Ended as end:
+            self.end(end.error)
+        else:
+            self._go(GroupState.MOVING)
+            if self._span is NO_SPAN:
+                group = self._dispatcher.tracer.of(self._unfinished.request.traceparent)
+                self._span = group.child("move", {"motet.move.cause": cause.value})
+            self._moving = asyncio.create_task(self._move(cause, error))
+
+    def end(self, error: MotetError | None) -> None:
+        """Ends the part. A second call changes nothing."""
+        if self.state is GroupState.OVER:
+            return
+        self.error = error
+        self._go(GroupState.OVER)
+        self.tickets.release()
+        self._moves.end(MoveOutcome.CLOSED)
+        self._end_span(error)
+        if self.placement is not None:
+            self.placement.close()
+
+    def interrupt(self, error: MotetError | None) -> None:
+        """Ends the part, even while it moves."""
+        self.end(error)
+        if self._moving is not None:
+            self._moving.cancel()
+
+    def abandon(self) -> None:
+        """Ends a wait for a worker, because the server is closing, and starts no other one."""
+        self._closing = True
+        if self._moving is not None and not self._moving.done():
+            self.interrupt(EngineClosedError("the server is closing"))
+
+    async def wait_moved(self) -> None:
+        """Returns when the part is on a worker, or is over. A reader that is cancelled does not end the move."""
+        while self.state not in (GroupState.GENERATING, GroupState.OVER):
+            moving = self._moving
+            assert moving is not None  # neither on a worker nor over
+            await asyncio.wait((moving,))
+            if not moving.cancelled():
+                moving.result()  # the reader gets the error of a defect
+
+    async def close(self) -> None:
+        """Returns when nothing of the part is left. `interrupt` must be called before."""
+        if self._moving is not None:
+            await asyncio.wait((self._moving,))
+        if self.placement is not None:
+            await self.placement.stream.aclose()
+        await self.tickets.wait_released()
+
+    def _cause_to_move(self, error: MotetError) -> Cause:
+        """Returns the cause of a move. Raises _Ended if the part may not move."""
+        if not self._unfinished:
+            raise _Ended(None)
+        if self._closing:
+            raise _Ended(EngineClosedError("the server is closing"))
+        cause = cause_of(error)
+        if cause is None and not isinstance(error, EngineClosedError):
+            self._moves.end(MoveOutcome.FAILED)
+        if cause is None or not self._moves.start(cause, started=self._unfinished.started):
+            raise _Ended(error)
+        return cause
+
+    async def _move(self, cause: Cause, error: MotetError) -> None:
+        """Tries workers until one has the part, or it is over."""
+        left = self.placement
+        if left is not None:
+            await left.stream.aclose()
+        fleet, model = self._dispatcher.fleet, self._unfinished.request.model
+        try:
+            while self.state is not GroupState.GENERATING:
+                patience_s = self._moves.patience_s(cause, worker_expected=fleet.catalog.serving(model).worker_expected)
+                if patience_s is None:
+                    raise _Ended(error)
+                if patience_s > 0:
+                    changed = fleet.changes.wait()
+                    try:
+                        await asyncio.wait((changed,), timeout=patience_s)
+                    finally:
+                        changed.cancel()
+                try:
+                    await self._submit()
+                except MotetError as refusal:
+                    self._go(GroupState.MOVING)
+                    cause = self._cause_to_move(refusal)
+            self._log_move(cause, left)
+        except _Ended as end:
+            self.end(end.error)
+
+    async def _submit(self) -> None:
+        """Gives the part to another worker, after a prefill if that pays."""
+        rest, prefiller = self._unfinished.rest(self._placements), self._dispatcher.prefiller
+        if prefiller.pays(rest):
+            self._go(GroupState.PREFILLING)
+            prefiller.in_progress.add(self._unfinished)
+            try:
+                ticket = await prefiller.ticket(rest)
+            finally:
+                prefiller.in_progress.discard(self._unfinished)
+            if ticket is not None:
+                self.tickets.add(HeldTicket(ticket, self._dispatcher.releases, parts=1, trace=rest.trace))
+        self.place()
+
+    def _log_move(self, cause: Cause, left: Placement | None) -> None:
+        """`left`: the placement on the former worker. None if no worker had taken the part."""
+        request, placement = self._unfinished.request, self.placement
+        fields = {
+            "request_id": request.trace,
+            "group": request.request_id,
+            "cause": cause.value,
+            "choices": len(self._unfinished),
+            "output_tokens": self._unfinished.output_tokens,
+        }
+        if left is not None and placement is not None:
+            fingerprints = {one.worker.engine.info.fingerprint for one in (left, placement)}
+            fields["fingerprint"] = "equal" if len(fingerprints) == 1 else "other"
+            fields |= {"from": left.member.id, "to": placement.member.id}
+        logger.warning("a group continues on another worker", extra={"fields": fields})
+        traced = ("choices", "output_tokens", "fingerprint", "from", "to")
+        self._span.note({f"motet.move.{name}": fields[name] for name in traced if name in fields})
+
+    def _end_span(self, error: MotetError | None) -> None:
+        """Ends the span of the present move, if there is one."""
+        span, self._span = self._span, NO_SPAN
+        span.fail(error)
+
+    def _go(self, state: GroupState) -> None:
+        self.state = transition(self.state, state)

@@ -1,0 +1,140 @@
+"""Who holds a ticket, and how it ends: its readers acknowledge it, its last holder releases it, or its lease expires.
+
+A ticket is granted by a prefill worker, or brought by a client. Each part of its group may read it on the part's
+worker. A lease waits for all its readers, so a ticket that some part has not read is released as soon as no part needs
+it any more.
+"""
+
+import asyncio
+import logging
+
+from motet.engine import ANSWERING, Worker
+from motet.metrics.routing import TicketLog
+from motet.routing.workers.fleet import Fleet
+from motet.transfer.ticket import Ticket
+from motet.types import EngineKind
+
+logger = logging.getLogger(__name__)
+
+
+class TicketReleases:
+    """Releases tickets through the workers of a fleet. Owns the tasks that do."""
+
+    def __init__(self, fleet: Fleet, *, log: TicketLog | None) -> None:
+        """`log`: counts the tickets that no worker could release."""
+        self._fleet = fleet
+        self._log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def release(self, ticket: Ticket, trace: str = "") -> None:
+        """Ends the lease of a ticket that no worker will read. `trace`: the request id of the client."""
+        worker = releasing_worker(ticket, self._fleet)
+        if worker is not None:
+            await worker.engine.release(ticket, trace=trace)
+        else:
+            if self._log is not None:
+                self._log.left(ticket)
+            logger.info("no worker can release the ticket of %s: its lease expires", ticket.remote_request_id)
+
+    def start(self, ticket: Ticket, trace: str) -> asyncio.Task[None]:
+        """Releases a ticket in a task."""
+        task = asyncio.create_task(self.release(ticket, trace))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def wait(self) -> None:
+        """Returns when all tickets that are being released have been released."""
+        await asyncio.gather(*self._tasks)
+
+    def check(self) -> None:
+        """Raises AssertionError if a ticket is being released."""
+        if self._tasks:
+            raise AssertionError(f"{len(self._tasks)} tickets are being released")
+
+
+def releasing_worker(ticket: Ticket, fleet: Fleet) -> Worker | None:
+    """Returns a worker that can end the lease of a ticket, or None if there is none, so that the lease expires.
+
+    A ticket of a Motet engine is released by its maker, or through any Motet engine, which reaches the maker over the
+    side channel. A ticket of another engine is released through a decode worker that could read it, otherwise through
+    any worker of its kind."""
+    answering = [member for member in fleet.members if member.state in ANSWERING and member.worker is not None]
+    motet = [member for member in answering if member.facts.kind is EngineKind.MOTET]
+    if ticket.foreign:
+        others = [member for member in answering if member not in motet]
+        maker = fleet.catalog.maker(ticket.remote_engine_id)
+        key = None if maker is None else maker.facts.pair_key
+        able = [one for one in others if one.facts.can_fetch and key in (None, one.facts.pair_key)] or others
+    else:
+        able = [member for member in motet if member.facts.engine_id == ticket.remote_engine_id] or motet
+    return able[0].worker if able else None
+
+
+class HeldTicket:
+    """A ticket with the number of parts of its group that may still read it."""
+
+    def __init__(
+        self, ticket: Ticket, releases: TicketReleases, *, parts: int, trace: str = "", from_client: bool = False
+    ) -> None:
+        """`from_client`: a client brought it, and not a prefill worker of this router. Such a ticket is released only
+        if no engine has had it: an engine acknowledges the lease itself, which can have other readers."""
+        self.ticket = ticket
+        self.from_client = from_client
+        self._releases = releases
+        self._trace = trace
+        self._holders = parts
+        """Number of parts that may still read it."""
+        self._unread = 1 if from_client else max(ticket.readers, parts)
+        """Number of readers for which the lease waits."""
+        self._releasing: asyncio.Task[None] | None = None
+
+    def acknowledge(self) -> None:
+        """Notes that the worker of a part has read the ticket. Each part calls this or `release`, once."""
+        self._unread -= 1
+        self._drop_holder()
+
+    def release(self) -> None:
+        """Notes that a part does not need the ticket, and has not read it."""
+        self._drop_holder()
+
+    async def wait_released(self) -> None:
+        """Returns when the ticket has been released, if that is necessary."""
+        if self._releasing is not None:
+            await asyncio.wait((self._releasing,))
+
+    def _drop_holder(self) -> None:
+        self._holders -= 1
+        if not self._holders and self._unread:
+            self._releasing = self._releases.start(self.ticket, self._trace)
+
+
+class PartTickets:
+    """The tickets of one part: the one that it may still read, and all that it has had."""
+
+    def __init__(self, held: HeldTicket | None) -> None:
+        self.held = held
+        """The ticket that the part may still read. None if it has none, or has acknowledged or released it."""
+        self._all = [] if held is None else [held]
+
+    def add(self, held: HeldTicket) -> None:
+        """Gives the part a ticket. It must not hold another one."""
+        self.held = held
+        self._all.append(held)
+
+    def acknowledge(self) -> None:
+        """Acknowledges the ticket that the part holds, if it holds one."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.acknowledge()
+
+    def release(self) -> None:
+        """Releases the ticket that the part holds, if it holds one."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.release()
+
+    async def wait_released(self) -> None:
+        """Returns when all tickets of the part that must be released have been released."""
+        for held in self._all:
+            await held.wait_released()

@@ -1,0 +1,147 @@
+"""The open groups on a worker: the share of the worker's load that each of them has, and how each of them is ended."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from motet.block_names import BlockName
+from motet.errors import MotetError
+from motet.routing.workers.waiters import Waiters
+from motet.routing.workers.worker_load import UnfinishedPrompt, WorkerLoad
+
+
+class OpenGroups:
+    """The open groups, or parts of groups, on one worker."""
+
+    def __init__(self, *, changes: Waiters, capacity: Waiters) -> None:
+        """`changes`: woken when a group has left the worker. `capacity`: woken when a choice has ended."""
+        self.changes = changes
+        self.capacity = capacity
+        self.received = False
+        """True if the worker has sent anything of a group since its keeper set this to False."""
+        self._groups: set[OpenGroup] = set()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: "OpenGroup") -> None:
+        self._groups.add(group)
+
+    def remove(self, group: "OpenGroup") -> None:
+        self._groups.discard(group)
+        self.changes.wake()
+
+    def next_start(self) -> "OpenGroups":
+        """Returns the groups of the worker's next start, which are none yet."""
+        return OpenGroups(changes=self.changes, capacity=self.capacity)
+
+    async def evict(self, error: MotetError) -> None:
+        """Ends all groups on this worker with `error`, which says whether they can continue on another worker."""
+        await asyncio.gather(*(group.evict(error) for group in list(self._groups)))
+
+    def poll(self) -> Mapping["OpenGroup", int]:
+        """Called at each poll of the worker. Returns, for each group, the number of polls in a row at which its reader
+        waited for this worker and had got nothing since the poll before."""
+        return {group: group.poll() for group in self._groups}
+
+    def use_weights(self, model_digest: str) -> None:
+        """Notes that the worker has new weights: its groups continue with them."""
+        for group in self._groups:
+            group.use_weights(model_digest)
+
+
+class OpenGroup:
+    """A group, or a part of one, on one worker, from the moment when the worker gets it until it ends there or leaves.
+    Owns its share of the worker's load."""
+
+    def __init__(
+        self,
+        load: WorkerLoad,
+        groups: OpenGroups,
+        *,
+        choices: int,
+        end: Callable[[MotetError], Awaitable[None]],
+        use_weights: Callable[[str], None] | None = None,
+        trunk: Sequence[BlockName] = (),
+        prompt_tokens: int | None = None,
+    ) -> None:
+        """`end`: ends the group on this worker with an error. `use_weights`: called with the digest of new weights with
+        which the group continues. `prompt_tokens`: tokens of its prompt that the worker must compute. None if they are
+        unknown."""
+        self.evicted: MotetError | None = None
+        """The error with which the keeper of the worker has ended it."""
+        self.waits = False
+        """True while its reader waits for the next delta, if silence of the worker counts."""
+        self._silent_polls = 0
+        self._load = load
+        self._groups = groups
+        self._end: Callable[[MotetError], Awaitable[None]] | None = end
+        """None after `close`. Otherwise an ended group would be kept until a full garbage collection."""
+        self._use_weights = use_weights
+        self._choices = choices
+        self._tail_blocks = 0
+        self._trunk = trunk
+        self._prompt: UnfinishedPrompt | None = None if prompt_tokens is None else load.prompts.add(prompt_tokens)
+        load.given_choices += choices
+        load.add_trunk(trunk)
+        groups.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """True until `close`."""
+        return self._end is not None
+
+    def finish_prompt(self, *, computed_tokens: int) -> None:
+        """Notes that the worker has computed or fetched the prompt."""
+        if self._prompt is not None:
+            self._load.prompts.finish(self._prompt, computed_tokens=computed_tokens)
+            self._prompt = None
+
+    def note_delta(self) -> None:
+        """Notes that the reader got something that it waited for."""
+        self._silent_polls = 0
+
+    def add_choices(self, choices: int) -> None:
+        self._choices += choices
+        self._load.given_choices += choices
+
+    def add_tail_blocks(self, blocks: int) -> None:
+        if self.is_open:
+            self._tail_blocks += blocks
+            self._load.tail_blocks += blocks
+
+    def remove_choices(self, choices: int, *, tail_blocks: int = 0) -> None:
+        """Removes choices that have ended, with the blocks of their output tokens."""
+        if not self.is_open:
+            return
+        self._choices -= choices
+        self._tail_blocks -= tail_blocks
+        self._load.given_choices -= choices
+        self._load.tail_blocks -= tail_blocks
+        self._groups.capacity.wake()
+
+    def close(self) -> None:
+        """Removes the group: the worker sends nothing more of it. A second call changes nothing."""
+        if not self.is_open:
+            return
+        self._end = None
+        self._load.given_choices -= self._choices
+        self._load.tail_blocks -= self._tail_blocks
+        self._load.remove_trunk(self._trunk)
+        if self._prompt is not None:
+            self._load.prompts.remove(self._prompt)
+            self._prompt = None
+        self._groups.remove(self)
+
+    async def evict(self, error: MotetError) -> None:
+        """Ends the group on this worker with `error`."""
+        if self._end is not None and self.evicted is None:
+            self.evicted = error
+            await self._end(error)
+
+    def poll(self) -> int:
+        self._silent_polls += self.waits
+        return self._silent_polls
+
+    def use_weights(self, model_digest: str) -> None:
+        if self._use_weights is not None:
+            self._use_weights(model_digest)

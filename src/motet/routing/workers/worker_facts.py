@@ -1,0 +1,81 @@
+"""Facts about a worker's engine on which routing decides, and which workers can exchange KV."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from motet.ids import ModelName
+from motet.types import EngineInfo, EngineKind, Role
+
+INT8 = "-int8_"
+"""Part of a fingerprint of an engine whose weights are rounded to 8 bits."""
+
+
+class PairKey(NamedTuple):
+    """The facts that must be equal on a prefill and a decode worker that exchange KV.
+
+    A reader cannot use blocks of other weights, of another size or numeric format, or of another kind of engine, even
+    if the model's name is the same. An adapter has the key of its base model, because the base model decides the layout
+    of the blocks."""
+
+    kind: EngineKind
+    model: ModelName
+    model_digest: str
+    numeric_format: str
+    block_size: int
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFacts:
+    """Facts about the engine of one worker. A worker that has not been reached yet has the defaults."""
+
+    role: Role | None = None
+    kind: EngineKind | None = None
+    engine_id: str | None = None
+    """The engine id in the tickets that it makes. None if it makes no tickets."""
+    pair_key: PairKey | None = None
+    can_fetch: bool = False
+    """True if it can fetch KV that another engine has computed."""
+    shares_prompts: bool = False
+    """True if its groups share a prompt from the moment when the first of them arrives."""
+    block_size: int = 0
+    block_weights: str = ""
+    """Name of its weights in the names of its blocks."""
+    ticket_readers: int = 1
+    """Maximum number of readers of a ticket that it makes."""
+
+    @property
+    def takes_texts(self) -> bool:
+        """True for a server that takes texts: it has no `Engine` here, and no group of tokens goes to it."""
+        return self.kind is EngineKind.OPENAI
+
+
+def facts_of(info: EngineInfo, *, local: bool) -> WorkerFacts:
+    """`local`: see `Worker.local`."""
+    return WorkerFacts(
+        role=info.role,
+        kind=info.kind,
+        engine_id=None if info.transfer is None else info.transfer.engine_id,
+        pair_key=pair_key(info),
+        can_fetch=can_fetch(info),
+        shares_prompts=info.shares_prompts,
+        block_size=info.block_size,
+        block_weights=info.block_weights if local else "",  # events of other servers name blocks by their tokens alone
+        ticket_readers=info.ticket_readers,
+    )
+
+
+def pair_key(info: EngineInfo) -> PairKey:
+    return PairKey(
+        info.kind, info.model, info.model_digest, numeric_format(info), info.block_size, info.bytes_per_block
+    )
+
+
+def can_fetch(info: EngineInfo) -> bool:
+    """Returns True if the engine generates choices and can fetch KV that another engine has computed."""
+    return info.role is Role.DECODE or (info.role is Role.BOTH and info.transfer is not None)
+
+
+def numeric_format(info: EngineInfo) -> str:
+    """Returns the type of the weights. Workers that differ in it serve two models, even if the names are equal."""
+    return f"{info.dtype} with int8 weights" if INT8 in info.fingerprint else info.dtype

@@ -1,0 +1,167 @@
+"""The load of a worker: the open choices that it was given, their blocks, and the prompts that it has not finished.
+
+The figures are what this server gave the worker and what came back, not what the worker reports about itself. Only
+`WorkerLoad.foreign_choices`, the choices that other servers gave it, come from its reports.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from motet.block_names import BlockName
+from motet.routing.workers.prefix_index import PrefixIndex
+
+MIN_MEASURED_TOKENS = 128
+"""Shorter prompts are not measured: they show the time of a step, not tokens per second."""
+KEPT = 0.8
+"""Share of the old mean that each new measurement keeps, so about the last five measurements count."""
+
+
+@dataclass(frozen=True)
+class PromptBacklog:
+    """The prompt tokens that a worker must compute until a given prompt is done."""
+
+    own_tokens: int
+    """Tokens of that prompt whose KV the worker does not have."""
+    waiting_tokens: int = 0
+    """Tokens of earlier prompts that it has not finished."""
+    tokens_per_s: float | None = None
+    """Prompt tokens that it computes in a second, as a running mean. None until a prompt was measured."""
+
+    def seconds(self, tokens_per_s: float) -> float:
+        return (self.waiting_tokens + self.own_tokens) / tokens_per_s
+
+
+@dataclass(frozen=True)
+class UnfinishedPrompt:
+    """A prompt that a worker was given and has not finished."""
+
+    tokens: int
+    started_s: float
+
+
+class PromptLoad:
+    """The prompts that a worker was given and has not finished, and how fast it computes prompts.
+
+    The time of a prompt runs from when it was given, or from the end of the prompt before it, to its own end:
+
+        given   a────────────────┐   b waits for a, then takes its own time
+        given        b           └──────────┐
+                seconds of a ───►│ of b ───►│       tokens_per_s = sum of tokens / sum of seconds, old ones fading
+    """
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self.waiting_tokens = 0
+        """Tokens to compute of the prompts that it has not finished."""
+        self._clock = clock
+        self._last_end_s = clock()
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self._tokens / self._seconds if self._seconds > 0 else None
+
+    def backlog(self, own_tokens: int) -> PromptBacklog:
+        """Returns the backlog of another prompt. `own_tokens`: tokens of that prompt to compute."""
+        return PromptBacklog(own_tokens, self.waiting_tokens, self.tokens_per_s)
+
+    def add(self, tokens: int) -> UnfinishedPrompt:
+        """Adds a prompt of which this number of tokens must be computed. One `finish` or `remove` must follow."""
+        self.waiting_tokens += tokens
+        return UnfinishedPrompt(tokens, self._clock())
+
+    def finish(self, prompt: UnfinishedPrompt, *, computed_tokens: int) -> None:
+        self.remove(prompt)
+        now_s = self._clock()
+        if computed_tokens >= MIN_MEASURED_TOKENS:
+            self._tokens = KEPT * self._tokens + computed_tokens
+            self._seconds = KEPT * self._seconds + now_s - max(prompt.started_s, self._last_end_s)
+        self._last_end_s = now_s
+
+    def remove(self, prompt: UnfinishedPrompt) -> None:
+        """Removes a prompt that failed, or whose group has ended, without measuring it."""
+        self.waiting_tokens -= prompt.tokens
+
+
+class WorkerLoad:
+    """The load of a worker from one start of its engine to the next. Groups of an earlier start still end in the load
+    of that start, after `retire`."""
+
+    def __init__(self, worker: str, open_blocks: PrefixIndex, *, clock: Callable[[], float]) -> None:
+        """`worker`: its id. `open_blocks`: the prompt blocks of open groups, by worker, which this load keeps up to
+        date."""
+        self.given_choices = 0
+        """Open choices that this server gave the worker."""
+        self.foreign_choices = 0
+        """Open choices that other servers gave the worker, according to its last report."""
+        self.trunk_blocks = 0
+        """KV blocks of the prompts of open groups. A block counts once, no matter how many groups share it."""
+        self.tail_blocks = 0
+        """KV blocks of the output tokens of open choices."""
+        self.prompts = PromptLoad(clock=clock)
+        self._worker = worker
+        self._clock = clock
+        self._open_blocks: PrefixIndex | None = open_blocks
+        """None after `retire`."""
+        self._sharers: dict[BlockName, int] = {}
+        """Number of open groups that have each of the trunk blocks."""
+
+    @property
+    def open_choices(self) -> int:
+        """Number of choices that the worker generates or has waiting, of all servers."""
+        return self.given_choices + self.foreign_choices
+
+    @property
+    def idle(self) -> bool:
+        """True if the worker has nothing that this server gave it."""
+        return not any(self._figures())
+
+    def note_report(self, open_choices: int) -> None:
+        """Notes the number of open choices that the worker reports."""
+        self.foreign_choices = max(0, open_choices - self.given_choices)
+
+    def add_trunk(self, trunk: Sequence[BlockName]) -> None:
+        """Adds the blocks of a group's prompt."""
+        sharers, added = self._sharers, []
+        for name in trunk:
+            if (count := sharers.get(name, 0)) == 0:
+                added.append(name)
+            sharers[name] = count + 1
+        self.trunk_blocks += len(added)
+        if self._open_blocks is not None:
+            self._open_blocks.stored(self._worker, added)
+
+    def remove_trunk(self, trunk: Sequence[BlockName]) -> None:
+        """Undoes `add_trunk`."""
+        sharers, removed = self._sharers, []
+        for name in trunk:
+            if (left := sharers.pop(name) - 1) > 0:
+                sharers[name] = left
+            else:
+                removed.append(name)
+        self.trunk_blocks -= len(removed)
+        if self._open_blocks is not None:
+            self._open_blocks.removed(self._worker, removed)
+
+    def retire(self) -> None:
+        """Called when the worker has left, or has a new engine: its open blocks are gone."""
+        if self._open_blocks is not None:
+            self._open_blocks.cleared(self._worker)
+            self._open_blocks = None
+
+    def next_start(self) -> "WorkerLoad":
+        """Retires this load, and returns the empty load of the worker's next start. Must be called once."""
+        open_blocks = self._open_blocks
+        assert open_blocks is not None  # it is the load of the present start
+        self.retire()
+        return WorkerLoad(self._worker, open_blocks, clock=self._clock)
+
+    def check(self) -> None:
+        """Raises AssertionError unless the load is empty."""
+        if not self.idle:
+            raise AssertionError(
+                f"{self._worker} is loaded: choices, trunk blocks, tail blocks, prompt tokens = {self._figures()}"
+            )
+
+    def _figures(self) -> tuple[int, int, int, int]:
+        return self.given_choices, self.trunk_blocks, self.tail_blocks, self.prompts.waiting_tokens
