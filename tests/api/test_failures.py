@@ -235,7 +235,7 @@ async def test_long_names_are_cut_in_the_line_about_a_refusal(served: Served, ca
 
 async def test_a_flood_of_refusals_has_a_few_lines_and_their_number(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "motet.api")
-    refused = RefusalLog(most=2, window_s=0.0)
+    refused = RefusalLog(max_lines=2, window_s=0.0)
     for flood in (5, 2, 3):
         caplog.clear()
         for number in range(flood):

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from motet.api.openai.completions_schema import CompletionRequest
-from motet.api.served import MAX_HEAVY_UNDER_WAY, MAX_UNDER_WAY, NUM_THREADS, TIMEOUT_S, GrammarChecks
+from motet.api.served import MAX_COMPILING, MAX_HEAVY_COMPILING, NUM_THREADS, TIMEOUT_S, GrammarChecks
 from motet.errors import GrammarError, OverloadedError
 from motet.grammar.compiled_grammar import CompiledGrammar, Grammars
 from motet.types import Grammar, GrammarKind
@@ -118,7 +118,7 @@ async def test_a_grammar_that_waits_too_long_for_a_thread_is_an_overload() -> No
 async def test_no_more_grammars_may_wait_than_the_limit() -> None:
     with slow_compiler() as compiler:
         checks = checks_of(compiler)
-        held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_UNDER_WAY)]
+        held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_COMPILING)]
         await asyncio.to_thread(compiler.begun.acquire)
         with pytest.raises(OverloadedError):
             await check(checks, regex("b"))
@@ -174,7 +174,7 @@ async def test_heavy_grammars_do_not_hold_up_light_ones() -> None:
     with slow_compiler() as compiler:
         compiler.go.set()
         checks = checks_of(compiler, try_apart=hold)
-        held = [asyncio.ensure_future(check(checks, heavy(f"a{i}"))) for i in range(MAX_HEAVY_UNDER_WAY)]
+        held = [asyncio.ensure_future(check(checks, heavy(f"a{i}"))) for i in range(MAX_HEAVY_COMPILING)]
         await asyncio.to_thread(begun.wait)
         with pytest.raises(OverloadedError):
             await check(checks, heavy("b"))
@@ -182,7 +182,7 @@ async def test_heavy_grammars_do_not_hold_up_light_ones() -> None:
         assert compiler.asked == [regex("a")]
         go.set()
         await asyncio.gather(*held)
-        assert len(compiler.asked) == 1 + MAX_HEAVY_UNDER_WAY
+        assert len(compiler.asked) == 1 + MAX_HEAVY_COMPILING
 
 
 @pytest.mark.parametrize("clients_own", [True, False])

@@ -23,7 +23,7 @@ NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required"
 ANSWER = '{"a": 1}'
 
 
-def held_to(served: Served) -> Grammar:
+def with_grammar(served: Served) -> Grammar:
     """Returns the grammar of the last request, without its rule for thoughts."""
     grammar = served.engine.requests[-1].sampling.grammar
     assert grammar is not None
@@ -39,7 +39,7 @@ async def test_with_tools_an_answer_is_in_its_form_or_a_call(
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
-    grammars, grammar = grammars_of(), held_to(served)
+    grammars, grammar = grammars_of(), with_grammar(served)
     assert follows(grammars, grammar, ANSWER)
     assert not follows(grammars, grammar, '{"b": 1}')
     assert not follows(grammars, grammar, "Well.")
@@ -52,7 +52,7 @@ async def test_a_call_has_only_declared_arguments_unless_the_server_allows_other
     served = await serve_tools(saying(PARIS), additional_properties=additional_properties)
     for fields in ({"tool_choice": "required"}, {"response_format": AS_SCHEMA}):
         assert (await served.chat(tools=[WEATHER], **fields)).status_code == 200
-        grammars, grammar = grammars_of(), held_to(served)
+        grammars, grammar = grammars_of(), with_grammar(served)
         assert follows(grammars, grammar, PARIS)
         more = called("get_weather", '{"city": "Paris", "mood": "grey"}')
         assert follows(grammars, grammar, more) == additional_properties
@@ -78,8 +78,8 @@ async def test_a_form_that_begins_like_a_call_is_not_taken_for_one(
     first, second = (await served.chat(tools=[WEATHER], response_format=form, n=2)).json()["choices"]
     assert (first["message"]["content"], first["finish_reason"]) == (answer, "stop")
     assert (second["message"]["content"], second["finish_reason"]) == (None, "tool_calls")
-    assert follows(grammars_of(), held_to(served), answer)
-    assert follows(grammars_of(), held_to(served), call)
+    assert follows(grammars_of(), with_grammar(served), answer)
+    assert follows(grammars_of(), with_grammar(served), call)
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": AS_SCHEMA}])
@@ -91,7 +91,7 @@ async def test_a_tool_choice_allows_only_its_calls(
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     response = await served.chat(tools=[strict, TIME], tool_choice=choice, **fields)
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
-    grammars, grammar = grammars_of(), held_to(served)
+    grammars, grammar = grammars_of(), with_grammar(served)
     assert follows(grammars, grammar, PARIS)
     assert follows(grammars, grammar, called("get_time", "{}")) == (choice != NAMED)
     assert not follows(grammars, grammar, called("get_weather", '{"town": "Paris"}'))
@@ -104,7 +104,7 @@ async def test_calls_that_are_not_to_be_parallel_come_one_at_a_time(serve_tools:
     served = await serve_tools(saying(PARIS))
     for parallel in (True, False):
         await served.chat(tools=[WEATHER], tool_choice="required", parallel_tool_calls=parallel)
-        assert follows(grammars_of(), held_to(served), f"{PARIS}\n{PARIS}") == parallel
+        assert follows(grammars_of(), with_grammar(served), f"{PARIS}\n{PARIS}") == parallel
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED, "auto"])

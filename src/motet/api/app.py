@@ -1,4 +1,4 @@
-"""The HTTP application: routes, what surrounds them, and how errors look.
+"""The HTTP application: its routes and its middleware.
 
 RequestIds ─► CORS ─► Gate ─► BodyLimit ─► routes
 id, last      browsers  401, 403  413, 503  chat, completions, responses, messages, generate, render,
@@ -66,8 +66,8 @@ ROUTERS = (
 
 
 class App(FastAPI):
-    """Keeps the server's own `send`, so that tokens need not pass the layers (`http.streaming`). The layers see only
-    HTTP requests; whoever mounts the app, as Ray Serve does, may run its lifespan too."""
+    """Keeps the HTTP server's own `send`, so that tokens can bypass the middleware (`http.streaming`). The middleware
+    sees only HTTP requests; a framework that mounts the app, as Ray Serve does, can run its lifespan too."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,12 +75,12 @@ class App(FastAPI):
             return
         scope.setdefault("state", {})["send"] = send
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server that has called this sends no body
+            scope = {**scope, "method": "GET"}  # the HTTP server sends no body
         await super().__call__(scope, receive, send)
 
 
 def create_app(service: Service, router: APIRouter | None = None) -> FastAPI:
-    """Returns an app of its own for each service; two in one process share nothing. `router`: from `create_router`."""
+    """Returns the app of a service. Two apps in one process share nothing. `router`: from `create_router`."""
     app = App(
         title="Motet",
         openapi_url=None,
@@ -94,15 +94,15 @@ def create_app(service: Service, router: APIRouter | None = None) -> FastAPI:
 
 
 def create_router(service: Service) -> APIRouter:
-    """Returns all routes of a service. Making them takes longer than answering a request, so tests reuse them."""
-    every = new_router()
+    """Returns all routes of a service. They take longer to make than a request takes, so tests reuse them."""
+    router = new_router()
     for make_router in ROUTERS:
-        every.routes.extend(make_router(service).routes)
-    return every
+        router.routes.extend(make_router(service).routes)
+    return router
 
 
 def _middleware(service: Service) -> list[Middleware]:
-    """Returns the layers around the routes, the outermost first."""
+    """Returns the middleware, the outermost first."""
     config = service.config
     layers = [Middleware(RequestIds, metrics=service.metrics, tracer=service.tracer)]
     if config.cors_origins:

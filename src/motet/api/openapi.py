@@ -1,8 +1,7 @@
-"""`GET /openapi.json`: the routes for clients and operators as an OpenAPI document, made of the routes themselves.
+"""`GET /openapi.json`: the routes for clients and operators as an OpenAPI document, made from the routes themselves.
 
-The schemas of the bodies are those that check them. They have each field that is read, the fields that are accepted and
-not used, and those that have only one value; what else a request must be is in docs/api.md.
-"""
+The schemas of the bodies are the schemas that check them: the fields that are read, the fields that are accepted and
+not used, and the fields with only one accepted value. All other rules are in docs/api.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +59,7 @@ Paths = dict[str, dict[str, dict[str, Any]]]
 def openapi_router(service: Service) -> APIRouter:
     router = new_router()
     documents: dict[bool, Response] = {}
-    """By whether keys are needed; each is made when it is first asked for."""
+    """The documents with and without API keys, each made at its first request."""
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
@@ -73,7 +72,7 @@ def openapi_router(service: Service) -> APIRouter:
 
 
 def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, object]:
-    """`keys`: requests need an API key."""
+    """Returns the document. `keys`: True if requests need an API key."""
     plain = get_openapi(
         title="Motet",
         version=__version__,
@@ -81,15 +80,15 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, obje
         routes=[route for route in routes if isinstance(route, APIRoute)],
     )
     posts = [route for route in routes if isinstance(route, PostRoute)]
-    _, told = models_json_schema([(route.body, "validation") for route in posts], ref_template=REF_TEMPLATE)
-    schemas = plain.pop("components", {}).get("schemas", {}) | told["$defs"]
+    _, bodies = models_json_schema([(route.body, "validation") for route in posts], ref_template=REF_TEMPLATE)
+    schemas = plain.pop("components", {}).get("schemas", {}) | bodies["$defs"]
     paths: Paths = plain["paths"]
     for route in posts:
         paths.setdefault(route.path, {})["post"] = _operation(route)
     for path, operation in ((path, operation) for path, methods in paths.items() for operation in methods.values()):
         refused = MESSAGE_REFUSED if of_messages(path) else REFUSED
         operation["responses"] = {"200": operation["responses"]["200"], "4XX": refused, "5XX": refused}
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which no route returns
         schemas.pop(unused, None)
     components: dict[str, object] = {"schemas": schemas}
     if keys:
@@ -100,12 +99,12 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, obje
 
 def _operation(route: PostRoute) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": REF_TEMPLATE.format(model=route.body.__name__)}}}
-    answered: dict[str, object] = {"application/json": {}}
+    answers: dict[str, object] = {"application/json": {}}
     if "stream" in route.body.model_fields:
-        answered["text/event-stream"] = {}
+        answers["text/event-stream"] = {}
     return {
         "summary": route.summary,
         "operationId": route.path.strip("/").replace("/", "_"),
         "requestBody": {"required": True, "content": content},
-        "responses": {"200": {"description": "The answer", "content": answered}},
+        "responses": {"200": {"description": "The answer", "content": answers}},
     }

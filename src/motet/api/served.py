@@ -1,7 +1,7 @@
-"""The models that a server answers for, by the names that clients use: one on a server, several on a gateway.
+"""The models of a server, by the names that clients use: one on a server, several on a gateway.
 
-ServedModel   token ids reach its engine: text becomes tokens here, and tokens text
-TextModel     other servers take its texts as they are; requests pass through
+ServedModel   its engine takes token ids; texts become tokens here, and tokens texts
+TextModel     a third-party server takes its texts; requests pass through
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from motet.types import EngineInfo, Grammar
 NUM_THREADS = 2
 TIMEOUT_S = 5.0
 HEAVY_TIMEOUT_S = 30.0
-MAX_UNDER_WAY = 32
-"""At most this many new light grammars of a model are compiled or wait for a thread at a time."""
-MAX_HEAVY_UNDER_WAY = 8
+MAX_COMPILING = 32
+"""Maximum number of new light grammars of a model that are compiled or wait for a thread at the same time."""
+MAX_HEAVY_COMPILING = 8
 MAX_REFUSED = 1024
-"""Heavy grammars whose refusal is remembered."""
+"""Number of heavy grammars whose refusal is remembered."""
 TOO_MANY = "Too many new grammars are being compiled; try again."
 
 
@@ -45,63 +45,64 @@ def now_s() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model that is asked in tokens."""
+    """A model whose engine takes tokens."""
 
     name: str
     """The name that clients use."""
     engine: Engine
-    """Where its groups go; at times no worker may be up."""
+    """Receives its groups. At times it has no worker."""
     placed: Engine | None = None
-    """Where groups go that a gateway has given to this server and moves itself; None: to `engine`."""
+    """Receives the groups that a gateway has placed on this server and migrates itself; None if `engine` does."""
     tokenizer: Tokenizer
     template: ChatTemplate
     formats: ModelFormats
-    """How its answers mark thoughts and calls of tools."""
+    """The formats of reasoning and tool calls in its answers."""
     root: str | None = None
-    """Where it comes from; None: as its engine calls it."""
+    """Path or name that it was loaded from; None if it is the engine's name of the model."""
     parent: str | None = None
-    """The name of the model that an adapter adapts; None: it is no adapter."""
+    """The name of the base model of an adapter; None for other models."""
     created: int = field(default_factory=now_s)
 
     @property
     def info(self) -> EngineInfo:
-        """Has the limits of the workers there are now. Raises `NoWorkerError` if there has never been one."""
+        """The facts about the engine, with the limits of its present workers. Raises `NoWorkerError` if it never had a
+        worker."""
         return self.engine.info
 
     @property
     def preparer(self) -> PromptPreparer:
-        """Makes prompts, within the same limits. Must be read on the event loop, and may be used in any thread."""
+        """Makes prompts within the same limits. Must be read on the event loop, and can be used in any thread."""
         return PromptPreparer(self.tokenizer, self.template, info=self.info)
 
     @cached_property
     def grammars(self) -> "GrammarChecks":
-        """Made when the first request has a grammar."""
+        """The checks of grammars, made for the first request with a grammar."""
         vocab_size, eos_token_ids = self.info.vocab_size, self.info.eos_token_ids
         grammars = Grammars(lambda: self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         apart = partial(try_apart, tokenizer=self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         return GrammarChecks(grammars, try_apart=apart)
 
     def max_group(self, config: ServerConfig) -> int:
-        """Returns the most choices that one prompt may have."""
+        """Returns the maximum number of choices of one prompt."""
         return min(config.max_n, self.info.max_num_seqs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
-    """A model that is asked in texts, elsewhere."""
+    """A model on a third-party server that takes texts."""
 
     name: str
     root: str
     created: int
     max_model_len: int | None
-    """None: the server did not say."""
+    """Maximum length as the server reported it; None if it did not."""
     generate: TextGenerate
     parent: str | None = None
-    """The name of the model that an adapter adapts; None: it is no adapter."""
+    """The name of the base model of an adapter; None for other models."""
 
 
 Models = Callable[[], Mapping[str, ServedModel | TextModel]]
-"""Returns the models of a server in the order in which they came; on a gateway they come and go with their workers."""
+"""Returns the models of a server in the order in which they were added. On a gateway they change with its workers."""
 
 
 def one_model(
@@ -112,8 +113,8 @@ def one_model(
     formats: ModelFormats | None = None,
     placed: Engine | None = None,
 ) -> Models:
-    """Returns the models of a server that has one model all its life. `formats`: None for those that the chat template
-    is known by."""
+    """Returns the models of a server that always has one model. `formats`: None to recognise
+    them by the chat template."""
     template = ChatTemplate.of(tokenizer)
     formats = formats or ModelFormats.of(tokenizer, template.source)
     model = ServedModel(
@@ -123,8 +124,9 @@ def one_model(
 
 
 def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None) -> ServedModel | TextModel:
-    """Returns the model that a request names; it may leave `model` out if there is only one. Raises
-    `ModelNotFoundError` for a name nobody has, `RequestError` for none of several, `NoWorkerError` for no model."""
+    """Returns the model that a request names. A request can omit `model` if there is only one. Raises
+    `ModelNotFoundError` for an unknown name, `RequestError` if the name is missing and there are several, and
+    `NoWorkerError` if there is no model."""
     found = None if name is None else models.get(name)
     if found is not None:
         return found
@@ -149,14 +151,15 @@ def _listed(known: Sequence[ServedModel | TextModel]) -> str:
 
 
 class GrammarChecks:
-    """Compiles grammars before their groups are let in, so that a client hears at once what is wrong with one.
+    """Compiles grammars before their groups are admitted, so that the client learns at once what is wrong with one.
 
-        grammar ── known? ──► on
-            ├─ light ──► one of a few threads ──► on, or 400
-            └─ heavy ──► a thread of its own kind: first a process compiles it (`trial`), then the thread
+        grammar ── known? ──► continue
+            ├─ light ──► one of a few threads ──► continue, or 400
+            └─ heavy ──► the thread for heavy grammars: first a process compiles it (`trial`), then the thread
 
-    Compiling cannot be interrupted, so a thread that takes too long runs on to its end: its work is bounded, and other
-    requests for the same grammar wait for the same thread. Its result is not kept, since the grammar was refused."""
+    Compiling cannot be interrupted, so a thread that takes too long continues to its end. Its work is bounded, and
+    other requests for the same grammar wait for the same thread. Its result is not kept, since the grammar was
+    refused."""
 
     def __init__(
         self,
@@ -166,57 +169,57 @@ class GrammarChecks:
         timeout_s: float = TIMEOUT_S,
         heavy_timeout_s: float = HEAVY_TIMEOUT_S,
     ) -> None:
-        """`try_apart`: compiles a heavy grammar in a process, and raises its error."""
+        """`try_apart`: compiles a heavy grammar in another process, and raises its error."""
         self._grammars = grammars
         self._try_apart = try_apart
-        self._light = CompileThreads(NUM_THREADS, timeout_s=timeout_s, most=MAX_UNDER_WAY)
-        self._heavy = CompileThreads(1, timeout_s=heavy_timeout_s, most=MAX_HEAVY_UNDER_WAY)
+        self._light = CompileThreads(NUM_THREADS, timeout_s=timeout_s, max_compiling=MAX_COMPILING)
+        self._heavy = CompileThreads(1, timeout_s=heavy_timeout_s, max_compiling=MAX_HEAVY_COMPILING)
         self._refused: OrderedDict[bytes, str] = OrderedDict()
-        """Digest of a heavy grammar -> its error, so that it is not tried again."""
+        """Errors of heavy grammars by their digests, so that they are not compiled again."""
 
     async def check(self, grammar: Grammar, *, called: str, param: str, clients_own: bool = False) -> None:
         """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time.
-        `clients_own`: a client wrote the rules of the grammar. With such ones llguidance has run without an end, and a
-        thread cannot be ended, so a process compiles them first."""
+        `clients_own`: the rules of the grammar are from the client. Some such grammars made llguidance run without an
+        end, and a thread cannot be ended, so a process compiles them first."""
         if self._grammars.kept(grammar) is not None:
             return
         threads = self._heavy if clients_own or is_heavy(grammar) else self._light
         try:
             if threads is self._heavy and (why := self._refused.get(_digest(grammar))):
                 raise GrammarError(why)
-            compiling = threads.under_way.get(grammar) or self._start(grammar, threads)
+            compiling = threads.compiling.get(grammar) or self._start(grammar, threads)
             async with asyncio.timeout(threads.timeout_s):
                 await asyncio.shield(compiling.future)
         except TimeoutError:
-            if not compiling.begun:
+            if not compiling.started:
                 raise OverloadedError(TOO_MANY) from None
             compiling.refused = True
-            words = f"compiling it takes more than {threads.timeout_s:g} s"
-            raise GrammarError(f"Invalid {called}: {words}.", param=param) from None
+            why = f"compiling it takes more than {threads.timeout_s:g} s"
+            raise GrammarError(f"Invalid {called}: {why}.", param=param) from None
         except GrammarError as error:
             raise GrammarError(f"Invalid {called}: {error.message}.", param=param) from error
 
     def _start(self, grammar: Grammar, threads: "CompileThreads") -> "NewGrammar":
-        if len(threads.under_way) >= threads.most:
+        if len(threads.compiling) >= threads.max_compiling:
             raise OverloadedError(TOO_MANY)
 
         def compile_it() -> None:
-            compiling.begun = True
+            compiling.started = True
             if threads is self._heavy:
                 self._try_apart(grammar)
             self._grammars.get(grammar)
 
         def ended(future: asyncio.Future[None]) -> None:
-            del threads.under_way[grammar]
+            del threads.compiling[grammar]
             if compiling.refused:
                 self._grammars.forget(grammar)
-            error = None if future.cancelled() else future.exception()  # it is seen, also if all who asked have left
+            error = None if future.cancelled() else future.exception()  # retrieved also if every request has left
             if threads is self._heavy and isinstance(error, GrammarError):
                 self._refused[_digest(grammar)] = error.message
                 if len(self._refused) > MAX_REFUSED:
                     self._refused.popitem(last=False)
 
-        compiling = threads.under_way[grammar] = NewGrammar()
+        compiling = threads.compiling[grammar] = NewGrammar()
         compiling.future = asyncio.get_running_loop().run_in_executor(threads.pool, compile_it)
         compiling.future.add_done_callback(ended)
         return compiling
@@ -227,22 +230,22 @@ def _digest(grammar: Grammar) -> bytes:
 
 
 class CompileThreads:
-    """The threads for one kind of grammars, and the grammars that wait for them or are in them."""
+    """The threads for one kind of grammars, and the grammars that they compile or that wait for them."""
 
-    def __init__(self, num_threads: int, *, timeout_s: float, most: int) -> None:
-        """`most`: that may be under way at a time."""
+    def __init__(self, num_threads: int, *, timeout_s: float, max_compiling: int) -> None:
+        """`max_compiling`: maximum number of grammars that are compiled or wait at the same time."""
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="motet-grammar")
         self.timeout_s = timeout_s
-        self.most = most
-        self.under_way: dict[Grammar, NewGrammar] = {}
+        self.max_compiling = max_compiling
+        self.compiling: dict[Grammar, NewGrammar] = {}
 
 
 @dataclass
 class NewGrammar:
-    """A grammar that waits for a thread or is in one."""
+    """A grammar that a thread compiles or that waits for a thread."""
 
     future: asyncio.Future[None] = field(init=False)
-    begun: bool = False
-    """True once a thread has it."""
+    started: bool = False
+    """True once a thread compiles it."""
     refused: bool = False
     """True if a request was refused because it took too long."""

@@ -124,14 +124,14 @@ class Service:
         )
 
     def check_size(
-        self, client: str, *, num_prompts: int, n: int, most: int, prompt_param: str, count_param: str = "n"
+        self, client: str, *, num_prompts: int, n: int, max_n: int, prompt_param: str, count_param: str = "n"
     ) -> None:
-        """Raises if a request may not have `num_prompts` prompts with `n` choices each (maximum: `most`), or would not
+        """Raises if a request may not have `num_prompts` prompts with `n` choices each (maximum: `max_n`), or would not
         be let in now. An early call saves reading prompts that are then refused. `prompt_param`, `count_param`: named
         in errors."""
-        if n > most:
-            flag = "--max-n" if most == self.config.max_n else "--max-num-seqs"
-            raise above_maximum(count_param, n, most=most, flag=flag)
+        if n > max_n:
+            flag = "--max-n" if max_n == self.config.max_n else "--max-num-seqs"
+            raise above_maximum(count_param, n, maximum=max_n, flag=flag)
         total, config = num_prompts * n, self.config
         if total > config.max_choices:
             raise RequestError(

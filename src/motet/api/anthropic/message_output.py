@@ -109,7 +109,7 @@ class MessageOutput:
 
     def __init__(self, head: AnswerHead, *, reasoning_shown: bool) -> None:
         self.stop_reason: str | None = None
-        """None until the choice has ended."""
+        """The reason at the end; None before."""
         self.stop_sequence: str | None = None
         self._head = head
         self._reasoning_shown = reasoning_shown

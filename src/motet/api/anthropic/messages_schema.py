@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`, Anthropic's Messages.
 
-Each block of content is read by its type. What a server of one model cannot do (pictures, documents, tools that the
-server runs) is refused by name.
+Each block of content is read by its type. Unsupported content (pictures, documents, tools that the server runs) is
+refused by its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from motet.api.openai.chat_schema import MAX_TOOLS
 from motet.errors import RequestError
 
 MIN_BUDGET = 1024
-"""Anthropic's least `budget_tokens`."""
+"""Anthropic's minimum `budget_tokens`."""
 
 
 class TextBlock(OpenSchema):
@@ -34,14 +34,14 @@ class TextBlock(OpenSchema):
 
 
 class ThinkingBlock(OpenSchema):
-    """Thoughts of an earlier turn. Their `signature` is not looked at."""
+    """Reasoning of an earlier turn. Its `signature` is ignored."""
 
     type: Literal["thinking"]
     thinking: str
 
 
 class RedactedBlock(OpenSchema):
-    """Encrypted thoughts of a model of Anthropic's, in a conversation that it began. They are left out."""
+    """Encrypted reasoning of Anthropic's own model, from the start of the conversation. The prompt omits it."""
 
     type: Literal["redacted_thinking"]
 
@@ -64,7 +64,7 @@ def _only(known: Sequence[str]) -> str:
 
 
 def _kind_of(value: object, known: Sequence[str]) -> str:
-    """Returns the type of a block. Raises Misfit unless it is one of those `known`."""
+    """Returns the type of a block. Raises FieldError unless it is in `known`."""
     if not isinstance(value, dict):
         raise FieldError(invalid_type, None, "an object or a string in place of the list")
     if (kind := value.get("type")) is None:
@@ -90,7 +90,7 @@ Texts = Annotated[list[Annotated[TextBlock, PlainValidator(_read_text)]], AS_BLO
 
 
 class ToolResultBlock(OpenSchema):
-    """What a tool answered. Its `is_error` is not told: a chat has no word for it, so the content must say it."""
+    """The result of a tool. `is_error` is ignored: a chat has no field for it, so the content must state an error."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -111,11 +111,11 @@ OF_ROLE: Mapping[str, Sequence[str]] = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
-"""The types of blocks that a turn may have."""
+"""The types of blocks that a turn can have."""
 
 
 def _read_block(value: object) -> Block:
-    """Reads a block by its type, so that errors are about the fields of that type."""
+    """Reads a block by its type, so that errors name the fields of this type."""
     return BLOCKS[_kind_of(value, (*BLOCKS,))].model_validate(value)
 
 
@@ -136,7 +136,7 @@ class TurnInput(OpenSchema):
 
 
 class MessageTool(OpenSchema):
-    """A function of the client. The model's own or the server's tools have other types."""
+    """A function of the client. Tools of the model or of the server have other types."""
 
     type: Literal["custom"] = "custom"
     name: str
@@ -175,7 +175,7 @@ class MessageToolChoice(Schema):
 class ThinkingField(Schema):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=MIN_BUDGET)
-    """Checked as Anthropic checks it, and no bound: thoughts count among `max_tokens`."""
+    """Checked as Anthropic checks it, but without effect: reasoning counts towards `max_tokens`."""
     display: Literal["summarized", "omitted", "updates"] | None = None
 
     @model_validator(mode="after")
@@ -187,7 +187,7 @@ class ThinkingField(Schema):
 
     @property
     def shown(self) -> bool:
-        """True if the answer has the thoughts."""
+        """True if the answer has the reasoning."""
         return self.type != "disabled" and self.display != "omitted"
 
 
@@ -203,11 +203,11 @@ class OutputConfig(Schema):
 
 ONE_ANSWER = "a message is one answer; /v1/chat/completions gives n choices of one prompt"
 KEEP_ALL = {"type": "clear_thinking_20251015", "keep": "all"}
-"""Clears nothing."""
+"""The edit of a conversation that clears nothing."""
 
 
 class MessagePrompt(Schema):
-    """The fields that make the prompt; the same for an answer and for its tokens."""
+    """The fields from which the prompt is made, for an answer and for the number of its tokens."""
 
     ignored = frozenset({"cache_control", "metadata"})
     refused = frozenset(
@@ -247,7 +247,7 @@ class MessagePrompt(Schema):
 
     @property
     def continues(self) -> bool:
-        """True if the answer goes on from the end of the last turn."""
+        """True if the answer continues the last turn."""
         return self.messages[-1].role == "assistant"
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from motet.api.generation.answer_writer import AnswerWriter
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
-from motet.api.http.body import in_turn
+from motet.api.http.body import in_thread
 from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
 from motet.api.http.server_sent_events import EVENT_STREAM
 from motet.api.http.streaming import ResponseSender, while_client_stays
@@ -135,7 +135,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _finish(self) -> None:
         close = partial(self._writer.close, self._usage())
-        pieces = await in_turn(close) if self._writer.is_long else close()
+        pieces = await in_thread(close) if self._writer.is_long else close()
         if not self._sender.started:
             self.headers["content-length"] = str(sum(map(len, pieces)))
             await self._start()

@@ -1,4 +1,4 @@
-"""The form that answers must have, as requests give it: `response_format`, or vLLM's `structured_outputs`."""
+"""The form that a request requires of its answers: `response_format`, or vLLM's `structured_outputs`."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from motet.types import Grammar, GrammarKind
 ANY_OBJECT = '{"type":"object"}'
 
 FORMER_PREFIX = "guided_"
-"""vLLM before 0.12 had fields of this prefix in place of the keys of `structured_outputs`."""
+"""Prefix of the fields that vLLM before 0.12 had in place of the keys of `structured_outputs`."""
 
 
 class AnswerForm(NamedTuple):
@@ -23,17 +23,17 @@ class AnswerForm(NamedTuple):
 
     grammar: Grammar
     param: str
-    """The name of the field that says so, inside the fields of sampling."""
+    """The field with the form, relative to the sampling fields."""
     called: str = ""
-    """`schema for response_format 'answer'`; empty: as `param`."""
+    """The name in errors, such as `schema for response_format 'answer'`; empty for `param`."""
     closed: bool = False
-    """True if the client wants objects closed, whatever the server does."""
+    """True if the client requires closed objects, whatever the server's setting is."""
     clients_own: bool = False
-    """True if the client wrote the rules of the grammar."""
+    """True if the rules of the grammar are from the client."""
 
 
 class JsonSchemaFormat(Schema):
-    """`strict` changes nothing: answers always follow the schema, or it is refused."""
+    """A JSON schema. `strict` has no effect: answers always follow the schema, or the request is refused."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None

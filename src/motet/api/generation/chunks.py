@@ -39,7 +39,7 @@ class ChunkTemplate:
     >>> template.end(usage=b'{"total_tokens":5}')
     [b'data: {"id":"cmpl-1","choices":[],"usage":{"total_tokens":5}}\\n\\ndata: [DONE]\\n\\n']
 
-    A chunk with nothing but a text is three pieces, of which two are made once for each choice:
+    A chunk with nothing but a text is three pieces. Two of them are made once for each choice:
 
     >>> before = template.opening + b'0,"text":'
     >>> after = b',"finish_reason":null}]' + template.closing

@@ -67,7 +67,7 @@ class ChoiceEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 class LogprobMean(msgspec.Struct, gc=False):
-    """The log-probabilities of the tokens of a choice: their number and their mean, by which `best_of` ranks."""
+    """The number of a choice's log-probabilities, and their mean: `best_of` ranks choices by the mean."""
 
     total: float = 0.0
     count: int = 0
@@ -96,7 +96,7 @@ class CollectedChoice(msgspec.Struct, gc=False):
     """Tool calls, each with the pieces of its arguments."""
     last_token: int | None = None
     end: ChoiceEnd | None = None
-    """None until the choice has ended."""
+    """How the choice ended; None before its end."""
     logprob_mean: LogprobMean = msgspec.field(default_factory=LogprobMean)
     pieces: CollectedEvents | None = None
     """The events so far; None before the first event and after the end."""

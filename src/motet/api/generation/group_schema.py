@@ -1,4 +1,4 @@
-"""`group`, a field beside `n`: how the choices of a prompt are steered (`motet.policies`)."""
+"""`group`, a field next to `n`: the policy of a group (`motet.policies`), which ends and starts its choices."""
 
 from typing import Annotated, Literal, Self
 
@@ -16,7 +16,7 @@ from motet.policies.steering import GroupPolicy, Keep, Refill
 PARAM = "group"
 MAX_CONDITIONS = 8
 MAX_WINDOW = 8192
-"""Tokens of a window of confidence."""
+"""Maximum number of tokens in a window of confidence."""
 DEFAULT_TOP = 20
 DEFAULT_PERCENTILE = 10.0
 NAMED = (ExtractKind.LAST_LINE, ExtractKind.LAST_NUMBER, ExtractKind.BOXED)
@@ -24,7 +24,7 @@ WITH_SOURCE = (ExtractKind.REGEX, ExtractKind.JSON_POINTER)
 
 
 class _ExtractObject(BaseModel):
-    """For the OpenAPI document."""
+    """The object form of `extract`, for the OpenAPI document."""
 
     regex: str | None = None
     json_pointer: str | None = None
@@ -62,14 +62,14 @@ class StopWhen(Schema):
     finished: int | None = Field(None, ge=1)
     """The group ends when this many choices have finished."""
     agree: int | None = Field(None, ge=1)
-    """The group ends when this many have the same value."""
+    """The group ends when this many choices have the same value."""
     posterior: float | None = Field(None, gt=0.5, lt=1)
-    """The leading value is the likeliest one with at least this probability."""
+    """The group ends when the leading value is the most likely one with at least this probability."""
     window: int | None = Field(None, ge=2)
-    """All of a window of so many choices, by index, have the same value."""
+    """The group ends when this many choices with consecutive indices have the same value."""
     any_of: list["StopWhen"] | None = Field(None, min_length=1, max_length=MAX_CONDITIONS)
     extract: ExtractField | None = None
-    """As `group.extract`."""
+    """See `GroupFields.extract`."""
 
     @model_validator(mode="after")
     def check_one_given(self) -> Self:
@@ -81,7 +81,7 @@ class StopWhen(Schema):
         return self
 
     def extracts(self) -> list[Extract]:
-        """Returns every `extract` that is given."""
+        """Returns every `extract` of the condition and the conditions inside it."""
         own = [] if self.extract is None else [self.extract]
         return own + [extract for inner in self.any_of or () for extract in inner.extracts()]
 
@@ -91,7 +91,7 @@ class StopWhen(Schema):
             if (count := getattr(self, name)) is not None and count > n:
                 raise invalid_value(f"{param}.{name}", f"it is {count}, and the group has {n} choices")
         if self.any_of is not None:
-            inner = [one.condition(n, param=f"{param}.any_of[{number}]") for number, one in enumerate(self.any_of)]
+            inner = [when.condition(n, param=f"{param}.any_of[{number}]") for number, when in enumerate(self.any_of)]
             return AnyOf(tuple(inner))
         if self.finished is not None:
             return Finished(self.finished)
@@ -99,23 +99,23 @@ class StopWhen(Schema):
             return Agree(self.agree)
         if self.window is not None:
             return Window(self.window)
-        assert self.posterior is not None  # one is given
+        assert self.posterior is not None  # exactly one is given
         return Posterior(self.posterior)
 
 
 class ConfidenceFields(Schema):
-    """When a choice ends because its confidence is too low."""
+    """The rule that ends a choice because its confidence is too low."""
 
     window: int = Field(ge=1, le=MAX_WINDOW)
-    """Tokens over which the confidence of a choice is a mean."""
+    """Number of tokens over which the confidence of a choice is averaged."""
     below: float | None = None
     """The threshold."""
     warm_up: int | None = Field(None, ge=1)
-    """The first choices, which run to their end and give the threshold."""
+    """Number of choices that run to their end first and determine the threshold."""
     percentile: float = Field(DEFAULT_PERCENTILE, gt=0, le=100)
-    """The percentile of their lowest confidences that is the threshold."""
+    """The threshold is this percentile of the lowest confidences of the warm-up choices."""
     top: int = Field(DEFAULT_TOP, ge=1)
-    """The likeliest tokens whose log-probabilities make the confidence of a token."""
+    """Number of most likely tokens whose log-probabilities determine the confidence of a token."""
 
     @model_validator(mode="after")
     def check_one_threshold(self) -> Self:
@@ -125,18 +125,18 @@ class ConfidenceFields(Schema):
             raise FieldError(invalid_value, "percentile", "it goes with warm_up")
         return self
 
-    def rule(self, n: int, *, most_top: int) -> ConfidenceRule:
-        """`most_top`: most log-probabilities beside a token that the server allows."""
+    def rule(self, n: int, *, max_top: int) -> ConfidenceRule:
+        """Returns the rule. `max_top`: the server's maximum number of alternatives to a token."""
         param = f"{PARAM}.confidence"
         if self.warm_up is not None and self.warm_up > n:
             raise invalid_value(f"{param}.warm_up", f"it is {self.warm_up}, and the group has {n} choices")
-        if most_top == 0:
-            raise invalid_value(param, "this server gives no log-probabilities of other tokens (--max-logprobs 0)")
-        if self.top > most_top and "top" in self.model_fields_set:
-            raise invalid_value(f"{param}.top", f"it is {self.top}, and this server allows {most_top} (--max-logprobs)")
+        if max_top == 0:
+            raise invalid_value(param, "this server reports no log-probabilities of other tokens (--max-logprobs 0)")
+        if self.top > max_top and "top" in self.model_fields_set:
+            raise invalid_value(f"{param}.top", f"it is {self.top}, and this server allows {max_top} (--max-logprobs)")
         return ConfidenceRule(
             window=self.window,
-            top=min(self.top, most_top),
+            top=min(self.top, max_top),
             below=self.below,
             warm_up=self.warm_up or 0,
             percentile=self.percentile,
@@ -148,16 +148,16 @@ class GroupFields(Schema):
     extract: ExtractField | None = None
     """How the value of an answer is found in its text."""
     start: int | None = Field(None, ge=1)
-    """Most choices that are written at a time; more begin while `stop_when` is not met."""
+    """Maximum number of choices that generate at the same time; more start while `stop_when` is not met."""
     refill: Literal["each", "all"] = "each"
-    """With `start`: one more begins as another ends, or the next ones together when all have ended."""
+    """With `start`: a choice starts when another ends, or the next choices start together when all have ended."""
     confidence: ConfidenceFields | None = None
     keep: Literal["all", "finished"] = "all"
-    """The choices in the answer: all that have begun, or those that were not ended early."""
+    """The choices in the answer: all that started, or all that were not ended early."""
     vote: bool = False
-    """True: the answer tells the value of each choice, and the majority."""
+    """True if the answer reports the value of each choice, and the majority."""
     deterministic: bool = False
-    """True: decisions depend on numbers of tokens and not on when tokens came."""
+    """True if decisions depend on numbers of tokens, and not on the time at which tokens arrive."""
 
     @model_validator(mode="after")
     def check_extract(self) -> Self:
@@ -172,9 +172,9 @@ class GroupFields(Schema):
         inner = [] if self.stop_when is None else self.stop_when.extracts()
         return inner if self.extract is None else [self.extract, *inner]
 
-    def policy(self, n: int, *, most_top: int) -> GroupPolicy:
-        """`n`: choices of a group. `most_top`: see `ConfidenceFields.rule`. Raises RequestError for what such a group
-        cannot have."""
+    def policy(self, n: int, *, max_top: int) -> GroupPolicy:
+        """Returns the policy. `n`: number of choices of a group. `max_top`: see `ConfidenceFields.rule`. Raises
+        RequestError for a policy that such a group cannot have."""
         condition = None if self.stop_when is None else self.stop_when.condition(n, param=f"{PARAM}.stop_when")
         if self.start is not None and self.start > n:
             raise invalid_value(f"{PARAM}.start", f"it is {self.start}, and the group has {n} choices")
@@ -186,15 +186,15 @@ class GroupFields(Schema):
             extract=extract,
             start=self.start,
             refill=Refill(self.refill),
-            confidence=None if self.confidence is None else self.confidence.rule(n, most_top=most_top),
+            confidence=None if self.confidence is None else self.confidence.rule(n, max_top=max_top),
             keep=Keep(self.keep),
             vote=self.vote,
             deterministic=self.deterministic,
         )
 
     def _without_extract(self) -> RequestError:
-        who = "vote" if self.vote else "stop_when"
-        return invalid_value(f"{PARAM}.extract", f"{PARAM}.{who} compares values: say how one is found in an answer")
+        field = "vote" if self.vote else "stop_when"
+        return invalid_value(f"{PARAM}.extract", f"{PARAM}.{field} compares values: say how one is found in an answer")
 
 
 class SteeredFields(Schema):
@@ -204,6 +204,6 @@ class SteeredFields(Schema):
 
 
 def check_keep(fields: StreamingFields, group: GroupFields | None) -> None:
-    """Refuses to leave out choices that a stream has begun to show."""
+    """Refuses `keep` in a stream, which would omit choices that it has already sent."""
     if group is not None and group.keep != "all":
         fields.refuse_if_streamed(f"{PARAM}.keep", group.keep)

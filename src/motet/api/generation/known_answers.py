@@ -53,8 +53,8 @@ class MoreAnswers:
 
     def __call__(self, known: KnownGroup, request: MoreChoices) -> Response:
         (group,) = self.plan.groups
-        most = self.plan.served.max_group(self.service.config)
-        self.service.check_size(known.client, num_prompts=1, n=request.n, most=most, prompt_param="n")
+        max_n = self.plan.served.max_group(self.service.config)
+        self.service.check_size(known.client, num_prompts=1, n=request.n, max_n=max_n, prompt_param="n")
         starts = known.further.take(request.n)
         added = msgspec.structs.replace(
             group,

@@ -1,14 +1,14 @@
-"""`kv_transfer_params`: what a request says about prefill and decode on different servers.
+"""`kv_transfer_params`: the field of a request for prefill and decode on different servers.
 
-    server     takes                                                      answers
+    server     accepts                                                    returns
     prefill    an order: {"do_remote_decode": true}                       the ticket
     decode     a ticket, or vLLM's list with one for each choice          null; needs a cluster key
-    any other  neither
+    any other  nothing
 
-Which of them a server is, is the role of the model's engine.
+The role of the model's engine determines the kind of server.
 
-A ticket binds memory of its prefill worker, so it is never just dropped: while a request is being checked its tickets
-belong to `request_context`, then to `TokenGroup`, and to the engine once it has the group.
+A ticket reserves memory of its prefill worker, so it is always released. While a request is checked its tickets belong
+to `request_context`, then to `TokenGroup`, and to the engine once the engine has the group.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,7 +33,7 @@ MAX_READERS = 64
 
 
 class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Compute the prompt's KV and keep it for others."""
+    """The order to compute the prompt's KV and to keep it for decode workers."""
 
     do_remote_decode: bool
     do_remote_prefill: bool = False
@@ -42,24 +42,26 @@ class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True, kw_only=True)
 class RequestContext:
-    """Who asks which model, and for what: to prefill the prompt for others (`order`), or to go on from a `ticket`."""
+    """The caller and the model of a request, and its `order` or its `ticket`, if it has one."""
 
     served: ServedModel
     caller: Caller
     order: PrefillOrder | None = None
     ticket: Ticket | None = None
     closes_objects: bool = True
-    """True if objects of schemas have only the properties that the schema names, unless it says otherwise."""
+    """True if objects of JSON schemas have only the named properties, unless the schema allows others."""
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Raises RequestError unless the order or the ticket can be meant for these prompts."""
+        """Raises RequestError unless the order or the ticket fits these prompts."""
         if self.order is None and self.ticket is None:
             return
         if len(prompts) != 1:
             raise invalid_value(PARAM, f"it is for one prompt, and this request has {len(prompts)}")
         (prompt,) = prompts
         if len(prompt) < 2:
-            raise invalid_value(PARAM, "it needs a prompt of at least two tokens, for decode runs the last one itself")
+            raise invalid_value(
+                PARAM, "it needs a prompt of at least two tokens, since decode computes the last one itself"
+            )
         if self.ticket is not None and not is_for_prompt(self.ticket, prompt):
             raise invalid_value(PARAM, "the ticket is for another prompt")
 
@@ -68,11 +70,12 @@ class RequestContext:
 async def request_context(
     service: Service, body: RequestFields, *, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
-    """Surrounds the checks of a request. If one of them refuses it, even for its model, its tickets are released."""
+    """Surrounds the checks of a request. If a check refuses the request, even for its model, its tickets are
+    released."""
     try:
         served = service.served(body.model)
     except MotetError as refusal:
-        # Its tickets are released through any engine: each reaches the leases of all.
+        # Any engine can release the tickets, since each reaches the leases of all.
         for other in [model for model in service.models().values() if isinstance(model, ServedModel)][:1]:
             with suppress(MotetError):
                 async with _read(service, other, body=body, caller=caller, num_choices=num_choices):
@@ -92,19 +95,19 @@ async def _read(
     tickets: list[Ticket] = []
     try:
         if given is not None and role is Role.BOTH:
-            raise unsupported_parameter(PARAM, "is for prefill servers and decode servers, and this one is neither")
+            raise unsupported_parameter(PARAM, "is for prefill servers and decode servers, and this server is neither")
         if given is not None and role is Role.PREFILL:
             context = replace(context, order=_order(given))
         elif given is not None and not service.takes_tickets:
             raise unsupported_parameter(
                 PARAM,
-                "is not taken here: without --cluster-key anybody could make tickets, and what they bring is kept for "
+                "is not accepted here: without --cluster-key any client could make tickets, and their KV is kept for "
                 "other clients",
             )
         elif given is not None:
             ticket = _ticket(given, num_choices, max_choices=served.max_group(service.config), tickets=tickets)
             context = replace(context, ticket=ticket)
-        while len(tickets) > 1:  # the trunk is fetched once, with the first
+        while len(tickets) > 1:  # the trunk is fetched once, with the first ticket
             await served.engine.release(tickets.pop(), trace=caller.trace)
         yield context
     except BaseException:
@@ -116,29 +119,32 @@ async def _read(
 
 def _order(given: object) -> PrefillOrder:
     if not isinstance(given, Mapping):
-        raise invalid_value(PARAM, "a prefill server takes an object")
+        raise invalid_value(PARAM, "a prefill server accepts an object")
     if given.get("do_remote_prefill"):
-        raise invalid_value(PARAM, "this is a prefill server: it makes tickets and takes none")
+        raise invalid_value(PARAM, "this is a prefill server: it makes tickets and accepts none")
     try:
         order = msgspec.convert({name: value for name, value in given.items() if value is not None}, PrefillOrder)
     except msgspec.ValidationError as error:
         raise invalid_value(PARAM, str(error)) from error
     if not order.do_remote_decode:
-        raise invalid_value(PARAM, "do_remote_decode is false, so it asks for nothing; leave it out")
+        raise invalid_value(PARAM, "do_remote_decode is false, so it has no effect; leave it out")
     return order
 
 
 def _ticket(given: object, num_choices: int, *, max_choices: int, tickets: list[Ticket]) -> Ticket:
-    """Returns the first ticket. Reads all, also if some are wrong. Two that name the same lease count as one."""
+    """Returns the first ticket, and adds all valid tickets to `tickets`. Two tickets with the same lease count as
+    one."""
     if isinstance(given, Mapping) and given.get("do_remote_decode"):
-        raise invalid_value(PARAM, "this is a decode server: it takes tickets; do_remote_decode is for prefill servers")
+        raise invalid_value(
+            PARAM, "this is a decode server: it accepts tickets; do_remote_decode is for prefill servers"
+        )
     listed = given if isinstance(given, list) else [given]
     if len(listed) > max_choices:
         raise invalid_value(PARAM, f"a list of {len(listed)}, while a prompt has at most {max_choices} choices here")
     refusals: list[RequestError] = []
-    for one in listed:
+    for value in listed:
         try:
-            ticket = ticket_of(one)
+            ticket = ticket_of(value)
         except RequestError as error:
             refusals.append(error)
         else:

@@ -1,10 +1,10 @@
-"""A checked request on its way from its route to the engine.
+"""A checked request as a plan for the engine: one group for each prompt.
 
-1. the route's schema is read, `RouteOptions` says what else the route knows, and `check_size` looks at the limits
-2. `chat_prompt`, `completion_prompts` make token ids of what the client wrote; long texts in a thread
-3. `with_answer_rules`, `held_to` say how the answers are read, and what they must be: as the request says, a call of a
-   tool, or either
-4. `make_plan` checks what only the model's limits and the prompts can refuse, and plans a group a prompt
+1. the route reads its schema, collects the facts that depend on the route (`RouteOptions`), and calls `check_size`
+2. `chat_prompt`, `completion_prompts` turn the client's prompts into token ids, long texts in a thread
+3. `with_answer_format`, `with_grammar` add how the answers are parsed, and the grammar that they must follow: the form
+   in the request, a tool call, or either
+4. `make_plan` checks the request against the prompts and the model's limits, and plans the groups
 """
 
 import logging
@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TypeVar
 
 import msgspec
 
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
-from motet.api.generation.prompts import beside_the_loop
+from motet.api.generation.prompts import in_thread_if_long
 from motet.api.generation.request_fields import RequestFields, StreamingFields
 from motet.api.generation.sampling_fields import SamplingFields
 from motet.api.http.failure import above_maximum, invalid_value
@@ -45,17 +44,15 @@ from motet.types import (
 
 log = logging.getLogger("motet.api")
 
-T = TypeVar("T")
-
-MAX_SCORES = 2_000_000
-"""Log-probabilities of prompts that one request may ask for, alternatives too: each takes 110 bytes."""
+MAX_PROMPT_LOGPROBS = 2_000_000
+"""Maximum number of log-probabilities of prompts in one request, including alternatives. Each takes 110 bytes."""
 MAX_KEYS = 10
 MAX_KEY_CHARS = 50
-"""Limits on what an error lists of wrong keys."""
+"""Limits on the number and the length of wrong keys that an error lists."""
 MAX_ID_DIGITS = 20
-"""Digits that a token id may have as a JSON key; far more than any vocabulary needs."""
+"""Maximum number of digits of a token id as a JSON key, more than any vocabulary needs."""
 GROUP_CHARS = 64
-"""To plan a group takes as long as so many characters, and to make ready for the answers of four choices too."""
+"""Planning a group costs as much as tokenising this many characters; so does preparing the answers of four choices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +75,21 @@ class AnswerHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One group a prompt, all with the same rules."""
+    """The groups of a request, one for each prompt, all with the same rules."""
 
     head: AnswerHead
     served: ServedModel
     groups: tuple[GenerateRequest, ...]
     order: PrefillOrder | None = None
-    """Set if the only group must be prefilled for others, and not written."""
+    """Set if the only group must be prefilled for another server, and generates nothing."""
     client: str | None = None
-    """The client whose limits count; None if another server of ours sent the request."""
+    """The client whose limits apply; None if another Motet server sent the request."""
     body_bytes: int = 0
-    """Size of the request."""
+    """Size of the request's body."""
     span: RequestSpan = NO_REQUEST_SPAN
     rules: TextRules = field(default_factory=TextRules)
     policy: GroupPolicy | None = None
-    """How each group is steered; None: all its choices are written to their ends."""
+    """The policy of each group; None if all its choices generate to their ends."""
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -102,7 +99,7 @@ class Plan:
 
     @property
     def num_choices(self) -> int:
-        """Choices of all groups."""
+        """Number of choices of all groups."""
         return len(self.groups) * self.group_size
 
 
@@ -113,31 +110,31 @@ class RouteOptions:
     context: RequestContext
     streaming: StreamingFields
     prefix: str
-    """Begins the answer's id, as in `chatcmpl-`."""
+    """Start of the answer's id, such as `chatcmpl`."""
     prompt_param: str
-    """The field the prompt came in, for errors about its length."""
+    """The field with the prompt, for errors about its length."""
     num_choices: int
-    """Choices to make of each prompt."""
+    """Number of choices of each prompt."""
     default_max_tokens: int | None
-    """None: as many as the model has room for."""
+    """Maximum number of output tokens if the request has none; None for the model's limit."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode | None = None
-    """None: as the server is set."""
+    """None for the server's setting."""
     logprobs_param: str = "logprobs"
-    """The field that gave the number of alternatives."""
+    """The field with the number of alternatives."""
     prompt_only: bool = False
-    """True: the answers are empty."""
+    """True if the answers are empty."""
     count_param: str = "n"
-    """The field that gave the number of choices."""
+    """The field with the number of choices."""
     param: str = ""
-    """Where the sampling fields stand in the body, as in `sampling_params.`."""
+    """Path of the sampling fields in the body, such as `sampling_params.`."""
     format: AnswerFormat | None = None
-    """How the text of a choice is read; None: it is shown as it is."""
+    """The parser of a choice's text; None if the text is shown unchanged."""
     grammar: Grammar | None = None
-    """The grammar of every choice; None: any text."""
+    """The grammar of every choice; None for any text."""
     group: GroupFields | None = None
-    """How each group is to be steered."""
+    """The policy of each group, as the request has it."""
 
 
 def make_plan(
@@ -148,18 +145,19 @@ def make_plan(
     request: RequestFields,
     options: RouteOptions,
 ) -> Plan:
-    """Raises `RequestError` for what only the model's limits and the prompts can refuse. May run in a thread."""
+    """Returns the plan. Raises `RequestError` if the request does not fit the model's limits or the prompts. Can run in
+    a thread."""
     context, served = options.context, options.context.served
     context.check(prompts)
     rights = service.rights(context.caller.client)
     _check_priority(request.priority, rights.min_priority)
     _check_alternatives(options, service.config.max_logprobs)
-    check_scores(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
+    check_prompt_logprobs(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     if options.logprobs_mode is None:
         options = replace(options, logprobs_mode=service.config.logprobs_mode)
-    policy = _policy(sampling, options, most_top=service.config.max_logprobs)
+    policy = _policy(sampling, options, max_top=service.config.max_logprobs)
     sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias, policy=policy))
     groups = tuple(
         GenerateRequest(
@@ -201,13 +199,13 @@ def make_plan(
     )
 
 
-def _check_priority(priority: int, least: int | None) -> None:
-    if least is not None and priority < least:
-        raise invalid_value("priority", f"{priority}; your API key may ask for {least} or more")
+def _check_priority(priority: int, minimum: int | None) -> None:
+    if minimum is not None and priority < minimum:
+        raise invalid_value("priority", f"{priority}; your API key may have {minimum} or more")
 
 
-def _policy(fields: SamplingFields, options: RouteOptions, *, most_top: int) -> GroupPolicy | None:
-    """Returns how the groups are steered. Raises `RequestError` for what they cannot have."""
+def _policy(fields: SamplingFields, options: RouteOptions, *, max_top: int) -> GroupPolicy | None:
+    """Returns the policy of the groups. Raises `RequestError` for a policy that they cannot have."""
     if options.group is None or options.context.order is not None:
         return None
     if options.group.confidence is not None:
@@ -216,22 +214,22 @@ def _policy(fields: SamplingFields, options: RouteOptions, *, most_top: int) -> 
         if options.logprobs is not None and options.logprobs_mode is not LogprobsMode.RAW:
             why = "these are processed log-probabilities, and 'group.confidence' needs the model's own"
             raise invalid_value(options.param + options.logprobs_param, why)
-    return options.group.policy(options.num_choices, most_top=most_top)
+    return options.group.policy(options.num_choices, max_top=max_top)
 
 
-def _check_alternatives(options: RouteOptions, most: int) -> None:
+def _check_alternatives(options: RouteOptions, maximum: int) -> None:
     """Raises `RequestError` for more alternatives to each token than the server allows."""
-    for name, asked in ((options.logprobs_param, options.logprobs), ("prompt_logprobs", options.prompt_logprobs)):
-        if asked is not None and asked > most:
-            raise above_maximum(options.param + name, asked, most=most, flag="--max-logprobs")
+    for name, num_top in ((options.logprobs_param, options.logprobs), ("prompt_logprobs", options.prompt_logprobs)):
+        if num_top is not None and num_top > maximum:
+            raise above_maximum(options.param + name, num_top, maximum=maximum, flag="--max-logprobs")
 
 
-def check_scores(num_tokens: int, num_top: int | None, *, prompt_param: str) -> None:
-    """Raises `RequestError` if the log-probabilities of the prompts, which are kept until the answer, are too many."""
-    num_scores = 0 if num_top is None else num_tokens * (1 + num_top)
-    if num_scores > MAX_SCORES:
-        why = f"log-probabilities of {num_tokens} tokens with {num_top} alternatives are {num_scores}"
-        raise invalid_value(prompt_param, f"{why}, and a request may have {MAX_SCORES}; send fewer prompts")
+def check_prompt_logprobs(num_tokens: int, num_top: int | None, *, prompt_param: str) -> None:
+    """Raises `RequestError` for too many log-probabilities of prompts: they are kept until the answer."""
+    num_logprobs = 0 if num_top is None else num_tokens * (1 + num_top)
+    if num_logprobs > MAX_PROMPT_LOGPROBS:
+        why = f"log-probabilities of {num_tokens} tokens with {num_top} alternatives are {num_logprobs}"
+        raise invalid_value(prompt_param, f"{why}, and a request may have {MAX_PROMPT_LOGPROBS}; send fewer prompts")
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:
@@ -239,7 +237,7 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
         options.context.caller.client,
         num_prompts=num_prompts,
         n=options.num_choices,
-        most=options.context.served.max_group(service.config),
+        max_n=options.context.served.max_group(service.config),
         count_param=options.count_param,
         prompt_param=options.prompt_param,
     )
@@ -254,7 +252,7 @@ def _sampling(
     policy: GroupPolicy | None,
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
-    allowed, scored = fields.allowed_token_ids or (), options.logprobs is not None
+    allowed, has_logprobs = fields.allowed_token_ids or (), options.logprobs is not None
     named = (("stop_token_ids", fields.stop_token_ids), ("logprob_token_ids", fields.logprob_token_ids))
     for name, tokens in (*named, ("allowed_token_ids", allowed)):
         _check_tokens(tokens, vocab_size, param=options.param + name)
@@ -264,7 +262,7 @@ def _sampling(
     if fields.min_tokens > max_tokens:
         why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"
         raise invalid_value(f"{options.param}min_tokens", why)
-    logprobs = 0 if scored and fields.logprob_token_ids else options.logprobs
+    logprobs = 0 if has_logprobs and fields.logprob_token_ids else options.logprobs
     if policy is not None and policy.confidence is not None:
         logprobs = max(logprobs or 0, policy.confidence.top)
     return SamplingParams(
@@ -275,8 +273,8 @@ def _sampling(
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=logprobs,
-        logprob_token_ids=tuple(fields.logprob_token_ids) if scored else (),
-        logprobs_mode=(options.logprobs_mode if scored else None) or LogprobsMode.RAW,
+        logprob_token_ids=tuple(fields.logprob_token_ids) if has_logprobs else (),
+        logprobs_mode=(options.logprobs_mode if has_logprobs else None) or LogprobsMode.RAW,
         prompt_logprobs=options.prompt_logprobs,
         grammar=options.grammar,
         **{name: getattr(fields, name) for name in VERBATIM_FIELDS},
@@ -298,24 +296,24 @@ def _check_tokens(tokens: Iterable[int], vocab_size: int, *, param: str) -> None
 
 
 def _listed(keys: Sequence[str]) -> str:
-    """Returns the first few, and how many more there are."""
+    """Returns the first keys, and the number of the others."""
     few = ", ".join(key[:MAX_KEY_CHARS] for key in keys[:MAX_KEYS])
     return few if len(keys) <= MAX_KEYS else f"{few} and {len(keys) - MAX_KEYS} more"
 
 
-async def held_to(options: RouteOptions, form: AnswerForm | None) -> RouteOptions:
-    """Returns the options with the form's grammar, which compiles. Raises `RequestError`."""
+async def with_grammar(options: RouteOptions, form: AnswerForm | None) -> RouteOptions:
+    """Returns the options with the form's grammar. Raises `RequestError` for one that does not compile."""
     if form is None or options.context.order is not None:
         return options
     param = options.param + form.param
-    form = await beside_the_loop(partial(as_closed, form, options.context), len(form.grammar.source))
+    form = await in_thread_if_long(partial(closed_form, form, options.context), len(form.grammar.source))
     grammars, called = options.context.served.grammars, form.called or f"'{param}'"
     await grammars.check(form.grammar, called=called, param=param, clients_own=form.clients_own)
     return replace(options, grammar=form.grammar)
 
 
-def as_closed(form: AnswerForm, context: RequestContext) -> AnswerForm:
-    """Returns a form with the objects of its schema closed, if it is one and they are to be."""
+def closed_form(form: AnswerForm, context: RequestContext) -> AnswerForm:
+    """Returns the form with the objects of its JSON schema closed, if the server or the client wants this."""
     if form.grammar.kind is not GrammarKind.JSON or not (form.closed or context.closes_objects):
         return form
     return form._replace(grammar=msgspec.structs.replace(form.grammar, source=closed_source(form.grammar.source)))

@@ -1,26 +1,26 @@
-"""Prompts of a request: texts and token ids in its body become token ids for the engine, long ones in a thread."""
+"""The prompts of a request: texts and token ids in its body become token ids for the engine, long texts in a thread."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from motet.api.http.body import in_turn
+from motet.api.http.body import in_thread
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.text.prepare import PromptPreparer
 
 T = TypeVar("T")
 
 LONG_TEXT = 8192
-"""Texts with more characters are tokenised, and schemas closed, in a thread; for shorter ones the way there and back
-costs more."""
+"""Number of characters from which a text is tokenised, or a schema closed, in a thread. For shorter texts the switch of
+threads costs more."""
 
 Prompt = str | tuple[int, ...]
 """Text to be tokenised, or token ids."""
 
 
 def parse_prompts(value: object) -> tuple[Prompt, ...]:
-    """Reads a string, a list of strings, a list of token ids, or a list of such lists; all of one kind."""
+    """Reads a string, a list of strings, a list of token ids, or a list of such lists; all of the same kind."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -45,25 +45,25 @@ def _token_ids(item: list[object], number: int) -> tuple[int, ...]:
 
 
 async def text_prompt(preparer: PromptPreparer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-    return await beside_the_loop(partial(preparer.text_prompt, text, add_special_tokens, param=param), len(text))
+    return await in_thread_if_long(partial(preparer.text_prompt, text, add_special_tokens, param=param), len(text))
 
 
 async def completion_prompts(
     preparer: PromptPreparer, prompts: Sequence[Prompt], *, add_special_tokens: bool, param: str = "prompt"
 ) -> list[Sequence[int]]:
-    """`param`: the field that they came in."""
+    """Returns the token ids of each prompt. `param`: the field with the prompts."""
     checked: list[Sequence[int]] = []
     for number, prompt in enumerate(prompts):
         place = param if len(prompts) == 1 else f"{param}[{number}]"
         ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
         if isinstance(prompt, str):
             ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=place)
-        await beside_the_loop(partial(preparer.check_prompt, ids, param=place), len(ids))
+        await in_thread_if_long(partial(preparer.check_prompt, ids, param=place), len(ids))
         checked.append(ids)
-        await asyncio.sleep(0)  # others' turn: there may be hundreds of prompts with thousands of tokens each
+        await asyncio.sleep(0)  # other tasks run: there can be hundreds of prompts with thousands of tokens each
     return checked
 
 
-async def beside_the_loop(work: Callable[[], T], size: int) -> T:
-    """Does work in a thread if it is long. `size`: characters, or as many tokens."""
-    return work() if size < LONG_TEXT else await in_turn(work)
+async def in_thread_if_long(work: Callable[[], T], size: int) -> T:
+    """Runs work on the event loop if it is short, otherwise in a thread. `size`: number of characters or tokens."""
+    return work() if size < LONG_TEXT else await in_thread(work)

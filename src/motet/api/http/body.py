@@ -1,10 +1,10 @@
-"""How the JSON of a request becomes an object of its schema, without holding up the streams of others.
+"""Turns the JSON of a request into an object of its schema, without delaying other streams.
 
-    1. count    objects, arrays and members, before any of them is made: what a schema costs grows with them
+    1. count    objects, arrays and members, before any of them is made: the cost of a schema grows with their number
     2. decode   json for short bodies; msgspec, several times as fast, for long ones
-    3. check    the schema; for a long body in the one thread for long work, in which Python lets others in
+    3. check    the schema; for a long body in the one thread for long work, where Python lets other threads run
 
-A token id, a number and a letter are cheap, so they are bounded by the size of the body alone.
+Token ids, numbers and letters are cheap, so only the size of the body limits them.
 """
 
 import json
@@ -29,44 +29,47 @@ T = TypeVar("T")
 Marks = npt.NDArray[np.bool_]
 
 MAX_CONTAINERS = 10_000
-"""Objects and arrays: 2000 turns with a call each, and 128 tools. A schema takes 20 to 40 us for one."""
+"""Maximum number of objects and arrays: 2000 turns with a call each, and 128 tools. A schema takes 20 to 40 us for
+each."""
 MAX_MEMBERS = 40_000
-"""Names in objects, four for each of these."""
+"""Maximum number of members of objects, four for each object and array."""
 MAX_STRINGS = 100_000
-"""Names too."""
+"""Maximum number of strings, including the names of members."""
 MAX_VALUES = 1_000_000
-"""The token ids of 256 prompts of 3900 tokens. A string costs several times as much as a number."""
+"""Maximum number of values: the token ids of 256 prompts of 3900 tokens. A string costs several times as much as a
+number."""
 MAX_DIGITS = 100
-"""A number may have so many: to read it takes a time that grows with their square, and Python lets nobody else in."""
+"""Maximum number of digits of a number. Parsing is quadratic and holds the GIL."""
 SHORT_BYTES = 64 * 1024
 SHORT_CONTAINERS = 100
-"""Up to 2 to 4 ms of work, less than a thread delays the streams."""
+"""Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. It takes up to 2 to 4
+ms, less than a thread would delay the streams."""
 
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
-"""By the mark that follows, or ends, each: the number that a body may have, and the name."""
+"""The maximum number in a body and the name of each kind of part, by the mark that follows or ends it."""
 
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 
-_IN_TURN: RunVar[anyio.CapacityLimiter] = RunVar("in_turn")
+_ONE_THREAD: RunVar[anyio.CapacityLimiter] = RunVar("one_thread")
 
 _NAME = re.compile(rb'"([^"]*)"\s*$')
 
 
 async def read_json(raw: bytes, schema: type[Body]) -> Body:
-    """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is no JSON."""
+    """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is not JSON."""
     if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
         return schema.model_validate(json.loads(raw))
-    return await in_turn(partial(_read_long, raw, schema))
+    return await in_thread(partial(_read_long, raw, schema))
 
 
-async def in_turn(work: Callable[[], T]) -> T:
-    """Does long work in a thread, one piece after the other: each thread that runs beside the event loop makes it wait
-    longer for its turn in Python."""
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs long work in a thread, one call at a time: each thread that competes with the event loop for the GIL makes
+    it wait longer."""
     try:
-        limiter = _IN_TURN.get()
+        limiter = _ONE_THREAD.get()
     except LookupError:
-        _IN_TURN.set(limiter := anyio.CapacityLimiter(1))
+        _ONE_THREAD.set(limiter := anyio.CapacityLimiter(1))
     return await to_thread.run_sync(work, limiter=limiter)
 
 
@@ -76,13 +79,13 @@ def _read_long(raw: bytes, schema: type[Body]) -> Body:
 
 
 def check_counts(raw: bytes) -> None:
-    """Raises RequestError for more objects, arrays or members than a request may have, naming the field with them."""
+    """Raises RequestError for more objects, arrays or members than a request may have. The error names their field."""
     num_containers = raw.count(b"{") + raw.count(b"[")
-    few = num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= most for mark, (most, _) in _LIMITS.items())
+    few = num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= limit for mark, (limit, _) in _LIMITS.items())
     long_number = _TOO_LONG in raw.translate(_DIGITS)
     if few and not long_number:
         return
-    # The counts above have what stands in strings too.
+    # The counts above include marks inside strings.
     text = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     letters = np.frombuffer(text, np.uint8)
     quotes = letters == ord('"')
@@ -92,8 +95,8 @@ def check_counts(raw: bytes) -> None:
     wrong = [
         (_place_of(opening, MAX_CONTAINERS), f"the body may have {MAX_CONTAINERS} objects and arrays"),
         *(
-            (_place_of(outside & (letters == ord(mark)), most), f"the body may have {most} {what}")
-            for mark, (most, what) in _LIMITS.items()
+            (_place_of(outside & (letters == ord(mark)), limit), f"the body may have {limit} {what}")
+            for mark, (limit, what) in _LIMITS.items()
         ),
         (_long_number(letters, outside) if long_number else None, f"a number has more than {MAX_DIGITS} digits"),
     ]
@@ -104,13 +107,13 @@ def check_counts(raw: bytes) -> None:
 
 
 def _place_of(marks: Marks, number: int) -> int | None:
-    """Returns the place of the mark with this number, counted from 0; None if there are not so many."""
+    """Returns the place of the mark with this number, counted from 0; None if there are fewer."""
     places = np.flatnonzero(marks)
     return int(places[number]) if len(places) > number else None
 
 
 def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
-    """Returns the place of the first digit that is one too many."""
+    """Returns the place of the first digit above the limit."""
     between = np.flatnonzero(~(outside & (letters >= ord("0")) & (letters <= ord("9"))))
     num_digits = np.diff(between, prepend=-1, append=len(letters)) - 1
     found = _place_of(num_digits > MAX_DIGITS, 0)
@@ -118,7 +121,7 @@ def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
 
 
 def _field_at(text: bytes, place: int, *, outside: Marks, opening: Marks, members: Marks) -> str:
-    """Returns the name of the body's field that has the letter at `place`; empty if it is in none."""
+    """Returns the name of the body's field that contains the letter at `place`; empty if it is in no field."""
     letters = np.frombuffer(text, np.uint8)[: place + 1]
     closing = outside[: place + 1] & ((letters == ord("}")) | (letters == ord("]")))
     depth = np.cumsum(opening[: place + 1].astype(np.int32) - closing.astype(np.int32))

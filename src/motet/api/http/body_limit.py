@@ -1,4 +1,4 @@
-"""How large the bodies of requests may be, each and all together."""
+"""Limits the size of request bodies: of each, and of all together."""
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -8,16 +8,16 @@ from motet.api.http.failure import ErrorResponse, body_too_large
 from motet.engines.wire import TENSORS
 
 SMALL_BODY_BYTES = 64 * 1024
-"""Uvicorn reads as much of a body before anybody asks for it."""
-NO_ROOM = "The bodies of requests under way fill the memory that this server has for them. Try again later."
+"""Number of bytes of a body that uvicorn reads before the app requests any."""
+NO_MEMORY = "The bodies of requests under way fill the memory that this server has for them. Try again later."
 TENSOR_ROUTES = ("/update_weights", "/engine/checkpoint")
-"""Their bodies may be tensors, and are then as large as a model."""
+"""Routes whose bodies can be tensors, as large as a model."""
 
 
 class BodyLimit:
-    """ASGI middleware. Refuses a body that is too large: before a byte is read if its length is announced. All bodies
-    together have `max_open_bytes`; the first `SMALL_BODY_BYTES` of each do not count, so that short requests get in
-    while others send long ones."""
+    """ASGI middleware that refuses a body that is too large, before a byte is read if its length is announced. All
+    bodies together can have `max_open_bytes`. The first `SMALL_BODY_BYTES` of each do not count, so that short requests
+    are accepted while other clients send long ones."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_open_bytes: int) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if takes_tensors(scope["path"], headers):  # they are written to memory of their own as they come
+        if takes_tensors(scope["path"], headers):  # the tensors are written to separate memory while they arrive
             await self._app(scope, receive, send)
             return
         announced = headers.get("content-length", "0")
@@ -36,7 +36,7 @@ class BodyLimit:
         num_read = num_held = 0
 
         async def receive_counted() -> Message:
-            """Raises HTTPException to whoever reads the body: the framework turns any other error into a 400."""
+            """Raises HTTPException to the reader of the body: the framework turns any other error into a 400."""
             nonlocal num_read, num_held
             message = await receive()
             num_read += len(message.get("body", b""))
@@ -44,7 +44,7 @@ class BodyLimit:
                 raise HTTPException(413, body_too_large(self._max_bytes).message)
             if (more := num_read - SMALL_BODY_BYTES - num_held) > 0:
                 if more > self._free_bytes:
-                    raise HTTPException(503, NO_ROOM)
+                    raise HTTPException(503, NO_MEMORY)
                 self._free_bytes -= more
                 num_held += more
             return message
@@ -66,5 +66,5 @@ def is_tensors(headers: Headers) -> bool:
 
 
 def takes_tensors(path: str, headers: Headers) -> bool:
-    """Returns True for a body whose bytes must not be counted among those of requests."""
+    """Returns True for a request whose body does not count against the limits."""
     return path.endswith(TENSOR_ROUTES) and is_tensors(headers)

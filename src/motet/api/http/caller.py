@@ -1,4 +1,4 @@
-"""Who sends a request: the ids that go along with its groups to their engine, to other servers and into the log."""
+"""The sender of a request: the ids that its groups pass on to the engine, to other servers and to the log."""
 
 import re
 from collections.abc import Iterable
@@ -19,38 +19,41 @@ _ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 @dataclass(frozen=True)
 class Caller:
+    """The ids of a request and of its client."""
+
     trace: str
-    """The client's `x-request-id`, or the one given to it."""
+    """The client's `x-request-id`, or the id that the server gave the request."""
     session_id: str
-    """The client's `x-session-id`, or nothing."""
+    """The client's `x-session-id`; empty without one."""
     client: str
-    """The client whose limits count, named by its key's number in the server's list: the key itself goes no further."""
+    """The client whose limits apply. Its name has the number of its key in the server's list, not the key itself."""
     body_bytes: int = 0
-    """Size of the request."""
+    """Size of the request's body."""
     span: RequestSpan = NO_REQUEST_SPAN
 
 
 def caller_of(request: Request, *, named: str | None = None, session: str | int | None = None) -> Caller:
-    """`named`, `session`: the ids of the request and of its conversation in the body, used if no header has them.
-    Raises RequestError for a session that cannot be one."""
+    """Returns the caller of a request. `named`, `session`: the ids of the request and of its conversation in the body,
+    used if no header has them. Raises RequestError for a session that is not a valid id."""
     trace: str = request.state.trace
     if named is not None and is_id(named) and request.headers.get(HEADER) != trace:
         trace = named
-    told = "" if session in (None, NO_SESSION) else str(session)
-    if told and not is_id(told):
+    session_in_body = "" if session in (None, NO_SESSION) else str(session)
+    if session_in_body and not is_id(session_in_body):
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
-    session_id = session_id_of(request.headers.items()) or told
+    session_id = session_id_of(request.headers.items()) or session_in_body
     state = request.scope["state"]
     size, client = len(state.get("body", b"")), state.get("client", ANONYMOUS)
     return Caller(trace, session_id, client, size, request_span_of(request.scope))
 
 
 def session_id_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Returns the session id, empty without a valid one. Clients and proxies differ in the case and in `-` and `_`."""
+    """Returns the session id; empty without a valid one. The header's case, `-` and `_` differ between clients and
+    proxies."""
     given = (value for name, value in headers if name.lower().replace("_", "-") == SESSION_HEADER)
     return next(filter(is_id, given), "")
 
 
 def is_id(text: str) -> bool:
-    """Returns True if the text may be used as an id in a header and in a log line."""
+    """Returns True if the text can be used as an id in a header and in a log line."""
     return _ID.fullmatch(text) is not None

@@ -1,7 +1,7 @@
-"""Which dialect a request is answered in, OpenAI's or Anthropic's. Its route says so, and on some routes its headers:
+"""The dialect of an answer, OpenAI's or Anthropic's. It depends on the route, and on some routes on the headers:
 
 /v1/messages, and below       Anthropic's
-/v1/models, and below         Anthropic's with its clients, else OpenAI's
+/v1/models, and below         Anthropic's for its clients, else OpenAI's
 all others                    OpenAI's
 """
 
@@ -11,27 +11,27 @@ from starlette.types import Scope
 MESSAGES = "/v1/messages"
 MODELS = "/v1/models"
 ANTHROPIC_VERSION = "anthropic-version"
-"""The header in which Anthropic's clients, and no others, send a version of its dialect."""
+"""The header with a version of Anthropic's dialect, which only Anthropic's clients send."""
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Returns True if the answer is to be in Anthropic's dialect."""
+    """Returns True if the answer must be in Anthropic's dialect."""
     path = route_of(scope)
     return of_messages(path) or (is_below(path, MODELS) and ANTHROPIC_VERSION in Headers(scope=scope))
 
 
 def of_messages(path: str) -> bool:
-    """Returns True for the routes that speak Anthropic's dialect with everybody."""
+    """Returns True for the routes that have Anthropic's dialect for all clients."""
     return is_below(path, MESSAGES)
 
 
 def is_below(path: str, *routes: str) -> bool:
-    """Returns True for the path of one of the routes too."""
+    """Returns True for the path of one of the routes, and for every path below one."""
     return any(path == route or path.startswith(f"{route}/") for route in routes)
 
 
 def route_of(scope: Scope) -> str:
-    """Returns the path as routes see it: without that under which the app is mounted, on Ray its `route_prefix`."""
+    """Returns the path as routes see it: without the path at which the app is mounted, on Ray its `route_prefix`."""
     path, mounted = str(scope["path"]), str(scope.get("root_path", ""))
-    within = path.removeprefix(mounted)  # Starlette takes it off only before a slash
+    within = path.removeprefix(mounted)  # Starlette removes it only before a slash
     return within if within.startswith("/") else path

@@ -1,13 +1,13 @@
-"""Errors on the wire: `{"error": {"message", "type", "param", "code"}}`, with OpenAI's words and status codes.
+"""Errors in responses: `{"error": {"message", "type", "param", "code"}}`, with OpenAI's messages and status codes.
 
     MotetError (raised anywhere)        its own status, type and code
-    validation (schemas)                400, the first offending field named
+    validation (schemas)                400; the message names the first wrong field
     routing (unknown path, method)      404, 405
-    anything else                       500; the reason is in the log, not on the wire
+    any other exception                 500; the reason is in the log, not in the response
 
 In Anthropic's dialect (`dialect`) the same errors are `{"type": "error", "error": {"type", "message"}, "request_id"}`.
-Errors of a chat that was made of another request name the fields of that one (`renamed`). After the first byte of a
-stream the same object goes out as an event (`AnswerWriter.fail`).
+Errors of a chat that was made from another request name the fields of that request (`renamed`). After the first byte of
+a stream the same object is sent as an event (`AnswerWriter.fail`).
 """
 
 import re
@@ -51,13 +51,13 @@ ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-"""Anthropic's type of an error, by its status. Another one is an `invalid_request_error` below 500, else an
-`api_error`, or `overloaded_error`."""
+"""Anthropic's type of an error by its status. Other errors are an `invalid_request_error` below 500, otherwise an
+`overloaded_error` or an `api_error`."""
 
 CLIENT_GONE = 499
-"""nginx's status for a request whose client has left. It is logged and counted; nobody receives it."""
-MAX_WORDS = 2000
-"""A message or a field's name is cut to this many characters: the wrong value in it may be megabytes long."""
+"""nginx's status for a request whose client has left. It is logged and counted, but never sent."""
+MAX_MESSAGE_CHARS = 2000
+"""Maximum number of characters of a message or a field's name. The wrong value in it can be megabytes long."""
 
 
 def missing_parameter(param: str) -> RequestError:
@@ -69,16 +69,16 @@ def unknown_parameter(param: str) -> RequestError:
 
 
 def invalid_value(param: str, why: str, *others: str) -> RequestError:
-    """`why`: the end of a sentence, without its full stop. `others`: the fields that it names in quotes, if they may
-    have other names in the client's request."""
+    """`why`: the end of a sentence, without the full stop. `others`: fields that it names in quotes and that can have
+    other names in the client's request."""
     return RequestError(f"Invalid '{param}': {why}.", param=param, code="invalid_value", others=others)
 
 
-def above_maximum(param: str, asked: int, *, most: int, flag: str) -> RequestError:
-    """`flag`: the setting of the server that is the maximum."""
+def above_maximum(param: str, value: int, *, maximum: int, flag: str) -> RequestError:
+    """`flag`: the server's setting that determines the maximum."""
     return RequestError(
-        f"Invalid '{param}': integer above maximum value. Expected a value <= {most}, but got {asked} instead. "
-        f"The server's {flag} sets the most.",
+        f"Invalid '{param}': integer above maximum value. Expected a value <= {maximum}, but got {value} instead. "
+        f"The server's {flag} sets the maximum.",
         param=param,
         code="integer_above_max_value",
     )
@@ -89,28 +89,29 @@ def invalid_type(param: str, expected: str) -> RequestError:
 
 
 def unsupported_parameter(param: str, why: str) -> RequestError:
-    """`why`: the end of a sentence that begins with the parameter, without its full stop."""
+    """`why`: the end of a sentence that starts with the parameter, without the full stop."""
     return RequestError(f"Unsupported parameter: '{param}' {why}.", param=param, code="unsupported_parameter")
 
 
 Names = Sequence[tuple[re.Pattern[str], str]]
-"""How the names of fields begin, and what that is called in the request that the client has sent."""
+"""A pattern for the start of a field's name, and the name that the client's request has in its place."""
 MakeNames = Callable[[], Names]
-"""Makes the table of names, once there is an error."""
+"""Makes the table of names, which only errors need."""
 
 
 def names_table(names: Iterable[tuple[str, str]]) -> Names:
-    """`names`: each a regular expression for whole names from their beginning, and the client's name."""
-    return [(re.compile(rf"(?:{there})(?!\w)"), here) for there, here in names]
+    """`names`: pairs of a regular expression for the start of a name, up to the end of a word, and the client's
+    name."""
+    return [(re.compile(rf"(?:{other})(?!\w)"), here) for other, here in names]
 
 
 def renamed(error: RequestError, names: Names) -> RequestError:
-    """Returns a new error, with the client's names of the fields that it names."""
+    """Returns a new error with the client's names of the fields."""
     message = error.message
     fields = error.others if error.param is None else (error.param, *error.others)
     for name in fields:
         here = _client_name(name, names)
-        # A client's own words are in quotes too, so only names of fields that the error knows are replaced.
+        # Quotes can also hold text of the client, so only names of fields that the error lists are replaced.
         named = re.compile(rf"(?:^|(?<=')|(?<=\bfor )){re.escape(name)}(?!\w)")
         message = named.sub(here.replace("\\", r"\\"), message)
     param = error.param and _client_name(error.param, names)
@@ -125,27 +126,28 @@ def _client_name(name: str, names: Names) -> str:
 
 
 class FieldError(ValueError):
-    """An error of a schema's check. The check knows its object, or its field, and pydantic where that is in the
-    body: `validation_failure` makes the error that names the whole path."""
+    """An error of a check in a schema. The check knows its own object or field, and pydantic knows where that is in the
+    body: `validation_failure` makes the error that names the complete path."""
 
-    def __init__(self, refusal: Callable[..., RequestError], field: str | int | None, *words: str) -> None:
-        """`refusal`: makes the error of the path and `words`. `field`: of the object; None: what is checked itself."""
-        super().__init__(words)
+    def __init__(self, refusal: Callable[..., RequestError], field: str | int | None, *texts: str) -> None:
+        """`refusal`: makes the error from the path and `texts`. `field`: the wrong field of the checked object; None
+        for the object itself."""
+        super().__init__(texts)
         self._refusal = refusal
         self._inner = () if field is None else (field,)
-        self._words = words
+        self._texts = texts
 
     def at(self, steps: Sequence[str | int]) -> RequestError:
-        return self._refusal(_param((*steps, *self._inner)), *self._words)
+        return self._refusal(_param((*steps, *self._inner)), *self._texts)
 
 
 def error_json(error: Exception) -> bytes:
-    """The object a client sees."""
+    """Returns the object that a client receives."""
     return msgspec.json.encode({"error": error_body(error)})
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """Returns what a client sees. It learns nothing of an error that is no MotetError, except that there was one."""
+    """Returns the error that a client receives. It has no details of an error that is not a MotetError."""
     if not isinstance(error, MotetError):
         return INTERNAL
     param = error.param if isinstance(error, RequestError) else None
@@ -153,14 +155,15 @@ def error_body(error: Exception) -> ErrorBody:
 
 
 def _encodable(text: str) -> str:
-    """Cuts a long message, which may quote the client, and escapes halves of surrogate pairs, which are no UTF-8."""
-    if len(text) > MAX_WORDS:
-        text = f"{text[: MAX_WORDS // 2]} ... {text[-MAX_WORDS // 2 :]}"
+    """Shortens a long message, which can quote the client, and escapes lone surrogates, which are not valid UTF-8."""
+    if len(text) > MAX_MESSAGE_CHARS:
+        text = f"{text[: MAX_MESSAGE_CHARS // 2]} ... {text[-MAX_MESSAGE_CHARS // 2 :]}"
     return text.encode(errors="backslashreplace").decode()
 
 
 def message_error(error: Exception, request_id: str) -> dict[str, object]:
-    """Returns the object that a client of Anthropic's API sees. Its message names the field, as no member does."""
+    """Returns the object that a client of Anthropic's API receives. It has no member for the field's name, so its
+    message has the name."""
     status = error.status if isinstance(error, MotetError) else 500
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     kind = OverloadedError.type if isinstance(error, OverloadedError) else kind
@@ -176,7 +179,7 @@ def message_error(error: Exception, request_id: str) -> dict[str, object]:
 
 
 def _too_long(need: TokenNeed) -> str:
-    """Returns Anthropic's own words, in which clients look for the numbers, to ask for less or to shorten the turns."""
+    """Returns Anthropic's own message. Clients parse its numbers to request fewer tokens or to shorten the turns."""
     if need.prompt >= need.most:
         return f"prompt is too long: {need.prompt} tokens > {need.most - 1} maximum"
     needs = f"{need.prompt} + {need.answer} > {need.most}"
@@ -187,8 +190,8 @@ def _too_long(need: TokenNeed) -> str:
 
 
 class ErrorResponse(Response):
-    """Speaks the dialect of the route. Leaves its error in the state of the request, for the line of the log that
-    `RequestIds` writes."""
+    """An error in the dialect of the route. Stores the error in the state of the request, for the log line of
+    `RequestIds`."""
 
     def __init__(self, error: Exception) -> None:
         headers = {}
@@ -219,7 +222,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def http_failure(request: Request, error: HTTPException) -> MotetError:
-    """Returns an error that the web framework raised itself, in OpenAI's words."""
+    """Returns an error of the web framework with OpenAI's message."""
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
         return NotFoundError(f"Invalid URL ({where})", code="unknown_url")
@@ -237,7 +240,7 @@ def http_failure(request: Request, error: HTTPException) -> MotetError:
 
 def body_too_large(max_bytes: int) -> BodyTooLargeError:
     return BodyTooLargeError(
-        f"The request body is larger than {max_bytes} bytes, the most this server takes (--max-body-bytes)."
+        f"The request body is larger than {max_bytes} bytes, the maximum of this server (--max-body-bytes)."
     )
 
 
@@ -276,11 +279,11 @@ def schema_failure(error: ValidationError) -> RequestError:
 
 
 def validation_failure(problems: Sequence[Problem]) -> RequestError:
-    """Returns OpenAI's message, param and code for the first thing that is wrong."""
+    """Returns an error with OpenAI's message, param and code for the first problem."""
     problem = problems[0]
     steps, bounds = problem["loc"][1:], problem.get("ctx") or {}
-    if isinstance(misfit := bounds.get("error"), FieldError):
-        return misfit.at(steps)
+    if isinstance(field_error := bounds.get("error"), FieldError):
+        return field_error.at(steps)
     kind, param, value = problem["type"], _param(steps), problem.get("input")
     if kind == "json_invalid" or not param:
         return RequestError(

@@ -1,18 +1,18 @@
-"""Who may come in: `Gate`, the layer that every request passes before its body is read.
+"""Access control: `Gate`, the middleware that every request passes before its body is read.
 
-    routes                        opened by                              without such a key
-    OPEN_ROUTES, the page's files nothing
+    routes                        opened by                              if the server has no such key
+    OPEN_ROUTES, the page's files no key
     /engine                       the worker key, and no other           local callers
     /drain, /workers              the admin key, else an API key         local callers
     TRAINERS                      the admin key, and no other            local callers
-    all others                    an API key                             everybody
+    all others                    an API key                             all callers
 
-A caller is local if the other end of its socket is this machine, and nothing says that it speaks for somebody else: a
-proxy for a client elsewhere (`FORWARDING`), or a browser for a web page (`Origin`, `Sec-Fetch-Site`).
+A caller is local if the other end of its socket is this machine, unless a header shows that it forwards a request: a
+proxy for a client on another machine (`FORWARDING`), or a browser for a web page (`Origin`, `Sec-Fetch-Site`).
 
-A page of any site can post to a server that its reader can reach, with a few content types and without asking first.
-So what a page posts must be JSON, for which browsers ask first. And a name of the page's own may lead to this machine
-(DNS rebinding), so a server on a loopback address answers to the names of loopback only.
+A page of any site can post to a server that its reader can reach, with a few content types and without a preflight
+request. So a page must post JSON, for which browsers send a preflight request. A host name of the page's site can also
+resolve to this machine (DNS rebinding), so a server on a loopback address accepts the names of loopback only.
 """
 
 import re
@@ -39,17 +39,17 @@ TRAINERS = (
     *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
     *("/start_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
     *("/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/server_info", "/get_world_size"),
-    # as SGLang names them
+    # SGLang's names
     *("/pause_generation", "/continue_generation", "/abort_request", "/update_weights_from_disk", "/flush_cache"),
     *("/get_weight_version", "/get_model_info", "/model_info", "/v1/loads"),
 )
-"""A client's key never opens them, since they change what every client gets."""
+"""Routes that an API key never opens, since they affect all clients."""
 WORKERS = ("/engine",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
-"""Headers of proxies. Clients may send them too, and are then no local callers."""
+"""Headers of proxies. A client that sends one is not a local caller."""
 KEY_HEADER = "x-api-key"
-"""Anthropic's clients send their key in it; `Authorization` wins."""
+"""The header in which Anthropic's clients send their key; `Authorization` takes precedence."""
 CLIENT = "key"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 FROM_NO_OTHER_SITE = ("", "none", "same-origin")
@@ -63,12 +63,12 @@ WRONG_KEY = "Incorrect API key provided."
 NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
 WRONG_ADMIN_KEY = "Incorrect admin key provided."
 NO_WORKER_KEY = (
-    "/engine is for servers of ours, and needs this server's worker key in an Authorization header: start both with "
-    "the same --worker-key."
+    "/engine is for Motet servers, and needs this server's worker key in an Authorization header: start both with the "
+    "same --worker-key."
 )
 ONLY_LOCAL_WORKERS = (
     "Without a worker key, /engine is open to callers on this machine only, not through a proxy and not from a web "
-    "page. Start this server and those that ask it with the same --worker-key."
+    "page. Start this server and its gateways with the same --worker-key."
 )
 ONLY_LOCAL_OPERATORS = (
     "Without a key, this route is open to callers on this machine only, not through a proxy and not from a web page. "
@@ -79,26 +79,28 @@ NOT_JSON = "A request of a web page must have the content type application/json.
 
 @dataclass(frozen=True, kw_only=True)
 class KeyCheck:
-    """What opens some of the routes."""
+    """The keys that open some of the routes, and the errors without one."""
 
     client: str
-    """Name of the caller in logs and books; an API key adds its number."""
+    """Name of the caller in logs and limits; an API key adds its number."""
     keys: Sequence[bytes]
     missing: str
+    """The error for a request without a key."""
     wrong: str
+    """The error for a request with another key."""
     code: str = UnauthorizedError.code or ""
     only_local: str = ""
-    """What others are told if there are no keys; empty: then everybody may come in."""
+    """The error for callers that are not local if there are no keys; empty if all callers are allowed then."""
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        """Raises UnauthorizedError or ForbiddenError, or notes which key it was."""
+        """Raises UnauthorizedError or ForbiddenError, or stores the client of the key in the scope."""
         if not self.keys:
             if self.only_local and not is_local(scope, headers):
                 raise ForbiddenError(self.only_local, code=self.code)
             return
         if not (given := _key_of(headers)):
             raise UnauthorizedError(self.missing, code=self.code)
-        # Compares with all of them, so that the time reveals nothing.
+        # Compares with all keys, so that the time reveals nothing.
         matches = [secrets.compare_digest(given.encode("latin-1"), key) for key in self.keys]
         if not any(matches):
             raise UnauthorizedError(self.wrong, code=self.code)
@@ -106,7 +108,7 @@ class KeyCheck:
 
 
 class Gate:
-    """ASGI middleware."""
+    """ASGI middleware that refuses requests without the key of their route."""
 
     def __init__(self, app: ASGIApp, *, config: ServerConfig, page_routes: Collection[str]) -> None:
         """`page_routes`: the paths of the page's files, which need no key."""
@@ -129,7 +131,7 @@ class Gate:
             if not api
             else self._clients
         )
-        # Nobody has an empty key, so with API keys alone these routes are closed.
+        # No request can bring an empty key, so with API keys alone these routes are closed.
         only_admin = KeyCheck(client="admin", keys=[b""], missing=NO_ADMIN_KEY, wrong=NO_ADMIN_KEY)
         self._trainers = only_admin if api and not admin else self._operators
         self._hosts = {*LOOPBACK, config.host.lower(), *map(str.lower, config.allowed_hosts)}
@@ -139,9 +141,9 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
-            if (lock := self._lock(route_of(scope))) is not None:
-                lock.check(scope, headers)
-            if scope["method"] not in SAFE_METHODS and of_a_page(headers) and not _is_json(headers):
+            if (check := self._check_of(route_of(scope))) is not None:
+                check.check(scope, headers)
+            if scope["method"] not in SAFE_METHODS and from_page(headers) and not _is_json(headers):
                 raise RequestError(NOT_JSON, code="invalid_content_type")
         except RequestError as error:
             await ErrorResponse(error)(scope, receive, send)
@@ -149,7 +151,7 @@ class Gate:
             await self._app(scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
-        """Raises ForbiddenError for a name that is not one of this server's."""
+        """Raises ForbiddenError for a host name that this server does not have."""
         host = headers.get("host", "")
         if self._any_host or not host or _name_in(host) in self._hosts:
             return
@@ -159,7 +161,7 @@ class Gate:
             code="host_not_allowed",
         )
 
-    def _lock(self, path: str) -> KeyCheck | None:
+    def _check_of(self, path: str) -> KeyCheck | None:
         if path in self._open_routes:
             return None
         if is_below(path, *WORKERS):
@@ -170,7 +172,7 @@ class Gate:
 
 
 def _key_of(headers: Headers) -> str:
-    """Returns the key that a request brings; empty if it brings none."""
+    """Returns the key of a request; empty if it has none."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return (given if scheme.lower() == "bearer" else "").strip() or headers.get(KEY_HEADER, "").strip()
 
@@ -179,19 +181,19 @@ def _encoded(keys: Sequence[str]) -> list[bytes]:
     return [key.encode() for key in keys if key]
 
 
-def of_a_page(headers: Headers) -> bool:
+def from_page(headers: Headers) -> bool:
     """Returns True if a browser sends the request for a web page."""
     return "origin" in headers or headers.get("sec-fetch-site", "") not in FROM_NO_OTHER_SITE
 
 
 def is_local(scope: Scope, headers: Headers) -> bool:
-    """Returns True if the caller is on this machine and speaks for itself."""
+    """Returns True if the caller is on this machine and does not forward the request of another."""
     client = scope.get("client")
     try:
         here = client is not None and ip_address(client[0]).is_loopback
     except ValueError:
         return False
-    return here and not of_a_page(headers) and not any(name in headers for name in FORWARDING)
+    return here and not from_page(headers) and not any(name in headers for name in FORWARDING)
 
 
 def _is_json(headers: Headers) -> bool:
@@ -199,7 +201,7 @@ def _is_json(headers: Headers) -> bool:
 
 
 def _name_in(host: str) -> str:
-    """Returns the name in a Host header, without its port; empty if there is none."""
+    """Returns the name in a Host header, without the port; empty if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

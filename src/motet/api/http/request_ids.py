@@ -30,31 +30,32 @@ MESSAGE_HEADER = "request-id"
 
 
 class RefusalLog:
-    """Writes a line for each refused request, `most` at the most in a window, and then how many had none."""
+    """Logs a line for each refused request, up to `max_lines` in a window, and then the number of requests without a
+    line."""
 
-    def __init__(self, *, most: int = 10, window_s: float = 1.0) -> None:
-        self._most = most
+    def __init__(self, *, max_lines: int = 10, window_s: float = 1.0) -> None:
+        self._max_lines = max_lines
         self._window_s = window_s
         self._window: asyncio.TimerHandle | None = None
         self._num_refused = 0
-        """Refused requests of the window that is open."""
+        """Number of refused requests in the present window."""
 
     def write(self, fields: Mapping[str, str | int | None]) -> None:
         if self._window is None:
             self._window = asyncio.get_running_loop().call_later(self._window_s, self._end_window)
         self._num_refused += 1
-        if self._num_refused <= self._most:
+        if self._num_refused <= self._max_lines:
             log.info("request refused", extra={"fields": fields})
 
     def _end_window(self) -> None:
-        if self._num_refused > self._most:
-            left_out = {"requests": self._num_refused - self._most}
+        if self._num_refused > self._max_lines:
+            left_out = {"requests": self._num_refused - self._max_lines}
             log.info("more requests refused, without a line of their own", extra={"fields": left_out})
         self._window, self._num_refused = None, 0
 
 
 class RequestIds:
-    """ASGI middleware, the outermost one."""
+    """ASGI middleware, the outermost layer."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, tracer: Tracer) -> None:
         self._app = app
@@ -97,13 +98,13 @@ class RequestIds:
                 self._log_refusal(refusal, scope)
 
     def _log_refusal(self, refusal: RequestError | OverloadedError, scope: Scope) -> None:
-        told = error_body(refusal)
+        body = error_body(refusal)
         self._refusals.write(
             {
                 "request_id": scope["state"]["trace"],
                 "route": cut(f"{scope['method']} {scope['path']}", MAX_NAME_CHARS),
                 "status": refusal.status,
-                "code": told.code and cut(told.code, MAX_NAME_CHARS),
-                "param": told.param and cut(told.param, MAX_NAME_CHARS),
+                "code": body.code and cut(body.code, MAX_NAME_CHARS),
+                "param": body.param and cut(body.param, MAX_NAME_CHARS),
             }
         )

@@ -1,10 +1,11 @@
-"""What the spans of requests, groups and choices tell, in the names of OpenTelemetry's conventions where it has one.
+"""The spans of requests, groups and choices, and their attributes, under the names of OpenTelemetry's conventions where
+these have one.
 
     POST /v1/chat/completions     the request, from its head to the end of its answer
         chat smollm2              a group: one prompt and its choices
-            choice                one for each choice that has written something
+            choice                a span for each choice that has output
 
-No span has text of a prompt or of an answer. What happens to a group in the router is noted there.
+No span has text of a prompt or of an answer. The router adds the events of a group that happen there.
 """
 
 from collections.abc import Mapping
@@ -25,20 +26,20 @@ from motet.types import GenerateRequest, Usage
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/messages": "chat"}
 OTHER_OPERATION = "text_completion"
 WORKER_ROUTES = ("/engine/generate", "/engine/prefill")
-"""The routes on which a gateway asks for answers."""
+"""The routes on which a gateway requests answers."""
 PROVIDER = "motet"
 FIRST_TOKEN = "first_token"
 MAX_NAME_CHARS = 200
-"""A path is cut to this many characters: spans wait in memory, and a client's path may have thousands."""
+"""Maximum number of characters of a path. Spans wait in memory, and a client's path can have thousands."""
 NS = 1_000_000_000
 
 
 class RequestSpan(NamedTuple):
-    """The span of a request, in which those of its groups are."""
+    """The span of a request, the parent of the spans of its groups."""
 
     span: Span = NO_SPAN
     operation: str = OTHER_OPERATION
-    """What the request asks for, in OpenTelemetry's words."""
+    """OpenTelemetry's name of the operation."""
 
 
 NO_REQUEST_SPAN = RequestSpan()
@@ -49,20 +50,20 @@ def request_span_of(scope: Scope) -> RequestSpan:
 
 
 def sent_context(headers: Headers) -> TraceContext | None:
-    """Returns the span of the client, if it sent one. Two of them are none."""
+    """Returns the span of the client, if it sent exactly one."""
     parents = headers.getlist(TRACEPARENT)
     return context_in(parents[0], ",".join(headers.getlist(TRACESTATE))) if len(parents) == 1 else None
 
 
 def end_request_span(scope: Scope, route: str, *, status: int) -> None:
-    """`route`: empty for a request that was refused before one was found."""
+    """Ends the span of a request. `route`: empty for a request that was refused before its route was known."""
     state = scope["state"]
     span: Span = state["span"]
     if not span.recorded:
         return
     error: object = state.get("error")
     code = error.code if isinstance(error, MotetError) else None
-    code = code and cut(code, MAX_NAME_CHARS)  # another server may have chosen it
+    code = code and cut(code, MAX_NAME_CHARS)  # it can come from another server
     failure = error_of(status) and (code or error_of(status))
     method = scope["method"]
     span.rename(f"{method} {route}" if route else method)
@@ -82,7 +83,7 @@ def end_request_span(scope: Scope, route: str, *, status: int) -> None:
 
 
 def group_span_of(parent: RequestSpan, request: GenerateRequest, *, model: str) -> Span:
-    """Begins the span of a group of tokens."""
+    """Starts the span of a group of tokens."""
     if not parent.span.recorded:
         return parent.span
     sampling = request.sampling
@@ -103,7 +104,7 @@ def group_span_of(parent: RequestSpan, request: GenerateRequest, *, model: str) 
 
 
 def group_span(parent: RequestSpan, *, model: str, num_choices: int, group: str) -> Span:
-    """Begins the span of a group. `group`: its id."""
+    """Starts the span of a group. `group`: its id."""
     span, operation = parent
     if not span.recorded:
         return span
@@ -129,8 +130,8 @@ def end_group_span(
     usage: Usage | None,
     tokens: Mapping[int, int],
 ) -> None:
-    """Ends the span of a group, and notes those of its choices. `tokens`: the number that each choice has written;
-    unknown for a choice that is not in it."""
+    """Ends the span of a group, and adds the spans of its choices. `tokens`: the number of output tokens of each
+    choice; unknown for a choice that is not in it."""
     if not span.recorded:
         return
     reasons = record.finish_reasons
@@ -163,21 +164,21 @@ def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) 
     """Unix time at which the record's clock was 0."""
     for index in sorted(first_s.keys() | finished_s.keys()):
         start_s, first_token_s, reason = late_starts_s.get(index), first_s.get(index), reasons.get(index)
-        told: Attributes = {
+        attributes: Attributes = {
             "motet.choice.index": index,
             "motet.choice.output_tokens": tokens.get(index),
             "gen_ai.response.finish_reasons": None if reason is None else (reason,),
         }
         start_ns = span.start_ns if start_s is None else zero_ns + int(start_s * NS)
         first = None if first_token_s is None else (FIRST_TOKEN, zero_ns + int(first_token_s * NS))
-        span.add(ChildSpan("choice", start_ns, zero_ns + int(finished_s.get(index, over_s) * NS), told, first))
+        span.add(ChildSpan("choice", start_ns, zero_ns + int(finished_s.get(index, over_s) * NS), attributes, first))
 
 
 def error_of(status: int) -> str:
-    """Returns the error of a span with this status; empty if nothing of ours failed: a client's mistake is none."""
+    """Returns the error of a span with this status; empty if the server did not fail, also for a client's mistake."""
     return str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
 
 
 def _signed(seed: int) -> int:
-    """Returns a seed of unsigned 64 bits as OpenTelemetry's integers are, signed."""
+    """Returns an unsigned 64-bit seed as a signed integer, as OpenTelemetry has them."""
     return seed - 2**64 if seed >= 2**63 else seed

@@ -22,21 +22,21 @@ log = logging.getLogger("motet.api")
 
 MAX_NAMES = 20
 MAX_NAME_CHARS = 100
-"""Limits on lines of the log with the client's own names of fields and routes."""
+"""Limits on log lines with the client's names of fields and routes."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 _JSON_TYPE = re.compile(r"\s*$|application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
-def new_router(prefix: str = "", *, told: bool = True) -> APIRouter:
-    """Returns a router without routes. JSON is read also if a client gives it no content type. `told`: the OpenAPI
+def new_router(prefix: str = "", *, documented: bool = True) -> APIRouter:
+    """Returns a router without routes. It accepts JSON without a content type. `documented`: True if the OpenAPI
     document has the routes."""
-    return APIRouter(prefix=prefix, redirect_slashes=False, strict_content_type=False, include_in_schema=told)
+    return APIRouter(prefix=prefix, redirect_slashes=False, strict_content_type=False, include_in_schema=documented)
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the body, which the request keeps for whoever reads it next, until `drop_body`."""
+    """Returns the body. The request keeps it for later readers, until `drop_body`."""
     state = request.scope["state"]
     try:
         if "body" not in state:
@@ -48,13 +48,14 @@ async def body_of(request: Request) -> bytes:
 
 
 def drop_body(request: Request) -> None:
-    """Frees the body and its part of the memory for bodies: the request itself lives as long as its answer."""
+    """Frees the body and its share of the memory limit. The request itself exists until its answer has been sent."""
     request.scope["state"].pop("body", None)
     request.scope["state"]["release_body"]()
 
 
 class PostRoute(Route):
-    """A route without FastAPI's own way to the body, which is longer. Figures of HTTP name it like FastAPI's."""
+    """A route that reads its body without FastAPI, which is faster. HTTP metrics name it as they name FastAPI's
+    routes."""
 
     def __init__(self, path: str, handle: Handler, *, body: type[BaseModel], summary: str) -> None:
         """`body`, `summary`: for the OpenAPI document."""
@@ -69,7 +70,7 @@ class PostRoute(Route):
 
 async def read_body(request: Request, schema: type[Body]) -> Body:
     """Returns the request's JSON body, checked against its schema. Raises RequestError for a body that does not match,
-    and for other content types than JSON: browsers let pages of any site post those."""
+    and for a content type other than JSON, which browsers let pages of any site post."""
     content_type = request.headers.get("content-type", "")
     if not _JSON_TYPE.match(content_type):
         message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
@@ -86,7 +87,8 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
 
 
 def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Response]]) -> Handler:
-    """Returns a handler that reads the body, frees its memory when the response is prepared, and calls `answer`."""
+    """Returns a handler that reads the body, calls `answer`, and frees the body's memory before the response is
+    sent."""
 
     async def handle(request: Request) -> Response:
         response = await answer(await read_body(request, schema), request)
@@ -97,7 +99,7 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
 
 
 def _log_ignored(given: object, body: BaseModel, *, request: Request) -> None:
-    """Writes one line with the places of the fields that nothing reads, if there are any."""
+    """Logs one line with the places of the fields that are ignored, if there are any."""
     paths = [*islice(ignored_paths(given, body), MAX_NAMES + 1)]
     if paths:
         names = ", ".join(path[:MAX_NAME_CHARS] for path in paths[:MAX_NAMES]) + ", ..." * (len(paths) > MAX_NAMES)

@@ -1,9 +1,8 @@
 """The base of all request bodies: strict types, and no field that is accepted and then not honoured.
 
-A field whose value is null counts as absent. Any other is either a field of the model, or ignored (listed in
-docs/api.md), or accepted only with a value that asks for nothing, or refused with a 400 that names it. Inside messages,
-items and tools (`OpenSchema`) a field that the model lacks is ignored.
-"""
+A field whose value is null counts as absent. Any other field is one of four: a field of the model; ignored (listed in
+docs/api.md); accepted only with a value that has no effect; refused with a 400 that names it. Inside messages, items
+and tools (`OpenSchema`) unknown fields are ignored."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,13 +23,13 @@ from pydantic_core import CoreSchema
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unknown_parameter, unsupported_parameter
 
 MAX_FIELDS = 256
-"""More than any schema has: an object with more has unknown ones, and is not read to its end."""
+"""Maximum number of fields of an object. No schema has more, so an object with more is not read to its end."""
 
 T = TypeVar("T")
 
 
 def _failing_fast(core: CoreSchema) -> CoreSchema:
-    """Makes lists stop at their first error, the only one that is told: a list may have millions."""
+    """Makes the check of a list stop at the first error, the only one that is reported: a list can have millions."""
     parts: list[object] = [core]
     while parts:
         part = parts.pop()
@@ -50,11 +49,11 @@ class Schema(BaseModel):
 
     ignored: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Fields not supported, and the values with which they ask for nothing."""
+    """Unsupported fields, and the values with which they have no effect."""
     refused: ClassVar[frozenset[str]] = frozenset()
-    """Fields not supported, whatever their value."""
+    """Unsupported fields that are refused whatever their value is."""
     advice: ClassVar[Mapping[str, str]] = {}
-    """The end of the error for such a field, if naming the accepted values is not enough."""
+    """The end of the error for an unsupported field, if a list of the accepted values is not enough."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -62,26 +61,28 @@ class Schema(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Adds the fields that are no field of the model, and yet accepted."""
-        told = handler(core)
-        inside = handler.resolve_ref_schema(told).setdefault("properties", {})
+        """Adds the fields that are accepted although the model does not have them."""
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
         for name in sorted(cls.ignored):
-            inside[name] = {"description": "Accepted, and not used."}
+            properties[name] = {"description": "Accepted, and not used."}
         for name, values in cls.neutral.items():
-            inside[name] = {"enum": list(values), "description": "Another value is refused."}
-        return told
+            properties[name] = {"enum": list(values), "description": "Another value is refused."}
+        return schema
 
     @model_validator(mode="before")
     @classmethod
-    def drop_what_asks_for_nothing(cls, data: object) -> object:
+    def drop_fields_without_effect(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
         if len(data) > MAX_FIELDS:
             raise FieldError(unknown_parameter, next(name for name in data if name not in cls.model_fields))
-        return {name: value for name, value in data.items() if value is not None and not cls._asks_nothing(name, value)}
+        return {
+            name: value for name, value in data.items() if value is not None and not cls._has_no_effect(name, value)
+        }
 
     @classmethod
-    def _asks_nothing(cls, name: str, value: object) -> bool:
+    def _has_no_effect(cls, name: str, value: object) -> bool:
         if name in cls.ignored:
             return True
         if name not in cls.neutral and name not in cls.refused:
@@ -89,19 +90,20 @@ class Schema(BaseModel):
         passing = cls.neutral.get(name, ())
         if any(type(value) is type(allowed) and value == allowed for allowed in passing):
             return True
-        others = f" (other than {' or '.join(map(repr, passing))})" if passing else ""
-        why = f": {cls.advice[name]}" if name in cls.advice else others
+        except_for = f" (other than {' or '.join(map(repr, passing))})" if passing else ""
+        why = f": {cls.advice[name]}" if name in cls.advice else except_for
         raise FieldError(unsupported_parameter, name, f"is not supported by this server{why}")
 
 
 class OpenSchema(Schema):
-    """A message, an item, a tool, or a part of one. Clients add fields of their own, which are ignored."""
+    """A message, an item, a tool, or a part of one. Clients add their own fields, which are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[str]:
-    """Yields where the JSON of a request has fields that its checked body ignores, or that an `OpenSchema` lacks."""
+    """Yields the paths of the fields in a request's JSON that its checked body ignores, or that an `OpenSchema`
+    lacks."""
     if isinstance(given, dict) and isinstance(body, Schema):
         for name, value in given.items():
             inner = f"{path}.{name}" if path else name
@@ -110,8 +112,8 @@ def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[st
             elif value is not None and (isinstance(body, OpenSchema) or name in body.ignored):
                 yield inner
     elif isinstance(given, list) and isinstance(body, list):
-        for number, (value, read) in enumerate(zip(given, body, strict=False)):
-            yield from ignored_paths(value, read, path=f"{path}[{number}]")
+        for number, (value, checked) in enumerate(zip(given, body, strict=False)):
+            yield from ignored_paths(value, checked, path=f"{path}[{number}]")
 
 
 def schema_text(schema: object) -> str:
@@ -129,8 +131,8 @@ def check_unicode(value: T) -> T:
 
 
 UNICODE = AfterValidator(check_unicode)
-"""Refuses a field with half a surrogate pair in a string, which JSON can write and no engine can be sent: for fields
-that somebody else reads, so that no schema looks at the strings inside them."""
+"""Refuses a string with a lone surrogate, which JSON can escape but UTF-8 cannot encode. For fields whose strings are
+passed on without a check by a schema."""
 
 JsonObject = Annotated[dict[str, object], UNICODE]
 

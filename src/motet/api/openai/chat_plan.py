@@ -1,4 +1,4 @@
-"""A checked chat as a plan: its prompt, how its answers are read, and what they must be."""
+"""A checked chat as a plan: its prompt, the parser of its answers, and the grammar that they must follow."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ import msgspec
 
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.kv_params import RequestContext
-from motet.api.generation.plan import Plan, RouteOptions, as_closed, check_size, held_to, make_plan
-from motet.api.generation.prompts import beside_the_loop
+from motet.api.generation.plan import Plan, RouteOptions, check_size, closed_form, make_plan, with_grammar
+from motet.api.generation.prompts import in_thread_if_long
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.schema import schema_text
 from motet.api.openai.chat_schema import ChatPrompt, ChatRequest
@@ -29,9 +29,9 @@ from motet.types import Grammar, GrammarKind
 log = logging.getLogger("motet.api")
 
 TURN_CHARS = 64
-"""A message takes as long as so many characters more."""
+"""A message costs as much as this many characters of text."""
 TOOL_CHARS = 1024
-"""The grammar of a tool takes as long as so many characters of a schema; it may take a hundred times as long."""
+"""The grammar of a tool costs as much as this many characters of a schema, at worst a hundred times as much."""
 
 
 async def plan_chat(
@@ -42,7 +42,7 @@ async def plan_chat(
     prefix: str = "chatcmpl",
     prompt_param: str = "messages",
 ) -> Plan:
-    """Returns the plan of a checked chat, for any form of its answer."""
+    """Returns the plan of a checked chat, for an answer in any shape."""
     options = RouteOptions(
         context=context,
         streaming=body,
@@ -55,15 +55,15 @@ async def plan_chat(
         prompt_logprobs=body.prompt_logprobs,
         group=body.group,
     )
-    check_reading(context.served, body)
+    check_answer_format(context.served, body)
     check_size(service, 1, options=options)
     prompt = await chat_prompt(context.served.preparer, body, param=prompt_param)
-    options = await with_answer_rules(options, body, prompt=prompt)
+    options = await with_answer_format(options, body, prompt=prompt)
     return make_plan(service, [prompt], sampling=body, request=body, options=options)
 
 
 async def chat_prompt(preparer: PromptPreparer, chat: ChatPrompt, *, param: str = "messages") -> list[int]:
-    """`param`: the field that the messages came in."""
+    """Returns the token ids of a chat's prompt. `param`: the field with the messages."""
     tools = [] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools]
     num_chars = sum(TURN_CHARS + len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
     template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
@@ -76,10 +76,10 @@ async def chat_prompt(preparer: PromptPreparer, chat: ChatPrompt, *, param: str 
             tools=tools,
             template_kwargs=template_kwargs,
         )
-        # The template writes the special tokens.
+        # The template adds the special tokens.
         return preparer.text_prompt(text, bool(chat.add_special_tokens), param=param)
 
-    ids = await beside_the_loop(rendered, num_chars)
+    ids = await in_thread_if_long(rendered, num_chars)
     preparer.check_prompt(ids, param=param)
     return ids
 
@@ -92,83 +92,86 @@ def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:
     if effort == "none":
         return known | ({"enable_thinking": False} if preparer.template.knows("enable_thinking") else {})
     if not known:
-        log.info("reasoning_effort is ignored: the model's chat template has no word for it", extra=ONCE_A_MINUTE)
+        log.info("reasoning_effort is ignored: the model's chat template does not use it", extra=ONCE_A_MINUTE)
     return known
 
 
-def check_reading(served: ServedModel, chat: ChatRequest) -> None:
-    """Raises `RequestError` if the request asks for a way to read answers that does not fit this model."""
+def check_answer_format(served: ServedModel, chat: ChatRequest) -> None:
+    """Raises `RequestError` if the answers of this model cannot be parsed as the request requires."""
     if served.formats.harmony and not chat.separate_reasoning:
-        why = "cannot be false for this model, which thinks on a channel of its own"
+        why = "cannot be false for this model, which has a separate channel for reasoning"
         raise unsupported_parameter("separate_reasoning", why)
     if chat.tool_rules is not None and served.formats.tools is None:
         raise RequestError(
-            "Invalid 'tools': calls of tools are not read from this model's answers (see --tool-parser).",
+            "Invalid 'tools': tool calls are not parsed from this model's answers (see --tool-parser).",
             param="tools",
             code="unsupported_parameter",
         )
 
 
-async def with_answer_rules(options: RouteOptions, chat: ChatRequest, *, prompt: Sequence[int]) -> RouteOptions:
-    """Returns the options with the format and the grammar of answers to `prompt`, if answers are wanted."""
+async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt: Sequence[int]) -> RouteOptions:
+    """Returns the options with the format and the grammar of answers to `prompt`, if there will be answers."""
     if options.context.order is not None:
         return options
     formats, rules = options.context.served.formats, chat.tool_rules
-    begun = chat.messages[-1].text if chat.continue_final_message else ""
-    format = formats.for_request(prompt, begun=begun, tools=rules, separate_reasoning=chat.separate_reasoning)
-    read = options if format is None else replace(options, format=format)
-    form = await beside_the_loop(partial(form_of, chat, options.context), len(chat.tools) * TOOL_CHARS)
+    start = chat.messages[-1].text if chat.continue_final_message else ""
+    format = formats.for_request(prompt, begun=start, tools=rules, separate_reasoning=chat.separate_reasoning)
+    options = options if format is None else replace(options, format=format)
+    form = await in_thread_if_long(partial(form_of, chat, options.context), len(chat.tools) * TOOL_CHARS)
     if form is None:
-        return read
-    thinking = formats.thinking(prompt, begun=begun, calls=form != chat.form)
+        return options
+    thinking = formats.thinking(prompt, begun=start, calls=form != chat.form)
     try:
-        return await held_to(read, form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking)))
+        return await with_grammar(
+            options, form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking))
+        )
     except GrammarError:
         if rules is not None:
-            await _check_each(chat, rules, options=read)
+            await _check_each(chat, rules, options=options)
         raise
 
 
 async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOptions) -> None:
-    """Raises `GrammarError` if no grammar can be made of the form alone, or of a tool that may be called."""
+    """Raises `GrammarError` if no grammar can be made of the form alone, or of a tool that can be called."""
     if rules.mode is ToolMode.AUTO:
-        await held_to(options, chat.form)
+        await with_grammar(options, chat.form)
     names = {tool.name for tool in rules.callable}
     for number, tool in enumerate(chat.tools):
         name, param = tool.function.name, f"tools[{number}].function.parameters"
         if name in names:
             parameters = schema_text(tool.tool().parameters)
             if options.context.closes_objects:
-                parameters = await beside_the_loop(partial(closed_source, parameters), TOOL_CHARS + len(parameters))
+                parameters = await in_thread_if_long(partial(closed_source, parameters), TOOL_CHARS + len(parameters))
             grammar = Grammar(GrammarKind.JSON, parameters)
             await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
-        await asyncio.sleep(0)  # others' turn
+        await asyncio.sleep(0)  # other tasks run
 
 
 def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
-    """Returns what an answer must be: as it is asked for, or a call, or either. Raises `RequestError` if it cannot."""
+    """Returns the form that an answer must have: the form in the request, a tool call, or either. Raises `RequestError`
+    for a combination that is not supported."""
     served = context.served
-    rules, asked, tools = chat.tool_rules, chat.form, served.formats.tools
+    rules, form, tools = chat.tool_rules, chat.form, served.formats.tools
     if rules is None or tools is None:
-        return asked
+        return form
     if chat.response_format is not None and rules.mode is ToolMode.REQUIRED:
-        asked = None  # the form is about content, and there will be none
-    if asked is None:
-        # A call must be there, or one of the tools wants nothing but valid ones.
+        form = None  # it concerns content, and there will be none
+    if form is None:
+        # A call is required, or one of the tools requires valid calls.
         constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
         return _calls(tools, rules, context=context) if constrained else None
     if served.formats.harmony:
         raise RequestError(
-            f"'{asked.param}' and 'tools' cannot be used together with this model; 'tool_choice' 'none' can.",
-            param=asked.param,
+            f"'{form.param}' and 'tools' cannot be used together with this model; 'tool_choice' 'none' can.",
+            param=form.param,
         )
-    if asked.grammar.kind is not GrammarKind.JSON or rules.mode is ToolMode.REQUIRED:
+    if form.grammar.kind is not GrammarKind.JSON or rules.mode is ToolMode.REQUIRED:
         raise RequestError(
-            f"'{asked.param}' and 'tools' cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'.",
-            param=asked.param,
+            f"'{form.param}' and 'tools' cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'.",
+            param=form.param,
         )
     calls = _calls(tools, replace(rules, mode=ToolMode.REQUIRED), context=context)
-    return _calls_or(as_closed(asked, context), calls)
+    return _calls_or(closed_form(form, context), calls)
 
 
 def _calls(tools: ToolFormat, rules: ToolRules, *, context: RequestContext) -> AnswerForm:
@@ -182,12 +185,12 @@ def _calls(tools: ToolFormat, rules: ToolRules, *, context: RequestContext) -> A
     return AnswerForm(Grammar(GrammarKind.LARK, source), "tools")
 
 
-def _calls_or(asked: AnswerForm, calls: AnswerForm) -> AnswerForm:
-    """Calls in the model's own way, or JSON as it was asked for, laid out as calls are."""
+def _calls_or(form: AnswerForm, calls: AnswerForm) -> AnswerForm:
+    """Returns the form of an answer that is either tool calls in the model's format, or JSON of this form."""
     as_rule = re.sub(r"^start:", "tool_calls:", calls.grammar.source, count=1, flags=re.MULTILINE)
     try:
-        schema = msgspec.json.decode(asked.grammar.source, type=dict[str, object])
+        schema = msgspec.json.decode(form.grammar.source, type=dict[str, object])
     except msgspec.MsgspecError:
-        return asked  # it is refused as it would be without tools
+        return form  # it is refused as it would be without tools
     source = f"start: asked_for | tool_calls\nasked_for: {json_rule(schema)}\n{as_rule}"
-    return AnswerForm(Grammar(GrammarKind.LARK, source), asked.param, f"'tools' or '{asked.param}'")
+    return AnswerForm(Grammar(GrammarKind.LARK, source), form.param, f"'tools' or '{form.param}'")

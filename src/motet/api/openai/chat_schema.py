@@ -17,10 +17,10 @@ from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 
 
 class ContentPart(OpenSchema):
-    """A part of a message, or of an item of a Response. Only text is taken; another kind is named in the refusal."""
+    """A part of a message, or of an item of a Response. Only text is accepted; the error names any other kind."""
 
     texts: ClassVar[tuple[str, ...]] = ("text",)
-    """The types of parts that are text; so is a refusal, everywhere."""
+    """The types of parts that are text, in addition to a refusal."""
 
     type: str
     text: str | None = None
@@ -48,11 +48,11 @@ def joined(parts: Sequence[ContentPart]) -> str:
 class CalledFunction(OpenSchema):
     name: str
     arguments: TextOrObject = "{}"
-    """JSON text as in the answer, or the object itself."""
+    """JSON text as in the answer, or the object."""
 
 
 class CalledTool(OpenSchema):
-    """A call of an earlier turn, as the answer had it."""
+    """A tool call of an earlier turn, as in the answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -63,16 +63,16 @@ class CalledTool(OpenSchema):
 
 
 def as_parts(kind: str, part: type[ContentPart]) -> BeforeValidator:
-    """Makes a part of this type of content that is a string."""
+    """Returns a validator that turns content that is a string into a part of this type."""
 
-    def parts(said: object) -> object:
-        return [{"type": kind, "text": said}] if isinstance(said, str) else said
+    def parts(content: object) -> object:
+        return [{"type": kind, "text": content}] if isinstance(content, str) else content
 
     return BeforeValidator(parts, json_schema_input_type=str | list[part])  # type: ignore[valid-type]
 
 
 class Message(OpenSchema):
-    """One turn. An answer of this server may be sent back as it came."""
+    """One turn. A client can send an answer of this server back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[ContentPart], as_parts("text", ContentPart)] = Field(default_factory=list)
@@ -82,7 +82,7 @@ class Message(OpenSchema):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """Another name for `reasoning_content`, which wins if both are given."""
+    """Another name of `reasoning_content`, which takes precedence."""
 
     refused = frozenset({"audio", "function_call"})
 
@@ -97,7 +97,7 @@ class Message(OpenSchema):
         return joined(self.content)
 
     def for_template(self) -> dict[str, object]:
-        """The turn as the chat template gets it, its parts joined to one string."""
+        """Returns the turn for the chat template, with its parts joined to one string."""
         turn = {
             "role": self.role,
             "content": self.text if self.content else (self.refusal or ""),
@@ -118,7 +118,7 @@ class FunctionField(OpenSchema):
     name: FunctionName
     description: Annotated[str, UNICODE] | None = None
     parameters: JsonObject = Field(default_factory=dict)
-    """A JSON Schema of an object; empty: any object."""
+    """A JSON Schema of an object; empty for any object."""
     strict: bool = False
 
     @model_validator(mode="after")
@@ -140,9 +140,10 @@ class ToolField(OpenSchema):
     function: FunctionField
 
     def for_template(self) -> dict[str, object]:
-        """Keeps the order of keys that models were trained with, and leaves out what the client left out."""
-        told = self.function.model_dump(include={"name", "description", "parameters"}, exclude_defaults=True)
-        return {"type": self.type, "function": told}
+        """Returns the tool for the chat template, with the order of keys that models were trained with, and without the
+        fields that the client omitted."""
+        function = self.function.model_dump(include={"name", "description", "parameters"}, exclude_defaults=True)
+        return {"type": self.type, "function": function}
 
     def tool(self) -> Tool:
         parameters = self.function.parameters
@@ -167,11 +168,11 @@ class AllowedTools(Schema):
     tools: list[NamedTool] = Field(min_length=1)
 
 
-ToolWord = Literal["none", "auto", "required"]
+ToolModeName = Literal["none", "auto", "required"]
 
 
 def as_choice(value: object) -> object:
-    """Turns a choice that is one word into an object."""
+    """Turns a tool choice that is a string into an object."""
     return {"type": value} if isinstance(value, str) else value
 
 
@@ -193,7 +194,7 @@ class ToolChoice(Schema):
 
     @property
     def mode(self) -> ToolMode | None:
-        """None: no tool may be called."""
+        """The mode; None if no tool can be called."""
         if self.allowed_tools is not None:
             return ToolMode(self.allowed_tools.mode)
         if self.function is not None:
@@ -201,7 +202,7 @@ class ToolChoice(Schema):
         return None if self.type == "none" else ToolMode(self.type)
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Yields each named tool with its place in the body."""
+        """Yields the name of each named tool, and its path in the body."""
         if self.function is not None:
             yield self.function.name, "tool_choice.function.name"
         for number, tool in enumerate(self.allowed_tools.tools if self.allowed_tools else ()):
@@ -212,26 +213,26 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ChatPrompt(Schema):
-    """The fields that make the prompt; the same for an answer and for `/tokenize`."""
+    """The fields from which the prompt is made, for an answer and for `/tokenize`."""
 
     messages: list[Message] = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool | None = None
-    """True: the tokenizer adds its own to those that the chat template writes. None is False for a chat."""
+    """True if the tokenizer adds its special tokens to the chat template's. None means False for a chat."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
     tools: list[ToolField] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Annotated[
-        ToolChoice | None, BeforeValidator(as_choice, json_schema_input_type=ToolWord | ToolChoice)
+        ToolChoice | None, BeforeValidator(as_choice, json_schema_input_type=ToolModeName | ToolChoice)
     ] = None
-    """None: `auto` if there are tools."""
+    """None means `auto` if there are tools."""
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def check_end_of_prompt(self) -> Self:
-        asked = "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt
-        if self.continue_final_message and asked:
+        given = "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt
+        if self.continue_final_message and given:
             raise FieldError(
                 invalid_value, "continue_final_message", "it and 'add_generation_prompt' cannot both be true"
             )
@@ -255,7 +256,8 @@ class ChatPrompt(Schema):
 
     @property
     def tool_rules(self) -> ToolRules | None:
-        """None: no tool may be called. A named function is called exactly once, as OpenAI promises."""
+        """The rules for tool calls; None if no tool can be called. A named function is called exactly once, as in
+        OpenAI's API."""
         choice = self.tool_choice
         mode = choice.mode if choice else ToolMode.AUTO
         if not self.tools or mode is None:
@@ -292,9 +294,9 @@ class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, Re
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     include_reasoning: bool = True
-    """True if the answer shows the model's thoughts."""
+    """True if the answer has the model's reasoning."""
     separate_reasoning: bool = True
-    """True if thoughts stand apart from the content."""
+    """True if reasoning is separated from the content."""
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -302,11 +304,11 @@ class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, Re
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives wanted for each token; None: no log-probabilities at all."""
+        """Number of alternatives to each token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def without_answer(self) -> Self:
-        """Returns the same prompt without the fields about an answer, since there will be none."""
+        """Returns the request without the fields about an answer, for a prefill."""
         return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None, "prompt_logprobs": None})
 
     @model_validator(mode="after")

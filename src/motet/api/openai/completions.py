@@ -18,8 +18,8 @@ from motet.api.generation.collect import (
 )
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, held_to, make_plan
-from motet.api.generation.prompts import beside_the_loop, completion_prompts
+from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
+from motet.api.generation.prompts import completion_prompts, in_thread_if_long
 from motet.api.generation.sampling_fields import num_listed
 from motet.api.generation.usage_shape import usage_json, usage_shape
 from motet.api.http.caller import caller_of
@@ -62,7 +62,7 @@ async def answer_completions(service: Service, body: CompletionRequest, *, reque
 
         echoed = sum(len(group.prompt) for group in plan.groups) if body.echo else 0
         size = echoed + GROUP_CHARS // 4 * plan.num_choices
-        writer = await beside_the_loop(partial(make_writer, plan, body.stream), size)
+        writer = await in_thread_if_long(partial(make_writer, plan, body.stream), size)
         return answer_plan(service, plan, writer=writer, more=None if body.ranked else make_writer)
 
 
@@ -83,9 +83,9 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
     )
     check_size(service, len(body.prompt), options=options)
     prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
-    options = await held_to(options, body.form)
+    options = await with_grammar(options, body.form)
     plan = partial(make_plan, service, prompts, sampling=body, request=body, options=options)
-    return await beside_the_loop(plan, GROUP_CHARS * len(prompts))
+    return await in_thread_if_long(plan, GROUP_CHARS * len(prompts))
 
 
 def _prompt_logprobs(body: CompletionRequest) -> list[int]:

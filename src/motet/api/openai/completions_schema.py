@@ -1,4 +1,4 @@
-"""The bodies of `POST /v1/completions`, of vLLM's `POST /inference/v1/generate`, and of `/tokenize`, `/detokenize`."""
+"""The body of `POST /v1/completions`."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
@@ -16,7 +16,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def _as_count(value: object) -> object:
-    """Reads true as 1, as vLLM does, and false as nothing asked for."""
+    """Reads true as 1, as vLLM does, and false as None."""
     return (1 if value else None) if isinstance(value, bool) else value
 
 
@@ -30,7 +30,7 @@ class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestF
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
     max_tokens: int | None = Field(None, ge=0)
-    """0, with `echo`: only the prompt comes back, and what it scored."""
+    """0, with `echo`, returns only the prompt and its log-probabilities."""
     best_of: int | None = Field(None, ge=1)
     echo: bool = False
     logprobs: Annotated[int | None, BeforeValidator(_as_count, json_schema_input_type=int | bool)] = in_range(
@@ -51,13 +51,14 @@ class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestF
         return self.num_generated > self.n
 
     def without_answer(self) -> Self:
-        """Returns the same prompts without the fields about answers, since there will be none."""
-        unasked: dict[str, object] = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
-        return self.model_copy(update=unasked)
+        """Returns the request without the fields about answers, for a prefill."""
+        unset: dict[str, object] = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
+        return self.model_copy(update=unset)
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """A token is drawn also if nobody wants one: it costs no step, since the prompt's last row is there."""
+        """The maximum number of output tokens. At least one token is sampled: it costs no step, since the logits of the
+        prompt's last token exist anyway."""
         return 1 if self.prompt_only else self.max_tokens
 
     @property

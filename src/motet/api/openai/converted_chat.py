@@ -21,10 +21,10 @@ from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import RequestFields, StreamingFields
 from motet.api.generation.sampling_fields import SamplingFields
-from motet.api.http.body import in_turn
+from motet.api.http.body import in_thread
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import MakeNames, Names, names_table, renamed, schema_failure
-from motet.api.openai.chat_plan import chat_prompt, check_reading, plan_chat
+from motet.api.openai.chat_plan import chat_prompt, check_answer_format, plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.service import Service
 from motet.errors import RequestError
@@ -88,11 +88,11 @@ class ConvertedRequest:
         with self._client_names():
             chat = await self._chat()
             served = service.served(chat.model)
-            check_reading(served, chat)
+            check_answer_format(served, chat)
             return len(await chat_prompt(served.preparer, chat, param=self.prompt_param))
 
     async def _chat(self) -> ChatRequest:
-        return self.make() if self.num_parts <= FEW_PARTS else await in_turn(self.make)
+        return self.make() if self.num_parts <= FEW_PARTS else await in_thread(self.make)
 
     @contextmanager
     def _client_names(self) -> Iterator[None]:

@@ -1,12 +1,12 @@
-"""`/v1/groups`: a client looks at its groups, ends choices of them, and asks for more.
+"""`/v1/groups`: a client inspects its groups, ends choices, and requests more choices.
 
-    GET    /v1/groups/{id}                how far each choice has come, in tokens where they are known
-    POST   /v1/groups/{id}/more           an answer with more choices of the same prompt; indices and seeds go on
-    DELETE /v1/groups/{id}/choices/{i}    ends one choice where it is
-    DELETE /v1/groups/{id}                ends all, and forgets the group
+    GET    /v1/groups/{id}                the state of each choice, with the number of output tokens where it is known
+    POST   /v1/groups/{id}/more           an answer with more choices of the same prompt; indices and seeds continue
+    DELETE /v1/groups/{id}/choices/{i}    ends one choice with the output it has
+    DELETE /v1/groups/{id}                ends all choices, and forgets the group
 
-The id is that of the answer; with several prompts, the answer's `-0`, `-1` and so on. Who did not ask for a group gets
-a 404, as for one that does not exist.
+The id is the answer's id; with several prompts it is followed by `-0`, `-1` and so on. For the group of another client
+the answer is a 404, as for a group that does not exist.
 """
 
 from fastapi import APIRouter, Request, Response
@@ -21,12 +21,12 @@ from motet.api.service import Service
 from motet.errors import NotFoundError
 
 MAX_INDEX_DIGITS = 10
-"""Digits that the index of a choice may have in a path."""
+"""Maximum number of digits of a choice's index in a path."""
 
 
 class MoreChoicesBody(StreamingFields):
     n: int = Field(ge=1)
-    """Choices to add."""
+    """Number of choices to add."""
 
 
 def group_router(service: Service) -> APIRouter:
@@ -56,7 +56,7 @@ def group_router(service: Service) -> APIRouter:
         if group.more is None:
             raise unsupported_parameter(
                 "n",
-                "is for groups that can have more choices: this one cannot, since its request has several prompts, "
+                "is for groups that can have more choices: this group cannot, since its request has several prompts, "
                 "best_of or a scored prompt, or its model is on a server that takes texts",
             )
         span = caller_of(request).span

@@ -13,7 +13,7 @@ from motet.errors import NoWorkerError
 
 
 class ModelObject(TypedDict):
-    """A model in OpenAI's shape, with what vLLM and we add to it."""
+    """A model in OpenAI's shape, with fields that vLLM and Motet add."""
 
     id: str
     object: str
@@ -59,7 +59,8 @@ def _as_anthropic(card: ModelObject) -> dict[str, object]:
 
 
 def _card(model: ServedModel | TextModel) -> ModelObject:
-    """The engine is asked for the length each time, since workers come and go. None: nobody knows it now."""
+    """Returns a model in OpenAI's shape. Its length is read from the engine each time, since workers join and leave;
+    None if it has no worker now."""
     root, version = model.root, None
     if isinstance(model, TextModel):
         length = model.max_model_len

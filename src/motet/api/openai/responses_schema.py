@@ -1,6 +1,6 @@
 """The body of `POST /v1/responses`.
 
-The server keeps nothing of it afterwards, so fields that refer to an earlier or a later request are refused.
+The server stores nothing of it, so fields that refer to an earlier or a later request are refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,8 +16,8 @@ from motet.api.http.schema import UNICODE, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
 from motet.errors import RequestError
 
-OF_KEPT = frozenset({"conversation", "previous_response_id", "prompt", "prompt_cache_options"})
-"""Fields that refer to things that a server keeps."""
+FIELDS_OF_STORED = frozenset({"conversation", "previous_response_id", "prompt", "prompt_cache_options"})
+"""Fields that refer to data which the server would have to store."""
 
 
 class TextPart(ContentPart):
@@ -68,7 +68,7 @@ class ReasoningInput(OpenSchema):
     type: Literal["reasoning"]
     content: list[ThoughtItem] = Field(default_factory=list)
     summary: list[Summary] = Field(default_factory=list)
-    """The summary of thoughts that were not shown; read if there is no `content`."""
+    """The summary of reasoning that was not shown; read if there is no `content`."""
 
     refused = frozenset({"encrypted_content"})
 
@@ -89,7 +89,7 @@ KNOWN = ", ".join(map(repr, ITEMS))
 
 
 def read_item(value: object) -> InputItem:
-    """Reads an item by its type, so that errors are about the fields of that type."""
+    """Reads an item by its type, so that errors name the fields of this type."""
     if not isinstance(value, dict):
         raise FieldError(invalid_type, None, "an object or a string in place of the list")
     kind = value.get("type")
@@ -130,7 +130,8 @@ class FunctionTool(OpenSchema):
 
 
 class BuiltInTool(Schema):
-    """A tool that OpenAI runs, or one whose input is free text. This server has neither; the model hears of none."""
+    """A tool that OpenAI runs, or a tool whose input is free text. This server supports neither: the prompt omits
+    them."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -157,18 +158,18 @@ BUILT_IN = frozenset(
         "web_search_preview_2025_03_11",
     }
 )
-"""Types of tools that are left out, unless a call is required."""
+"""Types of tools that the prompt omits; refused if a call is required."""
 
 
 def read_inner_tool(value: object) -> FunctionTool | BuiltInTool:
-    """Reads a tool by its type, so that errors are about the fields of that type."""
+    """Reads a tool by its type, so that errors name the fields of this type."""
     kind = value.get("type") if isinstance(value, dict) else None
     form = BuiltInTool if isinstance(kind, str) and kind in BUILT_IN else FunctionTool
     return form.model_validate(value)
 
 
 class NamespaceTool(Schema):
-    """Functions under a common name, as Codex groups those of an MCP server."""
+    """Functions under a common name, as Codex groups the functions of an MCP server."""
 
     type: Literal["namespace"]
     name: str
@@ -176,7 +177,7 @@ class NamespaceTool(Schema):
     tools: list[Annotated[FunctionTool | BuiltInTool, PlainValidator(read_inner_tool)]] = Field(max_length=MAX_TOOLS)
 
     def members(self) -> dict[str, object]:
-        """Returns the object as a Response repeats it."""
+        """Returns the object that a Response repeats."""
         functions = [tool.model_dump() for tool in self.tools if isinstance(tool, FunctionTool)]
         return {**self.model_dump(exclude={"tools"}), "tools": functions}
 
@@ -190,7 +191,7 @@ def read_tool(value: object) -> AnyTool:
 
 
 class PlacedTool(NamedTuple):
-    """A function or a built-in tool, and where it stands."""
+    """A function or a built-in tool, with its path in the body and its namespace."""
 
     param: str
     namespace: str | None
@@ -203,7 +204,7 @@ def chat_name(name: str, namespace: str | None) -> str:
 
 
 class TextFormat(Schema):
-    """The form of the text, as a flat object; the chat's schema checks which fields belong to which type."""
+    """The form of the text as a flat object. The chat's schema checks which fields belong to which type."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -220,19 +221,19 @@ class TextField(Schema):
 class ReasoningField(Schema):
     effort: str | None = None
     summary: Literal["auto"] | None = None
-    """No summary is made: the thoughts themselves are in the answer."""
+    """Accepted without effect: the answer has the reasoning itself."""
     generate_summary: Literal["auto"] | None = None
     context: Literal["auto"] | None = None
     mode: Literal["standard"] | None = None
 
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-"""Encrypted thoughts are for servers that hide them; this one shows them, and takes them back as they are."""
+"""Encrypted reasoning is for servers that hide it. This server shows it, and accepts it back unchanged."""
 
 
 class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, StreamingFields):
     ignored = (IGNORED_FIELDS - {"metadata"}) | {"client_metadata", "max_tool_calls"}
-    refused = OF_KEPT | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
+    refused = FIELDS_OF_STORED | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "background": (False,),
         "context_management": ([],),
@@ -262,7 +263,7 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
     tool_choice: Annotated[
         dict[str, object] | None, BeforeValidator(as_choice, json_schema_input_type=str | dict[str, object])
     ] = None
-    """As in a chat, whose schema checks it, but with the names one level higher."""
+    """The tool choice of a chat, whose schema checks it, but with the names one level higher."""
     parallel_tool_calls: bool = True
     include: list[Included] = Field(default_factory=list)
     top_logprobs: int = in_range("logprobs", 0)
@@ -278,7 +279,7 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
         return "message.output_text.logprobs" in self.include
 
     def placed_tools(self) -> Iterator[PlacedTool]:
-        """Yields the tools one by one, those of namespaces too."""
+        """Yields the tools one by one, including tools in namespaces."""
         for number, tool in enumerate(self.tools):
             if not isinstance(tool, NamespaceTool):
                 yield PlacedTool(f"tools[{number}]", None, tool)

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 from fastapi import APIRouter, Request, Response
 from pydantic import model_validator
 
-from motet.api.generation.prompts import beside_the_loop, text_prompt
+from motet.api.generation.prompts import in_thread_if_long, text_prompt
 from motet.api.generation.sampling_fields import TokenIds
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import PostRoute, json_response, new_router, with_body
@@ -18,18 +18,18 @@ from motet.api.service import Service
 from motet.text.tokenizer import Tokenizer
 
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""`/tokenizer_info` has them also if the tokenizer lacks them, as null."""
+"""Tokens that `/tokenizer_info` always has; null if the tokenizer lacks them."""
 
 
 class TokenizeBody(ChatPrompt):
-    """A text (`prompt`) or a chat (`messages` and the fields of a chat prompt), one of the two."""
+    """A text (`prompt`), or a chat (`messages` and the fields of a chat prompt)."""
 
     refused = frozenset({"chat_template"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"mm_processor_kwargs": ({},)}
 
     model: str | None = None
     prompt: str | None = None
-    """`add_special_tokens`: None is True for a text."""
+    """The text. For a text, None as `add_special_tokens` means True."""
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -55,22 +55,22 @@ def tokenizer_router(service: Service) -> APIRouter:
             special = body.add_special_tokens is not False
             ids = await text_prompt(served.preparer, body.prompt, add_special_tokens=special, param="prompt")
         tokenizer = served.tokenizer if body.return_token_strs else None
-        told = partial(_tokens, ids, max_model_len=served.info.max_model_len, named_by=tokenizer)
-        return await beside_the_loop(told, len(ids))
+        respond = partial(_tokens, ids, max_model_len=served.info.max_model_len, named_by=tokenizer)
+        return await in_thread_if_long(respond, len(ids))
 
     async def detokenize(body: DetokenizeBody, _: Request) -> Response:
         served = service.served(body.model)
         served.preparer.check_length(body.tokens, param="tokens")
-        told = partial(_text, body.tokens, served.tokenizer, vocab_size=served.info.vocab_size)
-        return await beside_the_loop(told, len(body.tokens))
+        respond = partial(_text, body.tokens, served.tokenizer, vocab_size=served.info.vocab_size)
+        return await in_thread_if_long(respond, len(body.tokens))
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:
-        """Answers in vLLM's shape."""
+        """Returns the facts about the tokenizer in vLLM's shape."""
         served = service.served(model)
         named = dict.fromkeys(NAMED_TOKENS) | served.tokenizer.named_tokens
-        told = {"tokenizer_class": served.tokenizer.class_name, **named, "chat_template": served.template.source}
-        return json_response(told | {"model_max_length": served.info.max_model_len})
+        info = {"tokenizer_class": served.tokenizer.class_name, **named, "chat_template": served.template.source}
+        return json_response(info | {"model_max_length": served.info.max_model_len})
 
     for path, handle, body, summary in (
         ("/tokenize", with_body(TokenizeBody, tokenize), TokenizeBody, "The tokens of a text or of a conversation"),

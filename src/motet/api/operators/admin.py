@@ -1,7 +1,7 @@
 """The operators' routes: health, readiness, status, metrics, and draining.
 
-`/workers` tells who the workers are, lets them join and leave, and ends the process of one. It is for operators:
-joining makes the server connect to the address that it is given.
+`/workers` lists the workers, adds and removes them, and kills the process of one. It is for operators only: the server
+connects to the address of a worker that joins.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from motet.settings.named_worker import NamedWorker, is_http_url, server_url
 from motet.types import EngineKind, Role
 
 HEALTH_PATIENCE_S = 0.5
-"""Seconds for which a health check waits for an engine to finish its step."""
+"""Time in seconds that a health check waits for an engine to finish its step."""
 PATIENCE_S = 2.0
-"""Seconds in which a worker must answer: longer than most steps."""
+"""Time in seconds in which a worker must answer: longer than most steps."""
 ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
-"""Ids stand in headers, in lists with commas and in paths."""
+"""Ids of workers, which appear in headers, in lists with commas and in paths."""
 
 Figure = int | float | None
 DrainTimeout = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]
@@ -42,21 +42,22 @@ def admin_router(service: Service) -> APIRouter:
     router = new_router()
 
     @router.get("/health")
-    @router.get("/liveness")  # as prime-rl asks
-    @router.get("/health_generate")  # as SGLang's clients ask
-    @router.get("/ping")  # as SageMaker asks
+    @router.get("/liveness")  # prime-rl's name
+    @router.get("/health_generate")  # SGLang's name
+    @router.get("/ping")  # SageMaker's name
     @router.post("/ping")
     async def health() -> Response:
-        """Answers 200 while an engine lives or starts again, draining or not. A gateway always does."""
+        """Returns 200 while an engine is alive or restarts, also while the server drains. A gateway always returns
+        200."""
         workers = await _needed(service)
-        lives = any(one.alive or one.report.state is WorkerState.STARTING for one in workers)
-        if not lives and service.membership is None:
+        alive = any(seen.alive or seen.report.state is WorkerState.STARTING for seen in workers)
+        if not alive and service.membership is None:
             raise EngineDiedError("The engine is not running.")
         return json_response({"status": "ok"})
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Answers 200 while new groups are taken."""
+        """Returns 200 while the server accepts new groups."""
         await _check_ready(service)
         return json_response({"status": "ready"})
 
@@ -66,9 +67,9 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/status")
     async def status() -> Response:
-        """Shows every worker at this moment, with totals over the workers that answered and over routing. A total that
+        """Returns the state of every worker, with totals over the workers that answered and over routing. A total that
         does not apply to this deployment is 0."""
-        workers, models = await look_at_all(service), service.model_names
+        workers, models = await snapshot_all(service), service.model_names
         answer = {
             "model": models[0] if models else None,
             "models": models,
@@ -81,16 +82,16 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics(accept: Annotated[str, Header()] = "") -> Response:
-        """Shows all metrics in Prometheus' text format, or as OpenMetrics to a reader that accepts it."""
+        """Returns all metrics in Prometheus' text format, or as OpenMetrics if the reader accepts it."""
         scrape, tasks = await _scrape(service), len(asyncio.all_tasks())
-        told = service.metrics.exposition(
+        exposition = service.metrics.exposition(
             scrape, models=service.model_names, waiting=service.admission.waiting, tasks=tasks, accept=accept
         )
-        return Response(told.body, headers={"content-type": told.content_type})
+        return Response(exposition.body, headers={"content-type": exposition.content_type})
 
     @router.post("/drain")
     async def drain() -> Response:
-        """Takes no new groups from now on. When those that run have finished, the server ends."""
+        """Refuses new groups from now on. The server ends when all running groups have finished."""
         service.start_drain()
         return json_response({"draining": True, "groups_open": service.admission.open})
 
@@ -100,7 +101,7 @@ def admin_router(service: Service) -> APIRouter:
 async def _check_ready(service: Service) -> None:
     if service.admission.draining:
         raise DrainingError("The server is draining and takes no new requests.")
-    living = [one.report.state for one in await _needed(service) if one.alive]
+    living = [seen.report.state for seen in await _needed(service) if seen.alive]
     if not living:
         raise EngineDiedError("The engine is not running.")
     if WorkerState.READY not in living:
@@ -108,7 +109,7 @@ async def _check_ready(service: Service) -> None:
 
 
 async def _scrape(service: Service) -> Scrape:
-    """Asks the workers of this server: those elsewhere publish their own figures."""
+    """Returns the figures of this server's own engines. Other servers publish the figures of their workers."""
     reports, draining, sampled_s = service.workers(), service.admission.draining, service.clock()
     workers = await snapshot_workers(reports, patience_s=PATIENCE_S, draining=draining, local_only=True)
     return Scrape(
@@ -120,7 +121,7 @@ async def _scrape(service: Service) -> Scrape:
 
 
 def _sample(seen: WorkerSnapshot) -> EngineSample | None:
-    """Returns what is known of a worker's engine; None for one that is elsewhere, or has never had an engine."""
+    """Returns the figures of a worker's engine; None for a worker on another server, or without an engine so far."""
     report = seen.report
     if report.worker is None or report.role is None or not report.worker.local:
         return None
@@ -129,10 +130,10 @@ def _sample(seen: WorkerSnapshot) -> EngineSample | None:
 
 
 async def _needed(service: Service) -> list[WorkerSnapshot]:
-    """Looks at the workers of which at least one must live: those that decode, or all if none does.
+    """Returns the workers among which at least one must be alive: the workers that decode, or all if none does.
 
-    A dead engine is known at once; one that takes longer to answer is alive, and busy with a long step. Servers
-    elsewhere are not asked: their keepers know how they are."""
+    A dead engine is known at once; an engine that takes longer to answer is alive, and busy with a long step. Other
+    servers are not queried: their keepers know their state."""
     reports = service.workers()
     decoding = [report for report in reports if report.role in (Role.DECODE, Role.BOTH)]
     return await snapshot_workers(decoding or reports, patience_s=HEALTH_PATIENCE_S, local_only=True)
@@ -150,7 +151,7 @@ def membership_router(service: Service) -> APIRouter:
 
     @router.get("")
     async def list_workers() -> Response:
-        return json_response({"workers": [worker_status(seen) for seen in await look_at_all(service)]})
+        return json_response({"workers": [worker_status(seen) for seen in await snapshot_all(service)]})
 
     @router.post("")
     async def join(body: NewWorker) -> Response:
@@ -160,7 +161,7 @@ def membership_router(service: Service) -> APIRouter:
 
     @router.delete("/{id}")
     async def leave(id: str, drain_timeout: DrainTimeout = None) -> Response:
-        """Its groups have `drain_timeout` seconds to finish."""
+        """Removes a worker. Its groups have `drain_timeout` seconds to finish."""
         drain_s = service.config.drain_timeout_s if drain_timeout is None else drain_timeout
         await _membership(service).leave(id, drain_s)
         return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
@@ -172,7 +173,7 @@ def membership_router(service: Service) -> APIRouter:
 
     @router.post("/{id}/kill")
     async def kill(id: str) -> Response:
-        """Ends the worker's process at once, to show what happens then: its groups go on elsewhere."""
+        """Kills the worker's process, to demonstrate the migration of its groups to other workers."""
         _check_admin_key(service)
         _kill_of(service, id)()
         return json_response({"id": id, "state": WorkerState.DEAD}, status=202)
@@ -192,17 +193,17 @@ def _kill_of(service: Service, id: str) -> Callable[[], None]:
         )
     if report.worker is None or report.worker.kill is None:
         message = (
-            f"The engine of worker {id} is not a process of this server, which can end only those that it has begun."
+            f"The engine of worker {id} is not a process of this server, which can end only processes that it started."
         )
         raise RequestError(message, code="worker_elsewhere")
     return report.worker.kill
 
 
 def _membership(service: Service) -> Membership:
-    """Raises unless workers may be changed. If an admin key is set, `Gate` has checked it already."""
+    """Returns the membership. Raises unless workers can be changed. If an admin key is set, `Gate` has checked it."""
     if service.membership is None:
         raise NotFoundError(
-            "The workers of this server are fixed; a server that others may join is started with `motet gateway`.",
+            "The workers of this server are fixed; workers can join a server that is started with `motet gateway`.",
             code="fixed_workers",
         )
     _check_admin_key(service)
@@ -213,8 +214,8 @@ def _check_admin_key(service: Service) -> None:
     """Raises ForbiddenError if the server has no admin key."""
     if not service.config.admin_key:
         raise ForbiddenError(
-            "Without an admin key workers are neither joined nor removed, since the server would connect to whatever "
-            "address a client names, and none is killed. Start it with --admin-key and send that key.",
+            "Without an admin key workers are not added, removed or killed, since the server would connect to any "
+            "address that a client names. Start it with --admin-key and send that key.",
             code="admin_key_required",
         )
 
@@ -222,18 +223,18 @@ def _check_admin_key(service: Service) -> None:
 def _named(body: NewWorker) -> NamedWorker:
     """Returns the worker of a request. Raises RequestError for a URL or an id that is not valid."""
     if not is_http_url(body.url):
-        raise invalid_value("url", f"{body.url!r} is no address such as http://10.0.0.1:8000")
+        raise invalid_value("url", f"{body.url!r} is not an address such as http://10.0.0.1:8000")
     if body.id is not None and ID.fullmatch(body.id) is None:
         raise invalid_value("id", f"{body.id!r}. Up to 100 letters, digits and . _ : - are allowed")
     return NamedWorker(server_url(body.url), body.role, body.kind)
 
 
-async def look_at_all(service: Service) -> list[WorkerSnapshot]:
+async def snapshot_all(service: Service) -> list[WorkerSnapshot]:
     return await snapshot_workers(service.workers(), patience_s=PATIENCE_S, draining=service.admission.draining)
 
 
 def worker_status(seen: WorkerSnapshot) -> dict[str, object]:
-    """Returns what is known of a worker without asking it, and the gauges of its engine. None: not known."""
+    """Returns the facts about a worker, and the gauges of its engine. None means unknown."""
     report, info = seen.report, seen.info
     return {
         "id": report.id,
@@ -257,7 +258,7 @@ def worker_status(seen: WorkerSnapshot) -> dict[str, object]:
 
 
 def _figures(seen: WorkerSnapshot) -> dict[str, Figure]:
-    """Returns the gauges of the engine: none for a silent worker, and zeros for a worker without an engine."""
+    """Returns the gauges of the engine: nothing for a silent worker, and zeros for a worker without an engine."""
     if seen.state is WorkerState.SILENT:
         return {}
     stats = seen.stats or EngineStats()

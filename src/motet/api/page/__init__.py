@@ -1,9 +1,9 @@
-"""The page at `/`: it asks this server for groups, and shows how their choices are written, on which workers, and what
-that has cost.
+"""The page at `/`: it requests groups from this server, and shows how their choices are generated, on which workers,
+and at what cost.
 
-Its files are in `static/` and are sent as they are. They hold no secret and need no key; what the page
-asks for is asked over the routes that every client has, with the key that its reader types. A browser runs nothing in
-it but these files: `HEADERS` forbid scripts and styles in the text, those of others, and frames around it.
+Its files are in `static/` and are sent unchanged. They contain no secret and need no key; the page uses the routes of
+all clients, with the key that its reader types. A browser runs nothing in the page except these files: `HEADERS` forbid
+inline scripts and styles, third-party scripts and styles, and frames around the page.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 ROUTES: Mapping[str, str] = {
     "/" if path.name == INDEX else f"/page/{path.name}": path.name for path in FOLDER.iterdir()
 }
-"""The file behind each path."""
+"""The file at each path."""
 PAGE_ROUTES = frozenset(ROUTES)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -36,7 +36,7 @@ HEADERS = {
 
 
 def page_router(service: Service) -> APIRouter:
-    router = new_router(told=False)
+    router = new_router(documented=False)
     contents = {route: (FOLDER / name).read_bytes() for route, name in ROUTES.items()}
 
     async def send(request: Request) -> Response:

@@ -24,8 +24,8 @@ from motet.api.generation.collect import (
 )
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, held_to, make_plan
-from motet.api.generation.prompts import beside_the_loop, completion_prompts
+from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
+from motet.api.generation.prompts import completion_prompts, in_thread_if_long
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import names_table, renamed
 from motet.api.http.routes import PostRoute, new_router, with_body
@@ -60,7 +60,7 @@ def sglang_generate_router(service: Service) -> APIRouter:
         caller = caller_of(request, named=named, session=body.session_id)
         async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
             plan = await _plan(service, body, context=context)
-            writer = await beside_the_loop(partial(_writer, plan, body), GROUP_CHARS // 4 * plan.num_choices)
+            writer = await in_thread_if_long(partial(_writer, plan, body), GROUP_CHARS // 4 * plan.num_choices)
             return answer_plan(service, plan, writer=writer, names=lambda: NAMES)
 
     handle = with_body(SglangRequest, generate)
@@ -87,10 +87,10 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
     given, preparer = body.given.prompts, context.served.preparer
     check_size(service, len(given), options=options)
     prompts = await completion_prompts(preparer, given, add_special_tokens=True, param=body.prompt_param)
-    options = await held_to(options, sampling.form)
+    options = await with_grammar(options, sampling.form)
     make = partial(make_plan, service, prompts, sampling=sampling, request=body, options=options)
     try:
-        plan = await beside_the_loop(make, GROUP_CHARS * len(prompts))
+        plan = await in_thread_if_long(make, GROUP_CHARS * len(prompts))
     except RequestError as error:
         raise renamed(error, NAMES) from error
     if isinstance(body.rid, list):

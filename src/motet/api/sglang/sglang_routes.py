@@ -44,13 +44,13 @@ def _add_weights(router: APIRouter, service: Service) -> None:
             await control.abort(None)
         checkpoint = Checkpoint.of(Path(body.model_path))
         update = await update_engines(service, checkpoint, version=body.weight_version, field="model_path")
-        told = f"Succeeded to update model weights. Weight version updated to {update.version}."
-        return json_response({"success": True, "message": told, "num_paused_requests": 0})
+        message = f"Succeeded to update model weights. Weight version updated to {update.version}."
+        return json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     @router.get("/flush_cache")
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
-        """Groups under way keep their KV, so it never fails."""
+        """Empties the prefix cache. It never fails, since running groups keep their KV."""
         await service.opened(service.control).forget_prefixes(recompute=False)
         return Response("Cache flushed.\n", media_type="text/plain")
 
@@ -64,14 +64,14 @@ def _add_figures(router: APIRouter, service: Service) -> None:
     @router.get("/model_info")
     async def model_info() -> Response:
         version, served = service.opened(service.control).weights.version, service.only_model()
-        told = {"model_path": served.root or served.name, "tokenizer_path": served.root or served.name}
+        paths = {"model_path": served.root or served.name, "tokenizer_path": served.root or served.name}
         return json_response(
-            {**told, "is_generation": True, "preferred_sampling_params": None, "weight_version": version}
+            {**paths, "is_generation": True, "preferred_sampling_params": None, "weight_version": version}
         )
 
     @router.get("/v1/loads")
     async def loads() -> Response:
-        """What is under way, in groups; a trainer asks it until all that it aborted has ended."""
+        """Returns the number of open groups. A trainer polls it until all groups that it aborted have ended."""
         service.opened(service.control)
         waiting, open_groups = service.admission.waiting, service.admission.open
         load = {"num_running_reqs": open_groups - waiting, "num_waiting_reqs": waiting, "num_total_reqs": open_groups}

@@ -18,25 +18,25 @@ from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
 DEFAULT_MAX_NEW_TOKENS = 128
 ANY_JSON = "$$ANY$$"
 """SGLang's name for a `json_schema` that any JSON object fits."""
-WHOLE_PROMPT, NO_PROMPT = 0, -1
-"""The values of `logprob_start_len` that are taken."""
+ENTIRE_PROMPT, NO_PROMPT = 0, -1
+"""The accepted values of `logprob_start_len`."""
 
 MAX_STREAMED = 65_536
-"""Tokens of all choices of a stream, and alternatives: each event has all of its choice so far, so one step of all of
-them takes a time that grows with their length, 10 ms with so many."""
+"""Maximum number of tokens of all choices of a stream, including alternatives. Each event has its choice so far, so the
+time of a step grows with the length of the choices, to 10 ms at this number."""
 OTHER_DATA = (
     *("return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_hidden_states", "return_indexer_topk"),
     *("return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
 )
-"""Fields that ask for data that no answer of ours has."""
+"""Fields that request data which Motet's answers do not have."""
 MEDIA = ("audio_data", "image_data", "video_data")
-"""Fields for what is no text. AReaL sends `image_data` with every prompt, empty if it has no images."""
+"""Fields for content other than text. AReaL sends `image_data` with every prompt, empty if it has no images."""
 
 _RID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 class SglangSampling(SamplingFields):
-    """SGLang's `SamplingParams`. Seeds, penalties and limits mean what they mean on our other routes."""
+    """SGLang's `SamplingParams`. Seeds, penalties and limits have the same meaning as on the other routes."""
 
     ignored = frozenset({"spaces_between_special_tokens"})  # as for every fast tokenizer
     refused = frozenset(
@@ -46,7 +46,7 @@ class SglangSampling(SamplingFields):
     advice: ClassVar[Mapping[str, str]] = {"ebnf": "use 'regex' or 'json_schema'"}
 
     max_tokens: int | None = Field(DEFAULT_MAX_NEW_TOKENS, ge=0, alias="max_new_tokens")
-    """0: only the prompt is scored."""
+    """0 only scores the prompt."""
     min_tokens: int = Field(0, ge=0, alias="min_new_tokens")
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, alias="sampling_seed")
     include_stop_str_in_output: bool = Field(False, alias="no_stop_trim")
@@ -63,7 +63,7 @@ class SglangSampling(SamplingFields):
 
     @property
     def form(self) -> AnswerForm | None:
-        """`json_schema` is JSON as a string."""
+        """The form of the answers. `json_schema` is JSON as a string."""
         if self.regex is not None:
             return AnswerForm(Grammar(GrammarKind.REGEX, self.regex), "regex")
         if self.json_schema is None:
@@ -91,7 +91,7 @@ def _rids(value: object) -> str | list[str]:
 
 
 class Prompts(NamedTuple):
-    """The prompts of a request; one that was in a list of one gets a list of answers."""
+    """The prompts of a request. A prompt in a list gets a list of answers, also if it is the only one."""
 
     prompts: tuple[Prompt, ...]
     listed: bool
@@ -112,7 +112,7 @@ def _input_ids(value: object) -> Prompts:
 
 
 class SglangRequest(RequestFields, StreamingFields):
-    """The body of /generate. What it lacks of SGLang's fields is unknown to it."""
+    """The body of /generate. SGLang's other fields are refused as unknown."""
 
     ignored = frozenset(
         {
@@ -148,7 +148,7 @@ class SglangRequest(RequestFields, StreamingFields):
     @property
     def given(self) -> Prompts:
         given = self.text if self.input_ids is None else self.input_ids
-        assert given is not None  # as was checked
+        assert given is not None  # `check_prompts` has checked it
         return given
 
     @property
@@ -162,11 +162,11 @@ class SglangRequest(RequestFields, StreamingFields):
 
     @property
     def scores_prompt(self) -> bool:
-        return self.return_logprob and self.logprob_start_len == WHOLE_PROMPT
+        return self.return_logprob and self.logprob_start_len == ENTIRE_PROMPT
 
     @property
     def sampling(self) -> SglangSampling:
-        """The sampling, with the tokens whose log-probabilities are told."""
+        """The sampling fields, with the tokens whose log-probabilities are reported."""
         return self.sampling_params.model_copy(update={"logprob_token_ids": self.token_ids_logprob})
 
     @model_validator(mode="after")
@@ -185,8 +185,8 @@ class SglangRequest(RequestFields, StreamingFields):
         for name in ("top_logprobs_num", "token_ids_logprob"):
             if getattr(self, name) and not self.return_logprob:
                 raise FieldError(invalid_value, name, "'return_logprob' must be true when it is given")
-        if self.logprob_start_len not in (NO_PROMPT, WHOLE_PROMPT):
-            why = f"it can be {WHOLE_PROMPT}, for the whole prompt, or {NO_PROMPT}, for the answer alone"
+        if self.logprob_start_len not in (NO_PROMPT, ENTIRE_PROMPT):
+            why = f"it can be {ENTIRE_PROMPT}, for the entire prompt, or {NO_PROMPT}, for the answer alone"
             raise FieldError(invalid_value, "logprob_start_len", why)
         if self.token_ids_logprob and (self.top_logprobs_num or self.scores_prompt):
             why = "it cannot be used with 'top_logprobs_num', nor for the tokens of the prompt ('logprob_start_len')"
@@ -197,8 +197,8 @@ class SglangRequest(RequestFields, StreamingFields):
     @model_validator(mode="after")
     def check_streamed(self) -> Self:
         if self.stream:
-            told = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
-            tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0) * told
+            listed = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
+            tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0) * listed
             if tokens > MAX_STREAMED:
                 why = f"prompts x n x 'max_new_tokens', with alternatives, may be {MAX_STREAMED} here, and are {tokens}"
                 raise FieldError(invalid_value, "stream", f"{why}; /v1/completions streams more")
@@ -214,7 +214,7 @@ class SglangContinue(Schema):
 
 
 class SglangAbort(Schema):
-    """The names of requests are their `rid`, or `x-request-id`."""
+    """The requests to abort, by their `rid` or `x-request-id`."""
 
     ignored = frozenset({"aborted_message", "finished_reason"})
 
@@ -223,7 +223,7 @@ class SglangAbort(Schema):
 
 
 class SglangWeights(Schema):
-    """KV of other weights is never used, so it makes no difference whether the cache is to be flushed."""
+    """New weights on disk. KV of other weights is never used, so `flush_cache` has no effect."""
 
     ignored = frozenset({"flush_cache", "token_step", "torch_empty_cache"})
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {

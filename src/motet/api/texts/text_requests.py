@@ -32,7 +32,7 @@ from motet.api.generation.request_fields import SessionId, StreamingFields, Stre
 from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED
 from motet.api.generation.usage_shape import chat_usage_json
 from motet.api.http.admission import AdmissionSlot
-from motet.api.http.body import SHORT_BYTES, check_counts, in_turn
+from motet.api.http.body import SHORT_BYTES, check_counts, in_thread
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import invalid_value, schema_failure, unsupported_parameter
 from motet.api.http.request_spans import group_span
@@ -67,7 +67,7 @@ async def pass_through(service: Service, request: Request) -> PassThrough | None
     if not any(isinstance(model, TextModel) for model in models.values()):
         return None
     body = await body_of(request)
-    fields, name = _read(body) if len(body) <= SHORT_BYTES else await in_turn(partial(_read, body))
+    fields, name = _read(body) if len(body) <= SHORT_BYTES else await in_thread(partial(_read, body))
     model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
     return PassThrough(model, fields) if fields is not None and isinstance(model, TextModel) else None
 
@@ -97,7 +97,7 @@ def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute
         caller.client,
         num_prompts=text_request.num_prompts,
         n=text_request.n,
-        most=config.max_n,
+        max_n=config.max_n,
         prompt_param=PROMPT_PARAMS[route],
     )
     head = AnswerHead(id=new_request_id(ID_PREFIXES[route]), created=int(time.time()), model=model.name)
@@ -125,7 +125,7 @@ def _policy(checked: "UpstreamFields") -> GroupPolicy | None:
         raise unsupported_parameter(f"{PARAM}.confidence", why)
     if checked.best_of is not None and checked.best_of > checked.n:
         raise invalid_value("best_of", f"greater than 'n' it cannot be used with '{PARAM}'")
-    return group.policy(checked.n, most_top=0)
+    return group.policy(checked.n, max_top=0)
 
 
 class _UpstreamStreamOptions(StreamOptions):

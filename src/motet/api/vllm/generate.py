@@ -22,8 +22,8 @@ from motet.api.generation.collect import (
 )
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import Plan, RouteOptions, check_size, held_to, make_plan
-from motet.api.generation.prompts import beside_the_loop
+from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
+from motet.api.generation.prompts import in_thread_if_long
 from motet.api.generation.sampling_fields import num_listed
 from motet.api.generation.usage_shape import usage_json, usage_shape
 from motet.api.http.caller import caller_of
@@ -75,13 +75,13 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     )
     check_size(service, 1, options=options)
     check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
-    await beside_the_loop(check, len(body.token_ids))
-    options = await held_to(options, sampling.form)
+    await in_thread_if_long(check, len(body.token_ids))
+    options = await with_grammar(options, sampling.form)
     plan = make_plan(service, [body.token_ids], sampling=sampling, request=body, options=options)
     if body.choices is None:
         return plan
     num_tokens = sum(len(choice.token_ids) for choice in body.choices)
-    return await beside_the_loop(partial(_with_choices, plan, body.choices), num_tokens)
+    return await in_thread_if_long(partial(_with_choices, plan, body.choices), num_tokens)
 
 
 def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:

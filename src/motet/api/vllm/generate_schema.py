@@ -14,7 +14,7 @@ from motet.api.http.schema import Schema
 
 
 class GenerateSampling(StructuredFields, SamplingFields):
-    """vLLM's `SamplingParams` as JSON. What has no meaning for token ids alone is ignored."""
+    """vLLM's `SamplingParams` as JSON. Fields without a meaning for token ids are ignored."""
 
     ignored = IGNORED_OF_VLLM | {"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"}
     refused = frozenset({"truncate_prompt_tokens"})
@@ -29,7 +29,7 @@ class GenerateSampling(StructuredFields, SamplingFields):
 
     logprobs: int | None = in_range("logprobs", None)
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
-    """None: as the server is set."""
+    """None for the server's setting."""
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
 
     @model_validator(mode="after")
@@ -41,16 +41,16 @@ class GenerateSampling(StructuredFields, SamplingFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives wanted for each token; None: no log-probabilities at all."""
+        """Number of alternatives to each token; None for no log-probabilities."""
         return len(self.logprob_token_ids) if self.logprobs is None and self.logprob_token_ids else self.logprobs
 
 
 class StartedChoice(Schema):
-    """A choice that goes on from the tokens that it has written before."""
+    """A choice that continues after output tokens that it already has."""
 
     index: int = Field(ge=0, lt=2**31)
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    """None: the one that the choice of this index has in a request without `choices`."""
+    """None for the seed that the choice with this index has in a request without `choices`."""
     token_ids: TokenIds
 
 
@@ -61,10 +61,10 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     token_ids: TokenIds
     sampling_params: GenerateSampling
     choices: list[StartedChoice] | None = Field(None, min_length=1)
-    """The choices to write, if some have begun; None: n new ones."""
+    """The choices to continue; None for n new choices."""
     request_id: str | None = Field(None, min_length=1, max_length=200)
     return_token_ids: bool = False
-    """True if the answer repeats the prompt's token ids; those of choices are always in it."""
+    """True if the answer repeats the prompt's token ids. It always has the token ids of choices."""
 
     @property
     def num_choices(self) -> int:
@@ -78,9 +78,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
                 raise FieldError(invalid_value, f"choices[{number}].index", f"there is a choice {choice.index} already")
             indices.add(choice.index)
         if indices and self.group is not None:
-            raise FieldError(
-                invalid_value, "group", "it cannot be used with 'choices': a policy looks at whole answers"
-            )
+            raise FieldError(invalid_value, "group", "it cannot be used with 'choices': a policy needs entire answers")
         n = self.sampling_params.n
         if indices and "n" in self.sampling_params.model_fields_set and n != len(indices):
             raise FieldError(invalid_value, "sampling_params.n", f"it is {n}, and 'choices' are {len(indices)}")
@@ -93,7 +91,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
         return self
 
     def without_answer(self) -> Self:
-        """Returns the same prompt without the fields about an answer, since there will be none."""
-        unasked: dict[str, object] = {"n": 1, "logprobs": None, "logprob_token_ids": [], "prompt_logprobs": None}
-        sampling = self.sampling_params.model_copy(update=unasked)
+        """Returns the request without the fields about an answer, for a prefill."""
+        unset: dict[str, object] = {"n": 1, "logprobs": None, "logprob_token_ids": [], "prompt_logprobs": None}
+        sampling = self.sampling_params.model_copy(update=unset)
         return self.model_copy(update={"sampling_params": sampling, "choices": None})

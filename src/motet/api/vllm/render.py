@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions/render` and `POST /v1/completions/render`: a request as token ids, in vLLM's shape.
 
-The answer is a body that `/inference/v1/generate` takes, for completions one a prompt. A trainer that renders a
-conversation and generates from its token ids gets the tokens that the chat itself would have had.
+The answer is a body for `/inference/v1/generate`, and for completions a list with one for each prompt. A trainer that
+renders a conversation and generates from its token ids gets the same tokens as the chat itself.
 """
 
 import msgspec
@@ -30,8 +30,8 @@ def render_router(service: Service) -> APIRouter:
         return json_response(_rendered(group, body, plan=plan))
 
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        for name, asked in (("echo", body.echo), ("best_of", body.ranked)):
-            if asked:
+        for name, used in (("echo", body.echo), ("best_of", body.ranked)):
+            if used:
                 raise unsupported_parameter(name, "has no place in a request of token ids")
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_completions(service, body, context=context)
@@ -52,7 +52,7 @@ def _caller(body: ChatRequest | CompletionRequest, request: Request) -> Caller:
 
 
 def _rendered(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> dict[str, object]:
-    """Returns the body for `/inference/v1/generate`, without fields that have their default there."""
+    """Returns the body for `/inference/v1/generate`, without fields that have the default value there."""
     grammar = group.sampling.grammar
     if grammar is not None and grammar.thinking is not None:
         why = "cannot be rendered for a model that thinks before it answers"

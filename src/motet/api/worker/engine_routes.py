@@ -61,7 +61,7 @@ Readers = Annotated[int, Query(ge=1, le=MAX_READERS)]
 
 
 def engine_router(service: Service) -> APIRouter:
-    router = new_router("/engine", told=False)
+    router = new_router("/engine", documented=False)
     start_id = new_engine_id("server")
     open_ids: set[RequestId] = set()
     """Ids of the groups that are open in answers of these routes."""

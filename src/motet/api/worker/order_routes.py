@@ -28,7 +28,7 @@ FileNumber = Annotated[int, Query(ge=0, lt=MAX_FILES)]
 
 
 def order_router(service: Service) -> APIRouter:
-    router = new_router("/engine", told=False)
+    router = new_router("/engine", documented=False)
     upload = CheckpointUpload()
     connecting: set[object] = set()
     """A mark for each connection that is being made."""

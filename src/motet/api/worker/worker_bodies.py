@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from motet.api.generation.plan import check_scores
+from motet.api.generation.plan import check_prompt_logprobs
 from motet.api.generation.request_fields import MAX_KEEP_S
 from motet.api.http.caller import is_id
 from motet.api.http.failure import invalid_value
@@ -87,7 +87,7 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
         raise invalid_value("max_tokens", f"{sampling.max_tokens}; at least 1 is allowed")
     served.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
     _check_sampling(sampling)
-    check_scores(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
+    check_prompt_logprobs(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
     _check_tokens("stop_token_ids", sampling.stop_token_ids, served=served)
     _check_tokens("logit_bias", sampling.logit_bias, served=served)
     _check_tokens("logprob_token_ids", sampling.logprob_token_ids, served=served)
