@@ -55,10 +55,8 @@ TODAY: Mapping[str, Mapping[str, int]] = {
     "attributes": {
         "Declaration": 21,
         "FakeEngine": 18,
-        "Gateway": 20,
         "LocalKeeper": 15,
         "PackedModel": 14,
-        "RemoteKeeper": 19,
         "ResponsesRequest": 14,
         "Service": 20,
         "VLLMGroup": 16,

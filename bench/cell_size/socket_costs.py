@@ -22,7 +22,7 @@ from bench.frontend.raw_client import LoadCase, RawClients
 from bench.frontend.server_process import ServerProcess
 from motet.deploy.block_events import indexing
 from motet.deploy.child import ChildServer
-from motet.deploy.remote_keeper import KeptEngine, RemoteKeeper
+from motet.deploy.remote_keeper import KeeperLimits, KeptEngine, RemoteKeeper, WorkerCalls
 from motet.engine import Worker
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer, RemoteEngine
@@ -92,13 +92,12 @@ async def _status_cost(server: ServerProcess, requests: int) -> StatusCost:
             fleet.put(Worker("w", engine, server.url, local=False))
             return engine
 
-        keeper = RemoteKeeper(
-            "w", server.url, report=worker.report, join=join, problem=lambda _: None, fleet=fleet, silence_s=5.0
-        )
-        await keeper.look()
+        calls = WorkerCalls(report=worker.report, problem=lambda _: None, join=join)
+        keeper = RemoteKeeper("w", server.url, calls=calls, fleet=fleet, limits=KeeperLimits(silence_s=5.0))
+        await keeper.check()
         gateway_s, worker_s = time.process_time(), server.cpu_s
         for _ in range(requests):
-            await keeper.look()
+            await keeper.check()
         gateway_s, worker_s = time.process_time() - gateway_s, server.cpu_s - worker_s
         await keeper.close()
     return StatusCost(gateway_s / requests * 1e6, worker_s / requests * 1e6)

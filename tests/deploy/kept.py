@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from itertools import repeat
 
-from motet.deploy.remote_keeper import RemoteKeeper
+from motet.deploy.remote_keeper import KeeperLimits, RemoteKeeper, WorkerCalls
 from motet.engine import Worker, WorkerState
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
@@ -79,14 +79,12 @@ class Kept:
         self.keeper = RemoteKeeper(
             ID,
             URL,
-            report=self._report,
-            join=self._join,
-            problem=lambda _: self.problem,
+            calls=WorkerCalls(report=self._report, problem=lambda _: self.problem, join=self._join),
             fleet=self.fleet,
-            silence_s=SILENCE_S,
+            limits=KeeperLimits(silence_s=SILENCE_S),
             follow=self.follows,
             clock=lambda: self.now_s,
-            wait=self._wait,
+            sleep=self._sleep,
         )
 
     @property
@@ -108,7 +106,7 @@ class Kept:
         self.answers = iter(answers)
         for _ in answers:
             self.now_s += each_s
-            await self.keeper.look()
+            await self.keeper.check()
 
     async def _report(self) -> EngineReport:
         self.asked_s.append(self.now_s)
@@ -127,5 +125,5 @@ class Kept:
         self.fleet.put(worker)
         return self.engine
 
-    async def _wait(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         self.now_s += seconds

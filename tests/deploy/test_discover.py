@@ -1,4 +1,4 @@
-"""A gateway finds out what kind of server a worker is, and which workers may stand beside each other."""
+"""A gateway finds out the kind of a worker's server, and which workers can serve together."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,23 +26,23 @@ OTHER = OtherServerError("10.0.0.1 answered 404: Not Found")
 Answers = Sequence[EngineReport | MotetError]
 
 
-class Asked:
-    """A server with a list of answers for each kind of question."""
+class ProbedServer:
+    """A server with a list of answers for each kind of probe."""
 
     def __init__(
         self, *, kind: EngineKind | None = None, motet: Answers = (), vllm: Answers = (), openai: Answers = ()
     ) -> None:
-        self.asked: list[EngineKind] = []
+        self.probes: list[EngineKind] = []
         self._answers = {
             EngineKind.MOTET: iter(motet),
             EngineKind.VLLM: iter(vllm),
             EngineKind.OPENAI: iter(openai),
         }
-        self.server = FoundServer(URL, {kind: partial(self._way, kind) for kind in EngineKind}, kind=kind)
+        self.found = FoundServer(URL, {kind: partial(self._probe, kind) for kind in EngineKind}, kind=kind)
 
-    def _way(self, kind: EngineKind) -> WorkerProbe:
+    def _probe(self, kind: EngineKind) -> WorkerProbe:
         async def report() -> EngineReport:
-            self.asked.append(kind)
+            self.probes.append(kind)
             answer = next(self._answers[kind])
             if isinstance(answer, MotetError):
                 raise answer
@@ -51,54 +51,54 @@ class Asked:
         async def tokenizer() -> dict[str, bytes]:
             return {"kind": kind.encode()}
 
-        return WorkerProbe(report, nobody, tokenizer)
+        return WorkerProbe(report, no_engine, tokenizer)
 
 
-def nobody(report: EngineReport) -> TextUpstream:
-    raise AssertionError("only its reports are asked for")
+def no_engine(report: EngineReport) -> TextUpstream:
+    raise AssertionError("only reports are requested")
 
 
-async def test_a_server_of_ours_is_only_asked_as_motet() -> None:
-    asked = Asked(motet=[report("a"), report("b")])
-    assert (await asked.server.report()).engine_id == "a"
-    assert (await asked.server.report()).engine_id == "b"
-    assert asked.asked == [EngineKind.MOTET] * 2
+async def test_a_motet_server_is_only_probed_as_motet() -> None:
+    server = ProbedServer(motet=[report("a"), report("b")])
+    assert (await server.found.report()).engine_id == "a"
+    assert (await server.found.report()).engine_id == "b"
+    assert server.probes == [EngineKind.MOTET] * 2
 
 
-async def test_a_foreign_server_is_asked_as_vllm_and_then_as_openai() -> None:
-    asked = Asked(motet=[OTHER], vllm=[OTHER], openai=[report("a"), report("a")])
-    assert (await asked.server.report()).engine_id == "a"
-    await asked.server.report()
-    assert asked.asked == [EngineKind.MOTET, EngineKind.VLLM, EngineKind.OPENAI, EngineKind.OPENAI]
-    tokenizer = asked.server.way.tokenizer
+async def test_a_third_party_server_is_probed_as_vllm_and_then_as_openai() -> None:
+    server = ProbedServer(motet=[OTHER], vllm=[OTHER], openai=[report("a"), report("a")])
+    assert (await server.found.report()).engine_id == "a"
+    await server.found.report()
+    assert server.probes == [EngineKind.MOTET, EngineKind.VLLM, EngineKind.OPENAI, EngineKind.OPENAI]
+    tokenizer = server.found.probe.tokenizer
     assert tokenizer is not None and await tokenizer() == {"kind": b"openai"}
 
 
-async def test_a_server_with_a_named_kind_is_asked_as_that_alone() -> None:
-    asked = Asked(kind=EngineKind.OPENAI, openai=[report("a")])
-    await asked.server.report()
-    assert asked.asked == [EngineKind.OPENAI]
+async def test_a_server_with_a_named_kind_is_only_probed_as_that_kind() -> None:
+    server = ProbedServer(kind=EngineKind.OPENAI, openai=[report("a")])
+    await server.found.report()
+    assert server.probes == [EngineKind.OPENAI]
 
 
 @pytest.mark.parametrize("error", [EngineDiedError("refused"), EngineSilentError("no answer")])
-async def test_a_server_that_cannot_be_reached_is_asked_once(error: EngineDiedError) -> None:
-    asked = Asked(motet=[error])
+async def test_a_server_that_cannot_be_reached_is_probed_once(error: EngineDiedError) -> None:
+    server = ProbedServer(motet=[error])
     with pytest.raises(type(error), match=error.message):
-        await asked.server.report()
-    assert asked.asked == [EngineKind.MOTET]
+        await server.found.report()
+    assert server.probes == [EngineKind.MOTET]
 
 
-async def test_a_server_of_ours_that_refuses_is_not_taken_for_a_text_upstream() -> None:
-    asked = Asked(motet=[EngineError("it speaks engine protocol 2, and this server 1")])
+async def test_a_motet_server_that_refuses_is_not_used_as_a_text_upstream() -> None:
+    server = ProbedServer(motet=[EngineError("it speaks engine protocol 2, and this server 1")])
     with pytest.raises(EngineError, match=r"^it speaks engine protocol 2"):
-        await asked.server.report()
-    assert asked.asked == [EngineKind.MOTET]
+        await server.found.report()
+    assert server.probes == [EngineKind.MOTET]
 
 
-async def test_the_error_for_an_unknown_kind_of_server_has_the_reply_to_each_question() -> None:
-    asked = Asked(motet=[OTHER], vllm=[OTHER], openai=[EngineError("/v1/models answered 401")])
+async def test_the_error_for_an_unknown_kind_of_server_has_the_answer_to_each_probe() -> None:
+    server = ProbedServer(motet=[OTHER], vllm=[OTHER], openai=[EngineError("/v1/models answered 401")])
     with pytest.raises(EngineError) as caught:
-        await asked.server.report()
+        await server.found.report()
     assert caught.value.message == (
         "http://10.0.0.1:8000 cannot be a worker; tried as motet: 10.0.0.1 answered 404: Not Found; "
         "as vllm: 10.0.0.1 answered 404: Not Found; as openai: /v1/models answered 401"
@@ -106,36 +106,40 @@ async def test_the_error_for_an_unknown_kind_of_server_has_the_reply_to_each_que
 
 
 async def test_a_server_of_a_new_kind_at_the_same_address_is_recognised() -> None:
-    asked = Asked(motet=[OTHER, report("ours")], vllm=[report("theirs"), OTHER])
-    assert (await asked.server.report()).engine_id == "theirs"
-    assert (await asked.server.report()).engine_id == "ours"
-    assert asked.asked == [EngineKind.MOTET, EngineKind.VLLM, EngineKind.VLLM, EngineKind.MOTET]
+    server = ProbedServer(motet=[OTHER, report("motet")], vllm=[report("vllm"), OTHER])
+    assert (await server.found.report()).engine_id == "vllm"
+    assert (await server.found.report()).engine_id == "motet"
+    assert server.probes == [EngineKind.MOTET, EngineKind.VLLM, EngineKind.VLLM, EngineKind.MOTET]
 
 
-async def test_the_kind_of_a_server_is_not_forgotten_while_it_is_away() -> None:
-    asked = Asked(motet=[OTHER], vllm=[report("a"), EngineDiedError("refused"), report("b")])
-    await asked.server.report()
+async def test_the_kind_of_a_server_is_kept_while_it_is_unavailable() -> None:
+    server = ProbedServer(motet=[OTHER], vllm=[report("a"), EngineDiedError("refused"), report("b")])
+    await server.found.report()
     with pytest.raises(EngineDiedError):
-        await asked.server.report()
-    assert (await asked.server.report()).engine_id == "b"
-    assert asked.asked == [EngineKind.MOTET, *[EngineKind.VLLM] * 3]
+        await server.found.report()
+    assert (await server.found.report()).engine_id == "b"
+    assert server.probes == [EngineKind.MOTET, *[EngineKind.VLLM] * 3]
 
 
-async def test_a_text_upstream_that_was_gone_may_come_back_as_vllm() -> None:
-    """Such a server also answers like a text upstream, and used to stay one for good."""
-    asked = Asked(motet=[OTHER, OTHER], vllm=[OTHER, report("b")], openai=[report("a"), EngineDiedError("refused")])
-    assert (await asked.server.report()).engine_id == "a"
+async def test_a_text_upstream_that_was_unavailable_can_return_as_vllm() -> None:
+    """Regression: a vLLM server also answers as a text upstream does, and stayed one forever."""
+    server = ProbedServer(
+        motet=[OTHER, OTHER], vllm=[OTHER, report("b")], openai=[report("a"), EngineDiedError("refused")]
+    )
+    assert (await server.found.report()).engine_id == "a"
     with pytest.raises(EngineDiedError):
-        await asked.server.report()
-    assert (await asked.server.report()).engine_id == "b"
+        await server.found.report()
+    assert (await server.found.report()).engine_id == "b"
 
 
-async def test_a_text_upstream_that_was_silent_is_still_one() -> None:
-    asked = Asked(motet=[OTHER], vllm=[OTHER], openai=[report("a"), EngineSilentError("no answer"), report("a")])
-    await asked.server.report()
+async def test_a_text_upstream_that_was_silent_stays_a_text_upstream() -> None:
+    server = ProbedServer(
+        motet=[OTHER], vllm=[OTHER], openai=[report("a"), EngineSilentError("no answer"), report("a")]
+    )
+    await server.found.report()
     with pytest.raises(EngineSilentError):
-        await asked.server.report()
-    assert (await asked.server.report()).engine_id == "a"
+        await server.found.report()
+    assert (await server.found.report()).engine_id == "a"
 
 
 NUMBERS = count()
@@ -150,8 +154,8 @@ VLLM: EngineInfo = msgspec.structs.replace(
 )
 
 
-def newcomer() -> str:
-    """The id of a worker that nobody knows yet."""
+def new_id() -> str:
+    """Returns a new worker id."""
     return f"worker-{next(NUMBERS)}"
 
 
@@ -171,60 +175,60 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("other", "says"), OTHERS)
-def test_the_first_worker_of_a_model_decides_what_others_must_be(other: dict[str, object], says: str) -> None:
-    likeness = CompatibilityCheck()
-    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
-    assert likeness.problem(newcomer(), reported(fake_info(), **other), role=None) == says
-    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
+def test_the_first_worker_of_a_model_determines_the_facts_of_the_others(other: dict[str, object], says: str) -> None:
+    check = CompatibilityCheck()
+    assert check.problem(new_id(), reported(fake_info()), role=None) is None
+    assert check.problem(new_id(), reported(fake_info(), **other), role=None) == says
+    assert check.problem(new_id(), reported(fake_info()), role=None) is None
 
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
-def test_the_facts_of_a_model_hold_until_its_last_worker_is_gone(other: dict[str, object]) -> None:
-    likeness, former, changed = CompatibilityCheck(), reported(fake_info()), reported(fake_info(), **other)
-    assert [likeness.problem(id, former, role=None) for id in ("a", "b", "b")] == [None] * 3
-    likeness.forget("a")
-    assert likeness.problem("a", changed, role=None) is not None
-    assert likeness.problem("b", changed, role=None) is None  # the last one: it was started again itself
-    assert likeness.problem("a", changed, role=None) is None
-    assert likeness.problem("c", former, role=None) is not None
+def test_the_facts_of_a_model_hold_until_its_last_worker_has_left(other: dict[str, object]) -> None:
+    check, old, changed = CompatibilityCheck(), reported(fake_info()), reported(fake_info(), **other)
+    assert [check.problem(id, old, role=None) for id in ("a", "b", "b")] == [None] * 3
+    check.forget("a")
+    assert check.problem("a", changed, role=None) is not None
+    assert check.problem("b", changed, role=None) is None  # the only worker left has restarted with other facts
+    assert check.problem("a", changed, role=None) is None
+    assert check.problem("c", old, role=None) is not None
 
 
 @pytest.mark.parametrize("other", [other for other, _ in OTHERS])
-def test_a_worker_of_another_model_is_always_welcome(other: dict[str, object]) -> None:
-    likeness = CompatibilityCheck()
-    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
-    assert likeness.problem(newcomer(), reported(fake_info(), model=ModelName("other"), **other), role=None) is None
+def test_a_worker_with_another_model_always_fits(other: dict[str, object]) -> None:
+    check = CompatibilityCheck()
+    assert check.problem(new_id(), reported(fake_info()), role=None) is None
+    assert check.problem(new_id(), reported(fake_info(), model=ModelName("other"), **other), role=None) is None
 
 
-def test_machines_and_roles_may_differ() -> None:
-    likeness = CompatibilityCheck()
+def test_machines_and_roles_can_differ() -> None:
+    check = CompatibilityCheck()
     for info in (
         fake_info(role=Role.PREFILL),
         fake_info(role=Role.DECODE, max_model_len=100),
         msgspec.structs.replace(fake_info(), fingerprint="motet-1_torch-2_aarch64-SVE_none-similar", block_size=32),
     ):
-        assert likeness.problem(newcomer(), reported(info), role=None) is None
+        assert check.problem(new_id(), reported(info), role=None) is None
 
 
-def test_engines_of_two_kinds_are_compared_by_what_both_report() -> None:
-    likeness = CompatibilityCheck()
-    assert likeness.problem(newcomer(), reported(VLLM), role=None) is None
-    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
-    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(0,)), role=None) is None
+def test_engines_of_two_kinds_are_compared_by_the_facts_that_both_report() -> None:
+    check = CompatibilityCheck()
+    assert check.problem(new_id(), reported(VLLM), role=None) is None
+    assert check.problem(new_id(), reported(fake_info()), role=None) is None
+    assert check.problem(new_id(), reported(VLLM, eos_token_ids=(0,)), role=None) is None
     says = "it ends answers with the tokens (1,), and other workers of fake (0,)"
-    assert likeness.problem(newcomer(), reported(VLLM, eos_token_ids=(1,)), role=None) == says
+    assert check.problem(new_id(), reported(VLLM, eos_token_ids=(1,)), role=None) == says
     says = "it computes in fp8, and other workers of fake auto"
-    assert likeness.problem(newcomer(), reported(VLLM, dtype="fp8"), role=None) == says
+    assert check.problem(new_id(), reported(VLLM, dtype="fp8"), role=None) == says
 
 
 def test_a_worker_with_an_unexpected_role_is_unused_and_does_not_set_the_model() -> None:
-    likeness = CompatibilityCheck()
-    assert likeness.problem(newcomer(), reported(fake_info(role=Role.DECODE, vocab_size=9)), role=Role.PREFILL) == (
+    check = CompatibilityCheck()
+    assert check.problem(new_id(), reported(fake_info(role=Role.DECODE, vocab_size=9)), role=Role.PREFILL) == (
         "it was named with role prefill, but its role is decode"
     )
-    assert likeness.problem(newcomer(), reported(fake_info()), role=None) is None
+    assert check.problem(new_id(), reported(fake_info()), role=None) is None
 
 
 def test_a_text_upstream_reports_no_sizes() -> None:
     info = msgspec.structs.replace(fake_info(), kind=EngineKind.OPENAI)
-    assert CompatibilityCheck().problem(newcomer(), reported(info, num_blocks=0, max_num_seqs=0), role=None) is None
+    assert CompatibilityCheck().problem(new_id(), reported(info, num_blocks=0, max_num_seqs=0), role=None) is None

@@ -141,8 +141,8 @@ async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouter(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
-        asking = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
-        gateway = Gateway(router, models.learn, asking=asking, drain_s=0, heartbeat_s=HEARTBEAT_S)
+        probes = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
+        gateway = Gateway(router, models.prepare, probes=probes, drain_s=0, heartbeat_s=HEARTBEAT_S)
         leaving = router.fleet.get("127.0.0.1:1")
         assert leaving is not None
         prompt = leaving.load.prompts.add(5)
@@ -185,9 +185,9 @@ async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouter(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
-        asking = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
+        probes = ProbeSettings(config=GatewayConfig(workers=urls), client=client)
         listed = BrokenList(NamedWorker("http://127.0.0.1:3"))
-        gateway = Gateway(router, models.learn, asking=asking, drain_s=0, heartbeat_s=HEARTBEAT_S, listed=listed)
+        gateway = Gateway(router, models.prepare, probes=probes, drain_s=0, heartbeat_s=HEARTBEAT_S, listed=listed)
 
         async def evict(*_: object) -> None:
             raise Defect("departure")
@@ -199,7 +199,7 @@ async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
                 await router.fleet.changes.wait()
             assert not watching.done()
     assert {record.getMessage() for record in caplog.records if record.exc_info} == {
-        "127.0.0.1:1: it could not be left in order",
+        "127.0.0.1:1: it could not leave in order",
         "the list of workers could not be followed; it is read again",
     }
 

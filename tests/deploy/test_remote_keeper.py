@@ -74,7 +74,7 @@ async def test_a_long_silence_ends_the_groups_of_a_worker(kept: Kept) -> None:
     await kept.look(report(), *UNHEARD_LONG)
     assert kept.state() is WorkerState.SILENT
     assert [type(error) for error in kept.engine.losses] == [EngineSilentError]
-    assert "no sign of life for 5 s" in kept.engine.losses[0].message
+    assert "has sent no heartbeat for 5 s" in kept.engine.losses[0].message
 
 
 async def test_the_sleep_of_a_gateway_does_not_count_as_a_worker_s_silence(kept: Kept) -> None:
@@ -103,7 +103,7 @@ async def test_a_report_requested_before_a_worker_was_found_dead_does_not_revive
         yield report()
 
     kept.answers = dies_meanwhile()
-    await kept.keeper.look()
+    await kept.keeper.check()
     assert kept.state() is WorkerState.DEAD
     await kept.look(report())
     assert kept.state() is WorkerState.READY
@@ -119,7 +119,7 @@ async def test_a_panic_ends_nothing_but_the_look(kept: Kept, caplog: pytest.LogC
     with pytest.raises(asyncio.CancelledError):
         await kept.keeper.keep()
     assert len(kept.asked_s) == 3
-    assert "its report could not be taken (PanicError: slice index)" in kept.member.note
+    assert "its report could not be used (PanicError: slice index)" in kept.member.note
 
 
 async def test_another_engine_takes_the_place_of_the_one_before(kept: Kept) -> None:
@@ -219,7 +219,7 @@ async def test_a_worker_is_asked_once_a_heartbeat_however_long_an_answer_takes(k
         await kept.keeper.keep()
     first_s = kept.asked_s[0]
     assert [asked_s - first_s for asked_s in kept.asked_s] == [0.0, HEARTBEAT_S, 2 * HEARTBEAT_S, 2 * HEARTBEAT_S + 2.5]
-    assert kept.keeper.looked.is_set()
+    assert kept.keeper.checked.is_set()
 
 
 @pytest.mark.parametrize("where", ["while it is asked", "while its report is taken"])
@@ -236,9 +236,9 @@ async def test_a_defect_that_it_runs_into_makes_it_dead_and_it_is_asked_again(
     kept.answers = iter(answers)
     with pytest.raises(asyncio.CancelledError):
         await kept.keeper.keep()
-    assert kept.keeper.looked.is_set()
+    assert kept.keeper.checked.is_set()
     assert kept.state() is WorkerState.DEAD
-    assert kept.member.note == f"{ID}: its report could not be taken (DefectError: no such field): the log has more"
+    assert kept.member.note == f"{ID}: its report could not be used (DefectError: no such field): see the log"
     assert [type(error) for error in kept.engines[0].losses] == [EngineDiedError]
     assert caplog.text.count("Traceback") == 1
     kept.unusable = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.deploy.gateway import WorkersFile
+from motet.deploy.worker_list import WorkersFile
 from motet.settings.named_worker import NamedWorker
 from motet.types import Role
 
@@ -24,7 +24,7 @@ def test_a_broken_line_is_logged_and_the_others_count(tmp_path: Path, caplog: py
     file.write_text(f"{A}\nhalf a lin\ndecode\n{B},cook\n{B}\n")
     with caplog.at_level(logging.ERROR):
         read = WorkersFile(file)
-        assert {worker.url for worker in read.look()} == {A, B}
+        assert {worker.url for worker in read.check()} == {A, B}
     assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [2, 3, 4]
 
 
@@ -34,10 +34,10 @@ def test_the_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     read = WorkersFile(file)
     file.write_text(B)  # as long as before
     os.utime(file, ns=(1, 1))
-    assert read.look() == (NamedWorker(B),)
+    assert read.check() == (NamedWorker(B),)
     file.write_text(A)
     os.utime(file, ns=(1, 1))
-    assert read.look() == (NamedWorker(B),)
+    assert read.check() == (NamedWorker(B),)
 
 
 def test_a_missing_file_keeps_the_workers_and_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -46,10 +46,10 @@ def test_a_missing_file_keeps_the_workers_and_is_logged_once(tmp_path: Path, cap
     read = WorkersFile(file)
     file.unlink()
     with caplog.at_level(logging.ERROR):
-        assert read.look() == read.look() == (NamedWorker(A),)
+        assert read.check() == read.check() == (NamedWorker(A),)
     assert len(caplog.records) == 1
     file.write_text(B)
-    assert read.look() == (NamedWorker(B),)
+    assert read.check() == (NamedWorker(B),)
 
 
 def test_a_file_that_comes_back_is_read_also_if_it_looks_as_before(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_a_file_that_comes_back_is_read_also_if_it_looks_as_before(tmp_path: Pat
     os.utime(file, ns=(1, 1))
     read = WorkersFile(file)
     file.rename(away)
-    assert read.look() == (NamedWorker(A),)
+    assert read.check() == (NamedWorker(A),)
     away.write_text(B)  # of the same length
     os.utime(away, ns=(1, 1))
     away.rename(file)
-    assert read.look() == (NamedWorker(B),)
+    assert read.check() == (NamedWorker(B),)

@@ -1,4 +1,4 @@
-"""Events about cached prompt blocks: servers publish them for their engines, gateways follow those of workers."""
+"""Events about cached prompt blocks: servers publish them for their engines, and gateways follow them."""
 
 import asyncio
 import logging
@@ -17,14 +17,15 @@ from motet.types import EngineKind
 logger = logging.getLogger(__name__)
 
 Follow = Callable[[BlockSource, BlockListener], Awaitable[None]]
-"""Follows a source until it is cancelled."""
+"""Follows the events of a source until it is cancelled."""
 
 
 class BlockEvents:
-    """The publisher of one worker. It outlives the worker's engine, which clears its blocks at its end."""
+    """The publisher of one worker. It outlives the worker's engine, at whose end all its blocks are cleared."""
 
     def __init__(self, config: KVEventsConfig, number: int = 0) -> None:
-        """`number`: the worker's number on this server. Events use --kv-events-port + 2 * number, replays one more."""
+        """`number`: the worker's number on this server. Events use the port --kv-events-port + 2 * number, and replays
+        use the next port."""
         self._config = config
         self._number = number
         self._publisher: BlockPublisher | None = None
@@ -44,20 +45,20 @@ class BlockEvents:
 
     @property
     def endpoint(self) -> str | None:
-        """The address to subscribe to; None if there are no events, or not yet."""
+        """Address for subscribers; None if there are no events, or before the engine has started."""
         return None if self._publisher is None else self._publisher.endpoint
 
     async def close(self) -> None:
-        """Must be called after the engine is closed. May be called twice."""
+        """Must be called after the engine is closed. Can be called twice."""
         if self._publisher is not None:
             await self._publisher.close()
 
 
 def indexing(index: PrefixIndex, id: str) -> BlockListener:
-    """Returns a listener that keeps the index up to date for one worker. One that says that it has more blocks than any
-    can have begins again."""
+    """Returns a listener that keeps the index up to date for one worker. If the worker reports more blocks than a
+    worker can have, its blocks are cleared."""
 
-    def take(changes: Sequence[BlockChange]) -> None:
+    def apply(changes: Sequence[BlockChange]) -> None:
         for change in changes:
             match change:
                 case Stored() if index.blocks(id) + len(change.names) > MAX_BLOCKS:
@@ -69,33 +70,33 @@ def indexing(index: PrefixIndex, id: str) -> BlockListener:
                 case Cleared():
                     index.cleared(id)
 
-    return take
+    return apply
 
 
 class WorkerEventFollower:
-    """Follows the events of one worker elsewhere. If that fails, the worker is used as before."""
+    """Follows the events of one worker on another server. If that fails, the worker continues to be used."""
 
     def __init__(self, id: str, index: PrefixIndex, *, follow: Follow) -> None:
         self._id = id
         self._index = index
         self._follow = follow
         self._followed: tuple[str, str] | None = None
-        """The engine id of the worker that is followed, and its endpoint."""
+        """Engine id and endpoint that are followed."""
         self._task: asyncio.Task[None] | None = None
 
     async def follow(self, report: EngineReport) -> None:
         """Follows the engine of this report from now on."""
-        wanted = None if report.block_events is None else (report.engine_id, report.block_events)
-        if wanted == self._followed:
+        followed = None if report.block_events is None else (report.engine_id, report.block_events)
+        if followed == self._followed:
             return
         await self.stop()
         self._index.cleared(self._id)
-        self._followed = wanted
+        self._followed = followed
         if (endpoint := report.block_events) is None:
             return
-        ours = report.info.kind is EngineKind.MOTET  # its replays use the next port; others report an endpoint
+        is_motet = report.info.kind is EngineKind.MOTET  # its replays use the next port; others report an endpoint
         try:
-            source = BlockSource.ours(endpoint) if ours else BlockSource(endpoint, report.block_replay)
+            source = BlockSource.ours(endpoint) if is_motet else BlockSource(endpoint, report.block_replay)
         except ConfigError as error:
             logger.warning("%s: %s", self._id, error.message)
         else:

@@ -28,9 +28,10 @@ from typing import Protocol
 from motet.control.engine_control import EngineControl
 from motet.deploy.block_events import BlockEvents, indexing
 from motet.deploy.discover import FoundServer, ProbeSettings
-from motet.deploy.gateway import Gateway, WorkerList
-from motet.deploy.meet import meet_fleet
+from motet.deploy.gateway import Gateway
+from motet.deploy.kv_connections import connect_to_fleet
 from motet.deploy.server_plan import ServerPlan, cores, engine_configs
+from motet.deploy.worker_list import WorkerList
 from motet.engine import ControlledEngine, Engine, Worker, WorkerState
 from motet.engine_orders import Connect
 from motet.engines.http import Client
@@ -189,7 +190,7 @@ def prefill_members(
     worker_key: str,
     drain_s: float,
     config: GatewayConfig = DEFAULTS,
-    introduces: bool = True,
+    connects_workers: bool = True,
     listed: WorkerList | None = None,
 ) -> Gateway:
     """Makes the gateway part of a server that decodes and answers clients itself: the prefill servers in its fleet.
@@ -198,7 +199,7 @@ def prefill_members(
     On Ray they join and leave with the directory."""
     model = cell.workers[0].engine.info.model
 
-    async def learn(report: EngineReport, server: FoundServer) -> None:
+    async def prepare(report: EngineReport, server: FoundServer) -> None:
         """Refuses prefill servers with another model. Nothing else is needed from them."""
         if report.info.model != model:
             raise EngineError(
@@ -206,8 +207,10 @@ def prefill_members(
                 "give both the same --served-model-name"
             )
 
-    asking = ProbeSettings(config=config, client=client, worker_key=worker_key)
-    return Gateway(cell.router, learn, asking=asking, drain_s=drain_s, introduces=introduces, listed=listed)
+    probes = ProbeSettings(config=config, client=client, worker_key=worker_key)
+    return Gateway(
+        cell.router, prepare, probes=probes, drain_s=drain_s, connects_workers=connects_workers, listed=listed
+    )
 
 
 async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
@@ -278,7 +281,7 @@ class LocalKeeper:
         transfer = engine.info.transfer
         side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
         worker = Worker(self.id, engine, self._address or side_channel, kill=engine.kill)
-        await meet_fleet(worker, self._fleet)
+        await connect_to_fleet(worker, self._fleet)
         self._fleet.put(worker)
 
     async def keep(self) -> None:

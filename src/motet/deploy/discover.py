@@ -1,13 +1,12 @@
-"""Finds out the kind of a worker's server, how to ask it, and if it fits the other workers.
+"""Finds out the kind of a worker's server, how to query it, and if it fits the other workers.
 
-    GET /engine answers             a server of ours
+    GET /engine answers             a Motet server
     token ids in, token ids out     vLLM
-    GET /v1/models answers          any server of OpenAI's API: text in, text out
+    GET /v1/models answers          any server with OpenAI's API: text in, text out
 
-A server of ours that refuses (another version, another key) is not tried as another kind: it would work as a text
-upstream, and nobody would notice. The kind is kept until the server answers as another one; a text upstream that was
-gone is examined again.
-"""
+A Motet server that refuses (another version, another key) is not tried as another kind: it would silently work as a
+text upstream. The kind is kept until the server answers as another kind; a text upstream that was unavailable is probed
+again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,12 +27,12 @@ from motet.ids import ModelName
 from motet.metrics.routing import TicketLog
 from motet.routing.workers.worker_facts import numeric_format
 from motet.settings.gateway_config import GatewayConfig
-from motet.settings.named_worker import NamedWorker, by_url
+from motet.settings.named_worker import NamedWorker, by_url, roles_by_url
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind, Role
 
 SAMPLE = "The naïve café's 2nd menu:\n\t42 kg of 你好, x**2 != 3.14 🙂"
-"""Words, numbers, signs and scripts, which different tokenizers cut in different ways."""
+"""Words, numbers, symbols and scripts, which different tokenizers split in different ways."""
 
 FindTokenizer = Callable[[str], Path]
 """Returns the folder of a tokenizer, for a folder or a name on the hub. Raises ModelLoadError."""
@@ -41,60 +40,61 @@ FindTokenizer = Callable[[str], Path]
 
 @dataclass(frozen=True)
 class WorkerProbe:
-    """The way to ask a worker as one kind of server."""
+    """The way to query a worker as one kind of server."""
 
     report: Callable[[], Awaitable[EngineReport]]
-    """Raises OtherServerError if the server is of another kind, EngineSilentError or EngineDiedError if it cannot be
-    reached, another EngineError if its answer cannot be understood."""
-    kept: Callable[[EngineReport], RemoteEngine | VLLMEngine | TextUpstream]
-    """Makes our object for the start of the server that sent this report."""
+    """Requests a report. Raises OtherServerError if the server is of another kind, EngineSilentError or EngineDiedError
+    if it cannot be reached, and another EngineError if its answer is invalid."""
+    make_engine: Callable[[EngineReport], RemoteEngine | VLLMEngine | TextUpstream]
+    """Makes the object for the start of the server that sent this report."""
     tokenizer: Callable[[], Awaitable[dict[str, bytes]]] | None = None
     """Fetches the tokenizer's files, after a report; None for a text upstream. Raises EngineError."""
-    check: Callable[[Tokenizer, str], Awaitable[None]] | None = None
-    """Raises EngineError if the server has another tokenizer for the model. None for ours, where that is allowed."""
+    check_tokenizer: Callable[[Tokenizer, str], Awaitable[None]] | None = None
+    """Raises EngineError if the server has another tokenizer for the model. None for Motet servers, for which a gateway
+    may be given another tokenizer on purpose."""
 
 
-Ways = Mapping[EngineKind, Callable[[], WorkerProbe]]
-"""A function for each kind that makes its `WorkerProbe`; the kinds are tried in this order."""
+Probes = Mapping[EngineKind, Callable[[], WorkerProbe]]
+"""Makes the `WorkerProbe` of each kind. The kinds are tried in this order."""
 
 
 class FoundServer:
-    """A worker's server, which is asked as the kind that it was found to be."""
+    """A worker's server, which is queried as the kind that it was found to be."""
 
-    def __init__(self, url: str, ways: Ways, *, kind: EngineKind | None = None, id: str = "") -> None:
-        """`kind`: the kind that the operator named; None to find it out. `id`: the worker's, in messages."""
+    def __init__(self, url: str, probes: Probes, *, kind: EngineKind | None = None, id: str = "") -> None:
+        """`kind`: the kind that the operator named; None to find it out; `id`: the worker's id, in messages."""
         self.url = url
         self._id = id or url
-        self._ways = ways if kind is None else {kind: ways[kind]}
+        self._probes = probes if kind is None else {kind: probes[kind]}
         self._found: tuple[EngineKind, WorkerProbe] | None = None
 
     @property
-    def way(self) -> WorkerProbe:
+    def probe(self) -> WorkerProbe:
         assert self._found is not None  # it has reported
         return self._found[1]
 
     async def report(self) -> EngineReport:
-        """Raises what `WorkerProbe.report` raises, with the failure of each kind if none fits."""
+        """Requests a report. Raises what `WorkerProbe.report` raises, with the failure of each kind if none fits."""
         if self._found is not None:
-            kind, way = self._found
+            kind, probe = self._found
             try:
-                return await way.report()
+                return await probe.report()
             except OtherServerError:
                 self._found = None  # another server listens there now
             except EngineSilentError:
                 raise
             except EngineDiedError:
-                if kind is EngineKind.OPENAI:  # nearly every server answers so: it may be another kind now
+                if kind is EngineKind.OPENAI:  # nearly every server answers as this kind: it can be another one now
                     self._found = None
                 raise
         return await self._find()
 
     async def _find(self) -> EngineReport:
         failures: dict[EngineKind, str] = {}
-        for kind, make in self._ways.items():
-            way = make()
+        for kind, make in self._probes.items():
+            probe = make()
             try:
-                report = await way.report()
+                report = await probe.report()
             except EngineDiedError:
                 raise
             except EngineError as error:
@@ -102,68 +102,72 @@ class FoundServer:
                 if not isinstance(error, OtherServerError):
                     break
             else:
-                self._found = kind, way
+                self._found = kind, probe
                 return report
         if len(failures) == 1:
             raise EngineError(*failures.values())
-        said = "; ".join(f"as {kind}: {message}" for kind, message in failures.items())
-        raise EngineError(f"{self._id} cannot be a worker; tried {said}")
+        by_kind = "; ".join(f"as {kind}: {message}" for kind, message in failures.items())
+        raise EngineError(f"{self._id} cannot be a worker; tried {by_kind}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """The settings with which a gateway asks all its workers."""
+    """The settings with which a gateway queries all its workers."""
 
     config: GatewayConfig
     client: Client
     pass_keys: bool = False
-    """True if clients' keys may be passed to text upstreams; never if they are keys of this server."""
+    """True if clients' keys may be passed on to text upstreams; never if they are keys of this server."""
     find_tokenizer: FindTokenizer | None = None
     tickets: TicketLog = field(default_factory=TicketLog)
     worker_key: str = ""
-    """Sent to servers of ours, unless one has a key of its own."""
+    """Sent to Motet servers that have no key of their own."""
+
+    def role_of(self, url: str) -> Role | None:
+        """Returns the role that the settings name for a worker; None if they name none."""
+        return roles_by_url(self.config.role_of).get(url)
 
     def server(self, named: NamedWorker, id: str) -> FoundServer:
-        """Returns the server of the worker `id`; nothing has been asked yet."""
+        """Returns the server of the worker `id`, without sending it a request."""
         config, url, client = self.config, named.url, self.client
         own_key = by_url(config.key_of).get(url)
         key = own_key or config.worker_api_key
 
         def motet() -> WorkerProbe:
             server = EngineServer(url, client, worker_key=own_key or self.worker_key, id=id)
-            report = server.report if named.kind else partial(_report_of_ours, server, EngineServer(url, client, id=id))
+            report = server.report if named.kind else partial(_motet_report, server, EngineServer(url, client, id=id))
             return WorkerProbe(report, partial(RemoteEngine, server), server.tokenizer)
 
         def vllm() -> WorkerProbe:
             server = VLLMServer(url, client, api_key=key, role=named.role, id=id)
-            kept = partial(VLLMEngine, server, tickets=self.tickets, leader_timeout_s=config.leader_timeout_s)
+            make = partial(VLLMEngine, server, tickets=self.tickets, leader_timeout_s=config.leader_timeout_s)
             files = partial(asyncio.to_thread, _vllm_files, server, self.find_tokenizer)
-            return WorkerProbe(server.report, kept, files, partial(_check_vllm_tokenizer, server=server))
+            return WorkerProbe(server.report, make, files, partial(_check_vllm_tokenizer, server=server))
 
         def texts() -> WorkerProbe:
             options = UpstreamOptions(api_key=key, pass_key=self.pass_keys, timeout_s=config.upstream_timeout_s)
             server = UpstreamServer(url, client, options=options, id=id)
             return WorkerProbe(server.report, partial(TextUpstream, server))
 
-        ways: Ways = {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}
-        return FoundServer(url, ways, kind=named.kind, id=id)
+        probes: Probes = {EngineKind.MOTET: motet, EngineKind.VLLM: vllm, EngineKind.OPENAI: texts}
+        return FoundServer(url, probes, kind=named.kind, id=id)
 
 
-async def _report_of_ours(server: EngineServer, keyless: EngineServer) -> EngineReport:
-    """Returns the report of a server whose kind nobody has named. It gets no key before it has said that it is one of
-    ours, as `keyless` learns."""
+async def _motet_report(server: EngineServer, keyless: EngineServer) -> EngineReport:
+    """Returns the report of a server whose kind the operator has not named. The server gets no key before `keyless`,
+    the same server without a key, has answered as a Motet server."""
     if not server.met:
         try:
             await keyless.report()
         except (EngineDiedError, EngineSilentError, OtherServerError):
             raise
         except EngineError:
-            pass  # it wants a key, or whatever else it says again
+            pass  # it requires a key; any other error is raised again by the next request
     return await server.report()
 
 
 def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dict[str, bytes]:
-    """Finds the tokenizer of a vLLM server, which does not send one, but reports where its model came from."""
+    """Finds the tokenizer of a vLLM server, which does not send its files, but reports the source of its model."""
     if find_tokenizer is None:
         raise EngineError(f"{server.name} does not send one")
     try:
@@ -173,30 +177,31 @@ def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dic
 
 
 async def _check_vllm_tokenizer(tokenizer: Tokenizer, model: str, *, server: VLLMServer) -> None:
-    """Compares token ids: with another vocabulary the server would answer, but with nonsense."""
-    theirs = await server.tokenize(SAMPLE, model)
-    ours = tokenizer.encode(SAMPLE, add_special_tokens=False)
-    if theirs is not None and theirs != ours:
+    """Compares token ids: with another vocabulary the server would return meaningless text without an error."""
+    remote = await server.tokenize(SAMPLE, model)
+    local = tokenizer.encode(SAMPLE, add_special_tokens=False)
+    if remote is not None and remote != local:
         raise EngineError(
             f"{server.name} has another tokenizer for {model} than this gateway: it turns a sample text into "
-            f"{len(theirs)} tokens {theirs[:5]}..., this gateway into {len(ours)}, {ours[:5]}... "
+            f"{len(remote)} tokens {remote[:5]}..., this gateway into {len(local)}, {local[:5]}... "
             f"(name the right one with --tokenizer-of {model}=FOLDER)"
         )
 
 
 class CompatibilityCheck:
-    """Decides if a worker fits the others: a group that goes on elsewhere must find the same model there.
+    """Decides if a worker fits the others: a group that moves to another worker must find the same model there.
 
-    Workers with other models are welcome, but workers with the same model name must have equal facts, as far as they
-    report them. The first report of a fact counts for as long as a worker that reported it is there."""
+    Workers can have different models, but workers with the same model name must report equal facts, as far as they
+    report them. The first report of a fact counts until all workers that reported it have left."""
 
     def __init__(self) -> None:
         self._models: dict[ModelName, dict[tuple[str, EngineKind | None], tuple[object, set[str]]]] = {}
-        """The known facts of each model, with the ids of the workers that reported them; some facts are only compared
-        among engines of one kind."""
+        """Known facts of each model, with the ids of the workers that reported them. Some facts are only compared among
+        engines of one kind."""
 
     def problem(self, id: str, report: EngineReport, *, role: Role | None) -> str | None:
-        """Returns why the worker `id` cannot be used, None if it can. `role`: the role that the operator named."""
+        """Returns the reason for which the worker `id` cannot be used; None if it can. `role`: the role that the
+        operator named."""
         self.forget(id)
         info = report.info
         if role is not None and info.role is not role:
@@ -206,14 +211,14 @@ class CompatibilityCheck:
             facts["ends answers with the tokens", None] = info.eos_token_ids
         known = self._models.setdefault(info.model, {})
         for fact, here in facts.items():
-            if fact in known and (there := known[fact][0]) != here:
-                return f"it {fact[0]} {here}, and other workers of {info.model} {there}"
+            if fact in known and (other := known[fact][0]) != here:
+                return f"it {fact[0]} {here}, and other workers of {info.model} {other}"
         for fact, here in facts.items():
             known.setdefault(fact, (here, set()))[1].add(id)
         return None
 
     def forget(self, id: str) -> None:
-        """Forgets what a worker has reported. Must be called when it is gone."""
+        """Forgets the facts that a worker has reported. Must be called when it has left."""
         for known in self._models.values():
             for fact, (_, ids) in list(known.items()):
                 ids.discard(id)
@@ -222,12 +227,13 @@ class CompatibilityCheck:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Reads the files of a tokenizer from a model's folder, to be sent to a gateway."""
+    """Reads the files of a tokenizer from a model's folder, for a gateway."""
     return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def load_files(files: Mapping[str, bytes], *, chat_template: str | None) -> Tokenizer:
-    """Makes a tokenizer of files from another server. The libraries read folders, so there is one for a moment."""
+    """Makes a tokenizer from another server's files. The libraries read folders, so the files are written to a
+    temporary one."""
     with TemporaryDirectory(prefix="motet-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)

@@ -1,10 +1,10 @@
-"""The models of a gateway: those of its workers, each with its tokenizer.
+"""The models of a gateway: the models of its workers, each with its tokenizer.
 
-A model is known from its first worker until its last one has left; while all of them are away, requests for it get 503
-and not 404. Its tokenizer is found once, before the first worker with it gets a group:
+A model is known from its first worker until its last one has left; while all its workers are unavailable, requests for
+it get 503 and not 404. Its tokenizer is loaded once, before the first worker with the model gets a group:
 
     --tokenizer-of MODEL=FOLDER     for this model
-    --tokenizer FOLDER              for every model without one of its own
+    --tokenizer FOLDER              for every model without a folder of its own
     neither                         the files that the worker sends, or the model folder that it names
 """
 
@@ -31,18 +31,18 @@ from motet.types import UNKNOWN_VOCABULARY, ModelCard
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 120.0
-"""Longest time to fetch a tokenizer, for instance from a hub."""
-TRY_AGAIN_S = 30.0
-"""Seconds before a worker that could not send a model's tokenizer is asked again."""
+FETCH_TIMEOUT_S = 120.0
+"""Maximum time to fetch a tokenizer, for example from a hub."""
+RETRY_S = 30.0
+"""Time before the next request to a worker that could not send a model's tokenizer."""
 
-HandOut = Callable[[], Awaitable[dict[str, bytes]]]
+FetchFiles = Callable[[], Awaitable[dict[str, bytes]]]
 """Fetches the files of a worker's tokenizer. Raises MotetError."""
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A tokenizer, its chat template, the formats of answers, and the files it was made of."""
+class LoadedTokenizer:
+    """A tokenizer, its chat template, the formats of answers, and the files from which it was made."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -52,61 +52,64 @@ class Loaded:
 
 @dataclass(frozen=True)
 class TokenizerRules:
-    """The settings for the sources of tokenizers."""
+    """The settings for where tokenizers come from."""
 
     of_model: Mapping[str, Path]
     others: Path | None = None
-    """The folder for models without an entry of their own."""
+    """Folder for models without an entry of their own."""
     chat_template: str | None = None
     """Jinja text in place of the models' own."""
     parsers: ParserNames = field(default=ParserNames())
 
 
 class Tokenizers:
-    """The tokenizers, by the workers' name for the model."""
+    """The tokenizers, by the name that workers have for the model."""
 
     def __init__(self, rules: TokenizerRules, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules = rules
         self._clock = clock
-        self._loaded: dict[str, Loaded] = {}
+        self._loaded: dict[str, LoadedTokenizer] = {}
         self._failures: dict[tuple[str, str], tuple[EngineError, float]] = {}
-        """By model and worker: why the tokenizer did not come, and when the worker may be asked again."""
+        """Failures by model and worker, each with the time from which the worker can be queried again."""
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def get(self, model: str) -> Loaded | None:
+    def get(self, model: str) -> LoadedTokenizer | None:
         return self._loaded.get(model)
 
-    def first(self) -> Loaded | None:
-        """Returns the tokenizer that came first."""
+    def first(self) -> LoadedTokenizer | None:
+        """Returns the tokenizer that was loaded first."""
         return next(iter(self._loaded.values()), None)
 
-    async def learn(self, model: str, hand_out: HandOut, *, worker: str) -> Loaded:
-        """Loads a model's tokenizer, with files from `worker` if there is none here. Raises EngineError."""
+    async def load(self, model: str, fetch: FetchFiles, *, worker: str) -> LoadedTokenizer:
+        """Loads a model's tokenizer, with files from `worker` unless the settings name a folder. Raises EngineError."""
         async with self._locks.setdefault(model, asyncio.Lock()):
             if loaded := self._loaded.get(model):
                 return loaded
-            failure, again_s = self._failures.get((model, worker), (None, 0.0))
-            if failure is not None and self._clock() < again_s:
+            failure, retry_s = self._failures.get((model, worker), (None, 0.0))
+            if failure is not None and self._clock() < retry_s:
                 raise failure
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    loaded = await self._load(model, hand_out)
+                async with asyncio.timeout(FETCH_TIMEOUT_S):
+                    loaded = await self._load(model, fetch)
             except (MotetError, TimeoutError) as error:
-                why = error.message if isinstance(error, MotetError) else f"it did not come within {PATIENCE_S:g} s"
-                told = EngineError(f"no tokenizer for {model} (give --tokenizer-of {model}=FOLDER): {why}")
-                self._failures[model, worker] = told, self._clock() + TRY_AGAIN_S
-                raise told from error
+                reason = (
+                    error.message if isinstance(error, MotetError) else f"not received within {FETCH_TIMEOUT_S:g} s"
+                )
+                failure = EngineError(f"no tokenizer for {model} (set --tokenizer-of {model}=FOLDER): {reason}")
+                self._failures[model, worker] = failure, self._clock() + RETRY_S
+                raise failure from error
             self._loaded[model] = loaded
-            self._failures = {key: failure for key, failure in self._failures.items() if key[0] != model}
+            self._failures = {key: value for key, value in self._failures.items() if key[0] != model}
             return loaded
 
-    async def _load(self, model: str, hand_out: HandOut) -> Loaded:
+    async def _load(self, model: str, fetch: FetchFiles) -> LoadedTokenizer:
         folder = self._rules.of_model.get(model, self._rules.others)
-        files = await hand_out() if folder is None else await asyncio.to_thread(read_files, folder)
-        return await asyncio.to_thread(self._made, files)
+        files = await fetch() if folder is None else await asyncio.to_thread(read_files, folder)
+        return await asyncio.to_thread(self._make, files)
 
-    def _made(self, files: dict[str, bytes]) -> Loaded:
-        """Raises MotetError, whatever the files are: a panic of the tokenizer's library is no `Exception`."""
+    def _make(self, files: dict[str, bytes]) -> LoadedTokenizer:
+        """Makes a tokenizer. Raises MotetError for any invalid files: a panic of the tokenizer's library, which is not
+        an `Exception`, is translated too."""
         try:
             tokenizer = load_files(files, chat_template=self._rules.chat_template)
             template = ChatTemplate.of(tokenizer)
@@ -118,41 +121,41 @@ class Tokenizers:
             raise EngineError(
                 f"its files cannot be used: {type(error).__name__}: {str(error)[:QUOTED_CHARS]}"
             ) from error
-        return Loaded(tokenizer, template, formats, files)
+        return LoadedTokenizer(tokenizer, template, formats, files)
 
 
 class GatewayModels:
-    """The models for the API, as a `motet.api.served.Models`."""
+    """The models for the API. An instance is a `motet.api.served.Models`."""
 
     def __init__(self, router: Router, tokenizers: Tokenizers, *, texts: TextRouter, first_name: str = "") -> None:
-        """`texts`: routes requests for models of text upstreams; `first_name`: clients' name for the first model."""
+        """`texts`: routes requests for models of text upstreams; `first_name`: name of the first model for clients."""
         self._router = router
         self._tokenizers = tokenizers
         self._texts = texts
         self._first_name = first_name
         self._first: str | None = None
         self._vocabularies: dict[ModelName, int] = {}
-        """Sizes of the vocabularies that the tokenizers are for."""
+        """Vocabulary sizes by model, which all workers with the model must have."""
         self._known: Mapping[ModelName, ModelCard] = {}
-        """The fleet's models from which `_models` was made."""
+        """Models of the fleet from which `_models` was made."""
         self._models: dict[str, ServedModel | TextModel] = {}
-        """The models by the names that clients use."""
+        """Models by the names that clients use."""
 
-    async def learn(self, report: EngineReport, server: FoundServer) -> None:
+    async def prepare(self, report: EngineReport, server: FoundServer) -> None:
         """Loads the tokenizer that is needed before a worker can be used. Raises EngineError if it is not available."""
         model = report.info.model
-        way, size = server.way, report.info.vocab_size
-        if way.tokenizer is not None:
-            loaded = await self._tokenizers.learn(model, way.tokenizer, worker=server.url)
-            if size != UNKNOWN_VOCABULARY and (ours := self._vocabularies.setdefault(model, size)) != size:
-                raise EngineError(f"it has a vocabulary of {size}, and the tokenizer of {model} here is for {ours}")
-            if way.check is not None:
-                await way.check(loaded.tokenizer, model)
+        probe, size = server.probe, report.info.vocab_size
+        if probe.tokenizer is not None:
+            loaded = await self._tokenizers.load(model, probe.tokenizer, worker=server.url)
+            if size != UNKNOWN_VOCABULARY and (known := self._vocabularies.setdefault(model, size)) != size:
+                raise EngineError(f"it has a vocabulary of {size}, and the tokenizer of {model} here is for {known}")
+            if probe.check_tokenizer is not None:
+                await probe.check_tokenizer(loaded.tokenizer, model)
         if self._first is None:
             self._first = model
 
     def __call__(self) -> Mapping[str, ServedModel | TextModel]:
-        """Returns the models; makes them again when a worker has come, gone, or changed its models."""
+        """Returns the models. They are made again when a worker has come, gone, or changed its models."""
         known = self._router.fleet.catalog.models()
         if known is not self._known:
             made = [self._model(card) for card in known.values()]
@@ -161,15 +164,16 @@ class GatewayModels:
         return self._models
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Returns the files of the first tokenizer. Only gateways with one model are asked for them."""
+        """Returns the files of the first tokenizer. Only gateways with one model send them to other servers."""
         first = self._tokenizers.first()
         return {} if first is None else first.files
 
     def _model(self, card: ModelCard) -> ServedModel | TextModel | None:
-        """Makes a model; None without its tokenizer. An unchanged one is kept, with its compiled grammars."""
-        name, root = self._shown(card.name), card.root or card.name
-        parent = None if card.parent is None else self._shown(card.parent)
-        former = self._models.get(name)
+        """Makes a model; None if its tokenizer is not loaded. An unchanged model is kept, with its compiled
+        grammars."""
+        name, root = self._client_name(card.name), card.root or card.name
+        parent = None if card.parent is None else self._client_name(card.parent)
+        previous = self._models.get(name)
         model: ServedModel | TextModel
         if self._router.fleet.catalog.only_text(card.name):
             model = TextModel(
@@ -181,12 +185,12 @@ class GatewayModels:
                 parent=parent,
             )
         else:
-            # An adapter, or another name, has the tokenizer of the worker's own model.
+            # Adapters and aliases have the tokenizer of the worker's own model.
             base = self._router.fleet.catalog.base_of(card.name)
             loaded = None if base is None else self._tokenizers.get(base)
             if loaded is None:
                 return None
-            router, kept = self._router, former if isinstance(former, ServedModel) else None
+            router, kept = self._router, previous if isinstance(previous, ServedModel) else None
             model = ServedModel(
                 name=name,
                 engine=kept.engine if kept else router.of(card.name),
@@ -197,10 +201,10 @@ class GatewayModels:
                 root=root,
                 parent=parent,
             )
-        if former is None:
+        if previous is None:
             return model
-        model = replace(model, created=former.created)
-        return former if model == former else model
+        model = replace(model, created=previous.created)
+        return previous if model == previous else model
 
-    def _shown(self, name: str) -> str:
+    def _client_name(self, name: str) -> str:
         return self._first_name if self._first_name and name == self._first else name

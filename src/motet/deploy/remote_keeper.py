@@ -1,16 +1,16 @@
-"""Watches one worker elsewhere: asks it every second how it is, and reports to the fleet.
+"""Watches one worker on another server: requests a report every second, and updates the fleet.
 
-    starting ──first report──► met ──► ready ◄─────► draining       as its reports say, or an operator
-                                        │ ▲
-    no answer for a while: silent       │ │   it answers again: the same engine is ready again,
-    refused, broken, its engine lost:   │ │   another one is met and takes its place
-    dead                                ▼ │
-    another protocol, or another model under the same name: dead, and its note says why
-    a report or an answer that cannot be right: dead, with the reason, for some seconds; longer if it happens again
-    a report that runs into a defect of ours: dead, with a traceback in the log; the other workers are not touched
+    starting ──first report──► joined ──► ready ◄─────► draining    as its reports say, or an operator
+                                           │ ▲
+    no answer for a while: silent          │ │   it answers again: the same engine is ready again,
+    refused, broken, its engine lost:      │ │   and another engine joins in its place
+    dead                                   ▼ │
+    another protocol, or another model under the same name: dead, and its note has the reason
+    a report or an answer that cannot be true: dead, with the reason, for some seconds; longer if it happens again
+    a report that reveals a defect of Motet: dead, with a traceback in the log; the other workers are not affected
 
-When a worker is taken out, all its groups end here, so that they go on elsewhere at once; the server itself is not
-touched.
+When a worker is taken out, all its groups end here, so that they continue on other workers at once; the server itself
+is not affected.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from motet.deploy.block_events import Follow, WorkerEventFollower
@@ -31,115 +32,154 @@ from motet.routing.workers.fleet import Fleet
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-LONGEST_MISS = 2
-"""A question without answer adds at most this many heartbeats to a silence: for the rest we did not listen."""
-QUIET_S = 300.0
-TAKEN_OUT = "an operator wants it so"
+MAX_COUNTED_HEARTBEATS = 2
+"""Maximum number of heartbeats by which one unanswered request extends a silence. For the rest of the time, this
+process itself did not run."""
+STALL_S = 300.0
+TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-"""Whatever else a task raises is a defect. A library in Rust that panics raises no `Exception`."""
+"""Errors that end a task. All others are defects, including those of a Rust library that panics, which are not derived
+from `Exception`."""
 BUSY = 6
-"""A worker that still sends tokens is busy, and its silence may last this many times as long."""
+"""Factor for the allowed silence of a worker that still sends tokens: it is busy."""
 
 
 class KeptEngine(Protocol):
-    """Our object for one start of a worker (`RemoteEngine`, `VLLMEngine`, `TextUpstream`)."""
+    """The object for one start of a worker (`RemoteEngine`, `VLLMEngine`, `TextUpstream`)."""
 
     @property
     def engine_id(self) -> str:
-        """The id that the worker got at that start."""
+        """Identifier of that start."""
         ...
 
     def lost(self, error: MotetError) -> None:
-        """Ends all groups and questions on the worker with `error`."""
+        """Ends all groups and calls on the worker with `error`."""
         ...
 
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class WorkerCalls:
+    """The calls by which a keeper watches its worker."""
+
+    report: Callable[[], Awaitable[EngineReport]]
+    """Requests a report. Raises EngineSilentError, EngineDiedError, or another EngineError for an invalid answer."""
+    problem: Callable[[EngineReport], str | None]
+    """Returns the reason for which a worker with this report cannot be used; None if it can, which holds until
+    `left`."""
+    join: Callable[[EngineReport], Awaitable[KeptEngine]]
+    """Adds a start of the worker to the fleet. Raises EngineError if it cannot be used."""
+    left: Callable[[], None] = lambda: None
+    """Called when the worker is lost or has been closed."""
+
+
+@dataclass(frozen=True)
+class KeeperLimits:
+    """Time limits for one worker, in seconds."""
+
+    silence_s: float
+    """Time without an answer after which the worker is silent, until it answers again."""
+    stall_s: float = STALL_S
+    """Time during which the worker can send nothing of a group."""
+    heartbeat_s: float = HEARTBEAT_S
+    """Time between two requests for a report."""
+
+
+class SilenceTimer:
+    """Measures for how long a worker has not answered, without times during which this process did not run."""
+
+    def __init__(self, limits: KeeperLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._silent_s = 0.0
+        self._last_s = clock()
+        """Time of the last request, answered or not."""
+
+    def answered(self) -> None:
+        self._last_s, self._silent_s = self._clock(), 0.0
+
+    def failed(self) -> None:
+        """Called after a request that failed in another way than by silence."""
+        self._last_s = self._clock()
+
+    def unanswered(self, *, is_busy: bool) -> bool:
+        """Returns True if the worker counts as silent after this unanswered request."""
+        now_s = self._clock()
+        added_s = min(now_s - self._last_s, MAX_COUNTED_HEARTBEATS * self._limits.heartbeat_s)
+        self._last_s = now_s
+        self._silent_s += added_s / BUSY if is_busy else added_s
+        return self._silent_s >= self._limits.silence_s
+
+
 class RemoteKeeper:
-    """Watches one worker. `keep` may be cancelled at any time, and called again."""
+    """Watches one worker. `keep` can be cancelled at any time, and called again."""
 
     def __init__(
         self,
         id: str,
         url: str,
         *,
-        report: Callable[[], Awaitable[EngineReport]],
-        join: Callable[[EngineReport], Awaitable[KeptEngine]],
-        problem: Callable[[EngineReport], str | None],
-        gone: Callable[[], None] = lambda: None,
+        calls: WorkerCalls,
         fleet: Fleet,
-        silence_s: float,
-        quiet_s: float = QUIET_S,
-        heartbeat_s: float = HEARTBEAT_S,
+        limits: KeeperLimits,
         follow: Follow = follow_blocks,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`report`: raises EngineSilentError, EngineDiedError, or another EngineError for an answer that makes no
-        sense; `join`: adds a start of the worker to the fleet after its first report, raises EngineError if it cannot
-        be used; `problem`: returns why a worker with this report cannot be used, None if it can, which holds until
-        `gone` is called; `silence_s`: time without an answer after which it is given up, until it answers again;
-        `quiet_s`: time for which it may send nothing of a group; `heartbeat_s`: time between two questions."""
         self.id = id
         self.url = url
-        self.looked = asyncio.Event()
-        """Set when the worker has been asked once, also if it did not answer."""
-        self._report = report
-        self._join = join
-        self._problem = problem
-        self._gone = gone
+        self.checked = asyncio.Event()
+        """Set when a report has been requested once, also if there was no answer."""
+        self._calls = calls
         self._fleet = fleet
-        self._silence_s = silence_s
-        self._heartbeat_s = heartbeat_s
-        self._quiet = EngineSilentError(f"{id} sent nothing of an answer for {quiet_s:g} s")
-        self._quiet_looks = math.ceil(quiet_s / heartbeat_s)
+        self._limits = limits
         self._clock = clock
-        self._wait = wait
+        self._sleep = sleep
+        self._silence = SilenceTimer(limits, clock)
         self._engine: KeptEngine | None = None
         self._events = WorkerEventFollower(id, fleet.cached_blocks, follow=follow)
         self._taken_out = False
-        """True if an operator wants the worker to get no new groups."""
-        self._unheard_s = 0.0
-        """Seconds for which the worker has been silent while we listened."""
-        self._listened_s = clock()
-        """Time at which we listened last."""
+        """True if an operator does not want the worker to get new groups."""
 
     async def keep(self) -> None:
         """Runs until it is cancelled."""
         try:
             while True:
-                begun_s = self._clock()
+                started_s = self._clock()
                 try:
-                    await self.look()
+                    await self.check()
                 except ENDS:
                     raise
-                except BaseException:  # raised, it would end the tasks of all workers
-                    logger.exception("%s: its report could not be taken", self.id)
-                self.looked.set()
-                await self._wait(max(0.0, begun_s + self._heartbeat_s - self._clock()))
+                except BaseException:  # else it would end the tasks of all workers
+                    logger.exception("%s: its report could not be used", self.id)
+                self.checked.set()
+                await self._sleep(max(0.0, started_s + self._limits.heartbeat_s - self._clock()))
         finally:
             await self._events.stop()
 
-    async def look(self) -> None:
-        """Asks once, and reports to the fleet what the answer, or its absence, means. Raises only for a defect.
+    async def check(self) -> None:
+        """Requests a report, and updates the fleet according to the answer, or to its absence. Raises only for a
+        defect.
 
-        An answer that was asked for before a group found the worker dead says nothing of how it is now."""
+        A report that was requested before a group found the worker dead does not show its current state."""
         deaths = self._deaths
         try:
-            report = await self._report()
-            self._listened_s, self._unheard_s = self._clock(), 0.0
+            report = await self._calls.report()
+            self._silence.answered()
             if self._deaths != deaths:
                 return
-            await self._take(report)
-            await self._fleet.end_silences(self.id, self._quiet, polls=self._quiet_looks)
+            await self._apply(report)
+            stalled = EngineSilentError(f"{self.id} sent nothing of an answer for {self._limits.stall_s:g} s")
+            polls = math.ceil(self._limits.stall_s / self._limits.heartbeat_s)
+            await self._fleet.end_silences(self.id, stalled, polls=polls)
         except MotetError as error:
-            self._no_use(error)
+            self._lose(error)
         except ENDS:
             raise
         except BaseException as error:
-            why = f"its report could not be taken ({type(error).__name__}: {error}): the log has more"
-            self._out(WorkerState.DEAD, EngineDiedError(f"{self.id}: {why}"), heard=True)
+            reason = f"its report could not be used ({type(error).__name__}: {error}): see the log"
+            self._take_down(WorkerState.DEAD, EngineDiedError(f"{self.id}: {reason}"), was_reached=True)
             raise
 
     def take_out(self) -> None:
@@ -150,64 +190,64 @@ class RemoteKeeper:
             self._fleet.mark(self.id, WorkerState.DRAINING, why=TAKEN_OUT)
 
     async def close(self) -> None:
-        """Ends all groups and questions on the worker. Must be called after `keep` has ended."""
-        self._gone()
+        """Ends all groups and calls on the worker. Must be called after `keep` has ended."""
+        self._calls.left()
         if self._engine is not None:
             await self._engine.close()
 
     @property
     def _deaths(self) -> int:
-        """How often the worker has been found dead."""
+        """Number of times that the worker has been found dead."""
         member = self._fleet.get(self.id)
         return 0 if member is None else member.faults.deaths
 
-    def _no_use(self, error: MotetError) -> None:
-        now_s = self._clock()
-        passed_s, self._listened_s = now_s - self._listened_s, now_s
+    def _lose(self, error: MotetError) -> None:
+        """Updates the fleet after a failed request, or a report with which the worker cannot be used."""
+        # An OverloadedError means that this machine has no file descriptor left for a connection.
+        if isinstance(error, EngineSilentError | OverloadedError):
+            if self._silence.unanswered(is_busy=self._sends_tokens()):
+                reason = f"{self.id} has sent no heartbeat for {self._limits.silence_s:g} s"
+                self._take_down(WorkerState.SILENT, EngineSilentError(reason))
+            return
+        self._silence.failed()
         match error:
-            case EngineSilentError() | OverloadedError():  # this machine may have no file left for a connection
-                missed_s = min(passed_s, LONGEST_MISS * self._heartbeat_s)
-                self._unheard_s += missed_s / BUSY if self._sends_tokens() else missed_s
-                if self._unheard_s >= self._silence_s:
-                    why = f"{self.id} gives no sign of life for {self._silence_s:g} s"
-                    self._out(WorkerState.SILENT, EngineSilentError(why))
             case WorkerFaultError():
-                self._out(WorkerState.DEAD, error, heard=True)
+                self._take_down(WorkerState.DEAD, error, was_reached=True)
             case EngineDiedError():
-                self._out(WorkerState.DEAD, error)
+                self._take_down(WorkerState.DEAD, error)
             case _:
-                self._out(WorkerState.DEAD, EngineDiedError(error.message), heard=True)
+                self._take_down(WorkerState.DEAD, EngineDiedError(error.message), was_reached=True)
 
     def _sends_tokens(self) -> bool:
-        """Returns True if anything of the worker's groups has come since the last call."""
+        """Returns True if the worker has sent anything of its groups since the last call."""
         member = self._fleet.get(self.id)
         if member is None or not member.groups.received:
             return False
         member.groups.received = False
         return True
 
-    async def _take(self, report: EngineReport) -> None:
+    async def _apply(self, report: EngineReport) -> None:
         """Raises EngineError if the worker cannot be used."""
-        if (former := self._engine) is not None and former.engine_id != report.engine_id:
-            self._out(WorkerState.DEAD, EngineDiedError(f"{self.id} was started again"))
-            self._engine = None  # nothing of the former start is left
-            await former.close()
+        if (previous := self._engine) is not None and previous.engine_id != report.engine_id:
+            self._take_down(WorkerState.DEAD, EngineDiedError(f"{self.id} has restarted"))
+            self._engine = None  # nothing of the previous start is left
+            await previous.close()
         member = self._fleet.get(self.id)
         if member is not None and member.faults.distrusted:
             raise WorkerFaultError(member.note)
-        if problem := self._problem(report):
+        if problem := self._calls.problem(report):
             raise EngineError(f"{self.id} cannot be used here: {problem}")
         if report.state is WorkerState.DEAD:
             raise EngineError(f"{self.id} has lost its engine")
         if self._engine is None:
             try:
-                self._engine = await self._join(report)
+                self._engine = await self._calls.join(report)
             except EngineError as error:
                 raise EngineError(f"{self.id} cannot be used here: {error.message}") from error
         elif isinstance(self._engine, ServerEngine) and self._engine.take_facts(report):
             self._fleet.note_weights(self.id)
         self._fleet.offer(self.id, report.models)
-        self._mark_present(report)  # first of all, since a worker that drains must get no groups
+        self._mark_present(report)  # before the rest, since a worker that drains must get no groups
         await self._events.follow(report)
         if report.stats is not None and member is not None:
             member.load.note_report(report.stats.choices_running + report.stats.choices_waiting)
@@ -221,11 +261,11 @@ class RemoteKeeper:
         else:
             self._fleet.mark(self.id, WorkerState.READY)
 
-    def _out(self, state: WorkerState, error: EngineDiedError, *, heard: bool = False) -> None:
-        """Marks the worker and ends its groups. A worker that has never been `heard` is still expected."""
-        if self._engine is None and not heard:
+    def _take_down(self, state: WorkerState, error: EngineDiedError, *, was_reached: bool = False) -> None:
+        """Marks the worker and ends its groups. A worker that has never been reached is still expected."""
+        if self._engine is None and not was_reached:
             state = WorkerState.STARTING
         self._fleet.mark(self.id, state, why=error.message)
-        self._gone()
+        self._calls.left()
         if self._engine is not None:
             self._engine.lost(error)

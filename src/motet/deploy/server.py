@@ -34,11 +34,12 @@ from motet.control.nccl_receiver import NcclReceiver, cuda_device
 from motet.deploy.cell import Cell, StartEngine, start_cell
 from motet.deploy.connection import connection_limits
 from motet.deploy.discover import ProbeSettings, read_files
-from motet.deploy.gateway import Gateway, WorkersFile
+from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import GatewayModels, Tokenizers
 from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_of
 from motet.deploy.server_plan import GatewayPlan, ServerPlan
 from motet.deploy.shutdown import StopSignals, first_of
+from motet.deploy.worker_list import WorkersFile
 from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
 from motet.engines.native.spawn import spawn_receiver
@@ -163,24 +164,24 @@ def tracer_of(config: ServerConfig) -> AbstractAsyncContextManager[Tracer]:
 
 def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACES) -> tuple[Gateway, GatewayModels]:
     """Makes the gateway with the workers of the plan, and their models. Raises ConfigError."""
-    asking = ProbeSettings(
+    probes = ProbeSettings(
         config=plan.gateway,
         client=client,
         worker_key=plan.server.worker_key,
         pass_keys=not (plan.server.api_keys or plan.server.admin_key),
         find_tokenizer=plan.find_tokenizer,
     )
-    router = make_router(plan.routing, plan.cell, tickets=asking.tickets, tracer=tracer)
+    router = make_router(plan.routing, plan.cell, tickets=probes.tickets, tracer=tracer)
     texts = TextRouter(router.fleet)
     models = GatewayModels(router, Tokenizers(plan.tokenizers), texts=texts, first_name=plan.server.served_model_name)
     file = plan.gateway.workers_file
     gateway = Gateway(
         router,
-        models.learn,
-        asking=asking,
+        models.prepare,
+        probes=probes,
         drain_s=plan.server.drain_timeout_s,
         heartbeat_s=plan.heartbeat_s,
-        introduces=plan.introduces,
+        connects_workers=plan.connects_workers,
         texts=texts,
         listed=plan.listed or (WorkersFile(Path(file).expanduser(), period_s=plan.heartbeat_s) if file else None),
     )

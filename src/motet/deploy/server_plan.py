@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from motet.deploy.discover import FindTokenizer
-from motet.deploy.gateway import WorkerList
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.remote_keeper import HEARTBEAT_S
+from motet.deploy.worker_list import WorkerList
 from motet.errors import ConfigError
 from motet.models.model_source import resolve, resolve_tokenizer
 from motet.settings.gateway_config import GatewayConfig
@@ -52,7 +52,7 @@ class ServerPlan:
 
 
 def server_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> ServerPlan:
-    """Finds, or fetches, the model of the settings. `say` tells people about slow stages. Raises StartupError."""
+    """Finds, or can_fetch, the model of the settings. `say` tells people about slow stages. Raises StartupError."""
     model = settings.model
     server = server_config(settings)
     template, parsers = read_template(model.chat_template), parser_names(settings)
@@ -78,14 +78,14 @@ class GatewayPlan:
     """The rules for prefill."""
     heartbeat_s: float = HEARTBEAT_S
     """Time between two questions to a worker."""
-    introduces: bool = True
-    """True if the gateway lets workers that exchange KV meet; False if they do it themselves."""
+    connects_workers: bool = True
+    """True if the gateway connects workers that exchange KV; False if they connect to each other without it."""
     listed: WorkerList | None = None
     """A list of workers that come and go; None: the workers' file, if there is one."""
 
 
 def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> GatewayPlan:
-    """Finds, or fetches, the tokenizers that the settings name, as `server_plan` does. Raises StartupError."""
+    """Finds, or can_fetch, the tokenizers that the settings name, as `server_plan` does. Raises StartupError."""
     model = settings.model
     named = (text.partition("=") for text in settings.gateway.tokenizer_of)
     return GatewayPlan(

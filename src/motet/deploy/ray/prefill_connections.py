@@ -143,7 +143,7 @@ async def prefill_replicas(
             config=config,
             worker_key=serving.service.config.worker_key,
             drain_s=serving.service.config.drain_timeout_s,
-            introduces=False,
+            connects_workers=False,
             listed=ListedWorkers(directory, (Role.PREFILL,)),
         )
         try:

@@ -86,5 +86,5 @@ def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Ma
         server=replace(server, host=host, port=0, worker_key=engine_key(settings)),
         find_tokenizer=None,  # replicas are Motet's own servers, which send their tokenizer
         cell=replace(plan.cell, prefill_may_come=bool(plan.cell.prefill)),
-        introduces=False,
+        connects_workers=False,
     )

@@ -1,4 +1,4 @@
-"""Lets workers that exchange KV connect to each other before a request needs it."""
+"""Connects workers that exchange KV before a request needs the connection."""
 
 import asyncio
 import logging
@@ -19,26 +19,26 @@ logger = logging.getLogger(__name__)
 FIRST_TRANSFER_S = 5.0
 
 
-async def meet_fleet(newcomer: Worker, fleet: Fleet) -> None:
-    """Lets a newcomer meet the workers that answer now; asking a dead one would delay it."""
+async def connect_to_fleet(worker: Worker, fleet: Fleet) -> None:
+    """Connects a new worker to the workers that answer now; a dead worker would delay it."""
     answering = [member.worker for member in fleet.members if member.state in ANSWERING]
-    await meet_all(newcomer, [other for other in answering if other is not None])
+    await connect_pairs(worker, [other for other in answering if other is not None])
 
 
-async def meet_all(newcomer: Worker, others: Iterable[Worker]) -> None:
-    """Connects decode to prefill in every pair of `newcomer` and another worker that can exchange KV. Never raises."""
-    info = newcomer.engine.info
-    others = [other for other in others if other.id != newcomer.id and pair_key(other.engine.info) == pair_key(info)]
+async def connect_pairs(worker: Worker, others: Iterable[Worker]) -> None:
+    """Connects decode to prefill in every pair of `worker` and another worker that can exchange KV. Never raises."""
+    info = worker.engine.info
+    others = [other for other in others if other.id != worker.id and pair_key(other.engine.info) == pair_key(info)]
     if info.role is Role.PREFILL:
-        pairs = [(other, newcomer) for other in others if can_fetch(other.engine.info)]
+        pairs = [(other, worker) for other in others if can_fetch(other.engine.info)]
     elif can_fetch(info):
-        pairs = [(newcomer, other) for other in others if other.engine.info.role is Role.PREFILL]
+        pairs = [(worker, other) for other in others if other.engine.info.role is Role.PREFILL]
     else:
         pairs = []
-    await asyncio.gather(*(_meet(decode, prefill) for decode, prefill in pairs))
+    await asyncio.gather(*(_connect(decode, prefill) for decode, prefill in pairs))
 
 
-async def _meet(decode: Worker, prefill: Worker) -> None:
+async def _connect(decode: Worker, prefill: Worker) -> None:
     address = prefill.engine.info.transfer
     try:
         if address is not None and isinstance(decode.engine, ControlledEngine):
@@ -47,13 +47,13 @@ async def _meet(decode: Worker, prefill: Worker) -> None:
             async with asyncio.timeout(FIRST_TRANSFER_S):
                 await _first_transfer(decode.engine, prefill.engine)
     except (MotetError, TimeoutError) as error:
-        said = error.message if isinstance(error, MotetError) else f"nothing came within {FIRST_TRANSFER_S:g} s"
-        logger.warning("%s cannot fetch from %s: %s", decode.id, prefill.id, said)
+        reason = error.message if isinstance(error, MotetError) else f"no answer within {FIRST_TRANSFER_S:g} s"
+        logger.warning("%s cannot fetch from %s: %s", decode.id, prefill.id, reason)
 
 
 async def _first_transfer(decode: Engine, prefill: Engine) -> None:
-    """Makes two vLLM engines meet by a transfer, the only way they have."""
-    id = new_request_id("meet")
+    """Connects two vLLM engines by a transfer, since vLLM has no other way to connect them."""
+    id = new_request_id("connect")
     request = GenerateRequest(
         request_id=id,
         trace=id,
