@@ -139,7 +139,7 @@ class RoutingSimulation:
         if decision is None:
             raise AssertionError("no worker was chosen, although there are always workers")
         self._turn += 1
-        self._assign(group, ids[decision.place], candidates[decision.place].cached_tokens)
+        self._assign(group, ids[decision.index], candidates[decision.index].cached_tokens)
 
     def _assign(self, group: SimulatedGroup, id: str, cached_tokens: int) -> None:
         load = self._loads[id]

@@ -1,4 +1,4 @@
-"""The interface of engines: everything that turns token ids into token ids is an `Engine`, also the router."""
+"""The interface of engines: everything that turns token ids into token ids is an `Engine`, including the router."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class ControlledEngine(Protocol):
 
 
 class WorkerState(StrEnum):
-    """The state of a worker. Only one that is ready gets new groups."""
+    """The state of a worker. Only ready workers get new groups."""
 
     STARTING = "starting"
     """The worker has not answered so far, or its process is being restarted."""
@@ -85,7 +85,7 @@ class WorkerState(StrEnum):
     DRAINING = "draining"
     """The worker finishes its groups and takes no new ones."""
     SILENT = "silent"
-    """The worker gives no sign of life. Its groups move to other workers."""
+    """The worker sends no heartbeats. Its groups move to other workers."""
     DEAD = "dead"
 
 
@@ -119,7 +119,7 @@ class WorkerReport:
     worker: Worker | None = None
     """The worker; None if it has no engine."""
     last_decision: str | None = None
-    """Reason for which it got its last group."""
+    """Reason why it got its last group."""
     note: str | None = None
     """Reason for its state, if there is something to explain."""
     kind: EngineKind | None = None

@@ -31,7 +31,7 @@ def long_distrust(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {
-    "wrong index": (told(ChoiceDelta(7, (5,))), "choice 7, which it has not open"),
+    "wrong index": (told(ChoiceDelta(7, (5,))), "choice 7, which is not open"),
     "no frame": (lambda _: b"HTTP/1.1 500 \r\n\r\n", "not a frame of engine protocol"),
     "gigabytes": (lambda _: b"\x7f\xff\xff\xff\0", "2147483647 bytes"),
 }

@@ -76,10 +76,10 @@ async def test_at_level_1_all_engines_give_back_kv_and_keep_their_weights() -> N
     cell = SleepingCell(*engines)
     await cell.fall_asleep(1)
     assert [(one.held, one.has_kv, one.has_weights) for one in engines] == [(True, False, True)] * 2
-    assert (cell.router.waiting.is_shut, cell.sleep.asleep) == (True, True)
+    assert (cell.router.waiting.paused, cell.sleep.asleep) == (True, True)
     assert await cell.sleep.wake(())
     assert [(one.held, one.has_kv, one.read) for one in engines] == [(False, True, [])] * 2
-    assert (cell.router.waiting.is_shut, cell.sleep.asleep) == (False, False)
+    assert (cell.router.waiting.paused, cell.sleep.asleep) == (False, False)
 
 
 @pytest.mark.parametrize("order", [(WEIGHTS, KV_CACHE), (KV_CACHE, WEIGHTS)])
@@ -248,7 +248,7 @@ async def test_what_is_resumed_between_the_pause_and_the_sleep_is_held_again() -
         resuming = asyncio.create_task(cell.control.resume())
         await asyncio.sleep(0)
     await asyncio.gather(sleeping, resuming)
-    assert (one.held, one.has_kv, cell.control.paused, cell.router.waiting.is_shut) == (True, False, True, True)
+    assert (one.held, one.has_kv, cell.control.paused, cell.router.waiting.paused) == (True, False, True, True)
 
 
 async def test_an_order_is_carried_out_whole_if_its_caller_leaves() -> None:

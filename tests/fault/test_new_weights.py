@@ -141,7 +141,7 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
         whole = await ask(cell.http, CHAT, body)
         async with begun(cell, body) as (lines, reader):
             waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait"}))
-            await cell.until(lambda: cell.router.waiting.is_shut)
+            await cell.until(lambda: cell.router.waiting.paused)
             new = asyncio.create_task(answers_of(cell))
             assert (await read(lines, reader)).complete() == whole
             assert (await waiting).json() == {"status": "paused"}

@@ -112,7 +112,7 @@ class KindsScene(Scene):
         engine = self.engines[name]
         assert isinstance(engine, KindEngine)
         engine.cards = cards
-        self.fleet.offer(name, cards)
+        self.fleet.set_models(name, cards)
 
     def check(self) -> None:
         for ticket in list(self.leases.held.values()):

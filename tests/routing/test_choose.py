@@ -30,7 +30,7 @@ def chosen(
 ) -> tuple[int, str]:
     decision = choose(candidates, wanted, policy=policy, turn=turn)
     assert decision is not None
-    return decision.place, decision.reason
+    return decision.index, decision.reason
 
 
 @pytest.mark.parametrize("policy", Policy)

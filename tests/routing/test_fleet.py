@@ -273,5 +273,5 @@ def test_blocks_of_new_weights_have_new_names_only_on_engines_that_name_weights(
     fleet.put(Worker("w", engine, "-", local=local))
     assert fleet.catalog.serving().generate.block_kinds == {(16, "")}
     engine.info = msgspec.structs.replace(engine.info, model_digest="new", block_weights="new")
-    fleet.note_weights("w")
+    fleet.note_worker_weights("w")
     assert fleet.catalog.serving().generate.block_kinds == {kind}

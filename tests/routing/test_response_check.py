@@ -43,22 +43,26 @@ def likely(token: int, *others: int) -> TokenLogprob:
 
 
 LIES: dict[str, tuple[ResponseCheck, Sequence[GroupDelta], str]] = {
-    "wrong index": (word(), [delta(ChoiceDelta(7, (5,)))], "choice 7, which it has not open"),
-    "negative index": (word(), [delta(ChoiceDelta(-1, (5,)))], "choice -1, which it has not open"),
+    "wrong index": (word(), [delta(ChoiceDelta(7, (5,)))], "choice 7, which is not open"),
+    "negative index": (word(), [delta(ChoiceDelta(-1, (5,)))], "choice -1, which is not open"),
     "after the end": (
         word(),
         [delta(ChoiceDelta(0, (5,), None, END)), delta(ChoiceDelta(0, (5,)))],
-        "choice 0, which it has not open",
+        "choice 0, which is not open",
     ),
     "too many at once": (word(), [delta(ChoiceDelta(0, (5,) * 5))], "more than max_tokens tokens of choice 0"),
     "too many": (word(), [delta(ChoiceDelta(1, (5,)))] * 3, "more than max_tokens tokens of choice 1"),
     "token outside": (word(), [delta(ChoiceDelta(0, (512,)))], "the token 512; its vocabulary has 512"),
     "negative token": (word(), [delta(ChoiceDelta(0, (-1,)))], "the token -1"),
     "giant token": (word(), [delta(ChoiceDelta(0, (2**63,)))], "the token 9223372036854775808"),
-    "unasked": (word(), [delta(ChoiceDelta(0, (5,), (likely(5),)))], "none were asked for"),
+    "unasked": (word(), [delta(ChoiceDelta(0, (5,), (likely(5),)))], "none were requested"),
     "none": (word(logprobs=1), [delta(ChoiceDelta(0, (5,)))], "0 log-probabilities of 1 tokens"),
     "too few": (word(logprobs=1), [delta(ChoiceDelta(0, (5, 6), (likely(5),)))], "1 log-probabilities of 2 tokens"),
-    "of no token": (word(logprobs=1), [delta(ChoiceDelta(0, (5,), (likely(5, 512),)))], "token 512, which there is"),
+    "of no token": (
+        word(logprobs=1),
+        [delta(ChoiceDelta(0, (5,), (likely(5, 512),)))],
+        "token 512; its vocabulary has 512",
+    ),
     "cached below 0": (word(), [delta(prompt=PromptReport(-1))], "found -1 tokens"),
     "cached too many": (word(), [delta(prompt=PromptReport(4))], "found 4 tokens of a prompt of 3"),
     "no prompt logprobs": (word(prompt_logprobs=0), [delta(ChoiceDelta(0, (5,)))], "left out"),
@@ -66,7 +70,7 @@ LIES: dict[str, tuple[ResponseCheck, Sequence[GroupDelta], str]] = {
     "prompt of no token": (
         word(prompt_logprobs=0),
         [delta(prompt=PromptReport(0, (None, likely(2), likely(-3))))],
-        "token -3, which there is not",
+        "token -3; its vocabulary has",
     ),
 }
 

@@ -61,13 +61,13 @@ class ControlledEngines:
 
     async def halt(self) -> None:
         """Holds all engines and closes the queue. The caller has the lock."""
-        self._router.waiting.shut(True)
+        self._router.waiting.pause(True)
         await self.hold(True)
 
     async def go_on(self) -> None:
         """Undoes `halt`. The caller has the lock, and the engines are awake."""
         await self.hold(False)
-        self._router.waiting.shut(False)
+        self._router.waiting.pause(False)
 
     async def hold(self, held: bool) -> None:
         """Pauses all engines, or ends the pause. The caller has the lock."""

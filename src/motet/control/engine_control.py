@@ -74,20 +74,20 @@ class EngineControl:
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns as soon as nothing is computed; new groups wait in the queue. Can be called twice."""
-        self._router.waiting.shut(True)
+        self._router.waiting.pause(True)
         if mode is PauseMode.WAIT:
             await self._rest()
         elif mode is PauseMode.ABORT:
-            await self._router.cut()
+            await self._router.abort()
         async with self.lock:
             await self.engines.halt()
 
     async def _rest(self) -> None:
         """Waits for the running groups. If the caller leaves before they end, there is no pause."""
         try:
-            await self._router.rest()
+            await self._router.wait_idle()
         except asyncio.CancelledError:
-            self._router.waiting.shut(self.paused)
+            self._router.waiting.pause(self.paused)
             raise
 
     async def resume(self) -> None:
@@ -106,7 +106,7 @@ class EngineControl:
     async def abort(self, traces: Collection[str] | None) -> int:
         """Ends groups where they are: all, or only the groups of requests with these `x-request-id`. Returns their
         number."""
-        return await self._router.cut(traces)
+        return await self._router.abort(traces)
 
     async def obey(self, order: ControlOrder, *, uploaded: Checkpoint | None = None) -> OrderAnswer:
         """Carries out the order of a gateway on all engines. `uploaded`: the checkpoint to prepare, if the gateway has

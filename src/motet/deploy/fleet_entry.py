@@ -77,7 +77,7 @@ class FleetEntry:
                 self._texts.put(id, engine.generate)
                 self._fleet.put_text(id, report.models)
             else:
-                self._fleet.offer(id, report.models)
+                self._fleet.set_models(id, report.models)
                 async with self._control.lock:
                     await self._control.bring(engine)
                     await self._put(Worker(id, engine, server.url, local=False), report.info.kind)

@@ -245,8 +245,8 @@ class RemoteKeeper:
             except EngineError as error:
                 raise EngineError(f"{self.id} cannot be used here: {error.message}") from error
         elif isinstance(self._engine, ServerEngine) and self._engine.take_facts(report):
-            self._fleet.note_weights(self.id)
-        self._fleet.offer(self.id, report.models)
+            self._fleet.note_worker_weights(self.id)
+        self._fleet.set_models(self.id, report.models)
         self._mark_present(report)  # before the rest, since a worker that drains must get no groups
         await self._events.follow(report)
         if report.stats is not None and member is not None:

@@ -142,14 +142,14 @@ class Router:
         workers = [member.worker for member in self.fleet.members if member.worker is not None]
         await asyncio.gather(*(worker.engine.close() for worker in workers))
 
-    async def cut(self, traces: Collection[str] | None = None) -> int:
+    async def abort(self, traces: Collection[str] | None = None) -> int:
         """Ends groups where they are, including groups that wait. Returns their number. `traces`: ends only the groups
         of these client requests, by their `x-request-id`."""
         journeys = [one for one in self._groups.values() if traces is None or one.request.trace in traces]
         await asyncio.gather(*(journey.abort() for journey in journeys))
         return len(journeys)
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Returns once no group that has started is left."""
         while any(not journey.waits for journey in self._groups.values()):
             with suppress(TimeoutError):
@@ -189,7 +189,7 @@ class Router:
         if self._groups.get(journey.request.request_id) is journey:
             del self._groups[journey.request.request_id]
             if not self._groups:
-                self.fleet.capacity.wake()  # `rest` may wait for this
+                self.fleet.capacity.wake()  # `wait_idle` can wait for this
 
 
 class ModelView:

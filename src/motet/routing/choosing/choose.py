@@ -45,29 +45,29 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    place: int
-    """The index of the candidate that is chosen."""
+    index: int
+    """Index of the chosen candidate."""
     reason: Reason
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """One choice of a worker. `places`: indices of the candidates that the policy may choose."""
+    """One choice of a worker. `indices`: indices of the candidates that the policy may choose."""
 
     candidates: Sequence[Candidate]
     needs: GroupNeeds
-    places: Sequence[int]
+    indices: Sequence[int]
     turn: int
     weights: CostWeights
 
-    def least(self, key: Callable[[int], tuple[float, ...]]) -> int:
-        """Returns the place with the lowest key. Among equal ones, returns the first from the turn on."""
+    def lowest(self, key: Callable[[int], tuple[float, ...]]) -> int:
+        """Returns the index with the lowest key. Among equal ones, returns the first from the turn on."""
         count = len(self.candidates)
-        return min(self.places, key=lambda place: (key(place), (place - self.turn) % count))
+        return min(self.indices, key=lambda index: (key(index), (index - self.turn) % count))
 
-    def session_place(self) -> int | None:
-        return next((place for place in self.places if self.candidates[place].has_session), None)
+    def session_index(self) -> int | None:
+        return next((index for index in self.indices if self.candidates[index].has_session), None)
 
 
 def choose(
@@ -78,34 +78,34 @@ def choose(
         return None
     if len(candidates) == 1:
         return WorkerChoice(0, Reason.ONLY_ONE, f"only {candidates[0].id} is available")
-    places = _with_capacity(candidates, needs)
-    if len(places) == 1:
-        only = candidates[places[0]]
+    indices = _with_capacity(candidates, needs)
+    if len(indices) == 1:
+        only = candidates[indices[0]]
         why = f"only {only.id} of {len(candidates)} has capacity and is not to be avoided"
-        return WorkerChoice(places[0], Reason.CAPACITY, why)
-    selection = _Selection(candidates, needs, places, turn, weights)
+        return WorkerChoice(indices[0], Reason.CAPACITY, why)
+    selection = _Selection(candidates, needs, indices, turn, weights)
     return _RULES[policy](selection)
 
 
 def _with_capacity(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequence[int]:
-    """Returns the places that the policy may choose."""
-    all_places = range(len(candidates))
-    not_avoided = [place for place in all_places if not candidates[place].avoid] or all_places
-    return [place for place in not_avoided if has_capacity(candidates[place], needs)] or not_avoided
+    """Returns the indices that the policy may choose."""
+    all_indices = range(len(candidates))
+    not_avoided = [index for index in all_indices if not candidates[index].avoid] or all_indices
+    return [index for index in not_avoided if has_capacity(candidates[index], needs)] or not_avoided
 
 
-def _least_cost(selection: _Selection) -> WorkerChoice:
+def _lowest_cost(selection: _Selection) -> WorkerChoice:
     candidates, needs, weights = selection.candidates, selection.needs, selection.weights
-    costs = {place: cost(candidates[place], needs, weights=weights) for place in selection.places}
-    best = selection.least(lambda place: (costs[place],))
-    session = selection.session_place()
+    costs = {index: cost(candidates[index], needs, weights=weights) for index in selection.indices}
+    best = selection.lowest(lambda index: (costs[index],))
+    session = selection.session_index()
     if (
         session is not None
         and session != best
         and _worth_staying(selection, session, more=costs[session] - costs[best])
     ):
         return WorkerChoice(session, Reason.SESSION, f"its session was here: {_costs(selection, [session, best])}")
-    shown = sorted(costs, key=lambda place: (place != best, costs[place]))[:NAMED_IN_WHY]
+    shown = sorted(costs, key=lambda index: (index != best, costs[index]))[:NAMED_IN_WHY]
     reason = Reason.PREFIX if _for_its_prefix(selection, best, costs=costs) else Reason.COST
     return WorkerChoice(best, reason, f"lowest of {len(costs)}: {_costs(selection, shown)}")
 
@@ -122,47 +122,47 @@ def _for_its_prefix(selection: _Selection, best: int, *, costs: dict[int, float]
     if not selection.candidates[best].cached_tokens:
         return False
 
-    def cold(place: int) -> float:
-        one = selection.candidates[place]
-        return costs[place] + prompt_cost(one.cached_tokens, one, needs=selection.needs, weights=selection.weights)
+    def cold(index: int) -> float:
+        one = selection.candidates[index]
+        return costs[index] + prompt_cost(one.cached_tokens, one, needs=selection.needs, weights=selection.weights)
 
-    return any(cold(place) <= cold(best) for place in costs if place != best)
+    return any(cold(index) <= cold(best) for index in costs if index != best)
 
 
 def _least_loaded(selection: _Selection) -> WorkerChoice:
     candidates = selection.candidates
     prefill = selection.needs.work is WorkKind.PREFILL
 
-    def load_of(place: int) -> tuple[int, int, int]:
-        one = candidates[place]
+    def load_of(index: int) -> tuple[int, int, int]:
+        one = candidates[index]
         return one.queued_tokens if prefill else 0, one.open_choices, one.held_blocks
 
-    best = selection.least(load_of)
+    best = selection.lowest(load_of)
     one = candidates[best]
     load = f"{one.queued_tokens} tokens queued, {one.open_choices} choices, {one.held_blocks} blocks"
-    return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(selection.places)}: {one.id} ({load})")
+    return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(selection.indices)}: {one.id} ({load})")
 
 
 def _next_in_turn(selection: _Selection) -> WorkerChoice:
-    best = selection.least(lambda _: ())
+    best = selection.lowest(lambda _: ())
     return WorkerChoice(best, Reason.TURN, f"turn {selection.turn}: {selection.candidates[best].id}")
 
 
 def _session_or_least_loaded(selection: _Selection) -> WorkerChoice:
-    place = selection.session_place()
-    if place is None:
+    index = selection.session_index()
+    if index is None:
         return _least_loaded(selection)
-    return WorkerChoice(place, Reason.SESSION, f"its session was on {selection.candidates[place].id}")
+    return WorkerChoice(index, Reason.SESSION, f"its session was on {selection.candidates[index].id}")
 
 
-def _costs(selection: _Selection, places: Sequence[int]) -> str:
+def _costs(selection: _Selection, indices: Sequence[int]) -> str:
     return ", ".join(
-        explained(selection.candidates[place], selection.needs, weights=selection.weights) for place in places
+        explained(selection.candidates[index], selection.needs, weights=selection.weights) for index in indices
     )
 
 
 _RULES: dict[Policy, Callable[[_Selection], WorkerChoice]] = {
-    Policy.KV: _least_cost,
+    Policy.KV: _lowest_cost,
     Policy.LEAST_LOADED: _least_loaded,
     Policy.ROUND_ROBIN: _next_in_turn,
     Policy.SESSION: _session_or_least_loaded,

@@ -135,7 +135,7 @@ def filled(choices: int, levels: Sequence[int]) -> list[int]:
     for width in range(1, len(levels) + 1):
         step = (levels[width] - levels[width - 1]) * width if width < len(levels) else left
         added = min(left, step)
-        for place in range(width):
-            plan[place] += added // width + (place < added % width)
+        for worker in range(width):
+            plan[worker] += added // width + (worker < added % width)
         left -= added
     return plan

@@ -52,10 +52,10 @@ class Survey:
     candidates: tuple[Candidate, ...]
     """The same workers in the same order, as input of `choose`."""
 
-    def backlog(self, place: int) -> PromptBacklog:
-        """Returns the backlog of the group's prompt on the worker at this place of `present`."""
-        own_tokens = self.needs.prompt_tokens - self.candidates[place].cached_tokens
-        return self.present[place][0].load.prompts.backlog(own_tokens)
+    def backlog(self, index: int) -> PromptBacklog:
+        """Returns the backlog of the group's prompt on the worker at this index of `present`."""
+        own_tokens = self.needs.prompt_tokens - self.candidates[index].cached_tokens
+        return self.present[index][0].load.prompts.backlog(own_tokens)
 
 
 def survey(

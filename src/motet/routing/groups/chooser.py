@@ -79,12 +79,12 @@ class WorkerChooser:
         decision = found and choose(found.candidates, found.needs, policy=self._policy, turn=turn)
         if not found or not decision:
             return None
-        member, worker = found.present[decision.place]
+        member, worker = found.present[decision.index]
         if decided:
             self._figures.decisions[decision.reason] += 1
             member.last_decision = decision.why
             logger.debug("group %s goes to %s: %s", request.request_id, member.id, decision.why)
-        return ChosenWorker(member, worker, found.backlog(decision.place))
+        return ChosenWorker(member, worker, found.backlog(decision.index))
 
 
 def work_span(name: str, chosen: ChosenWorker, *, request: GenerateRequest, tracer: Tracer) -> Span:

@@ -93,7 +93,7 @@ class GroupParts:
         if len(sizes) == 1:
             return [make(unfinished, moves=self._moves())]
         request, id = unfinished.request, unfinished.request.request_id
-        left = iter(unfinished.rest(0).choices)
+        left = iter(unfinished.remaining_request(0).choices)
         parts = []
         for number, size in enumerate(sizes):
             if choices := tuple(islice(left, size)):

@@ -29,7 +29,7 @@ class GroupPrefill:
 
     def pays(self) -> bool:
         """Returns True if a prefill worker should compute the prompt. Raises NoWorkerError if no worker can decode."""
-        return self._held is None and self._prefiller.pays(self._unfinished.rest(0))
+        return self._held is None and self._prefiller.pays(self._unfinished.remaining_request(0))
 
     def start(self, sizes: list[int], *, place: Place, fail: Callable[[Exception], None]) -> None:
         """Starts a task that gets a ticket, and then calls `place`. `fail`: called with the error of either."""
@@ -72,7 +72,7 @@ class GroupPrefill:
         """Returns True if no prefill is needed any more, because the decode worker that would get the group has got its
         prompt for another group since."""
         with suppress(NoWorkerError):
-            return not self._prefiller.pays(self._unfinished.rest(0))
+            return not self._prefiller.pays(self._unfinished.remaining_request(0))
         return False
 
     async def _get_ticket(self, sizes: list[int]) -> list[int]:

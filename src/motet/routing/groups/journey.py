@@ -81,7 +81,7 @@ class Journey:
         error, and the group is over."""
         try:
             prefilled = self._prefill.pays()
-            request = self.request if self.request.ticket is not None else self._unfinished.rest(0)
+            request = self.request if self.request.ticket is not None else self._unfinished.remaining_request(0)
             sizes = self._dispatcher.part_sizes(request, prefilled=prefilled)
             if prefilled:
                 self._go(GroupState.PREFILLING)

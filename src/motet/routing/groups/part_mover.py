@@ -62,7 +62,7 @@ class PartMover:
         """Gives the unfinished choices to a worker, with the ticket if that worker can read it. Raises NoWorkerError,
         or what the worker's engine raises."""
         tickets, dispatcher = self.tickets, self._dispatcher
-        request = self._unfinished.rest(self._placements)
+        request = self._unfinished.remaining_request(self._placements)
         held = tickets.held
         if held is not None and not readers_of(held.ticket, dispatcher.fleet, model=request.model).members:
             tickets.release()
@@ -180,16 +180,17 @@ class PartMover:
 
     async def _submit(self) -> None:
         """Gives the part to another worker, after a prefill if that pays."""
-        rest, prefiller = self._unfinished.rest(self._placements), self._dispatcher.prefiller
-        if prefiller.pays(rest):
+        request = self._unfinished.remaining_request(self._placements)
+        prefiller = self._dispatcher.prefiller
+        if prefiller.pays(request):
             self._go(GroupState.PREFILLING)
             prefiller.in_progress.add(self._unfinished)
             try:
-                ticket = await prefiller.ticket(rest)
+                ticket = await prefiller.ticket(request)
             finally:
                 prefiller.in_progress.discard(self._unfinished)
             if ticket is not None:
-                self.tickets.add(HeldTicket(ticket, self._dispatcher.releases, parts=1, trace=rest.trace))
+                self.tickets.add(HeldTicket(ticket, self._dispatcher.releases, parts=1, trace=request.trace))
         self.place()
 
     def _log_move(self, cause: Cause, left: Placement | None) -> None:

@@ -1,9 +1,9 @@
-"""Groups with one prompt that come at once while prefill and decode are apart: they ask for prefill in turn.
+"""Groups with one prompt that arrive at the same time get it prefilled in turn, if prefill and decode are separate.
 
-The first one gets the prompt prefilled. Once a decode worker has it, the next one decides: if it goes to that worker it
-shares the prompt there, without prefill or transfer, as do all that follow it; if there is no room, another decode
-worker gets the prompt by one more transfer, of blocks that the prefill worker still has. If prefill fails, those that
-wait go on together: a worker that hangs holds none of them up twice.
+The first group gets the prompt prefilled. Once a decode worker has it, the next group chooses its worker. If it goes to
+that worker, it shares the prompt there, without prefill or transfer, and so do the groups after it. If that worker has
+no capacity, another decode worker gets the prompt by one more transfer, of blocks that the prefill worker still has. If
+prefill fails, all waiting groups continue together, so a worker that hangs delays each of them only once.
 """
 
 import asyncio
@@ -20,15 +20,18 @@ PromptKey = tuple[ModelName, str, str, tuple[int, ...]]
 
 @dataclass
 class PromptTurn:
-    """The groups of one prompt that have their turn, or wait for it."""
+    """The turns of the groups of one prompt."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     groups: int = 0
+    """Number of groups that have their turn, or wait for it."""
     failed: bool = False
-    """True if the prefill of one of them failed: from then on nobody waits for another one."""
+    """True if the prefill of one group failed. From then on no group waits for another one."""
 
 
 class PromptTurns:
+    """The turns by prompt, for prompts that have a group now."""
+
     def __init__(self) -> None:
         self._turns: dict[PromptKey, PromptTurn] = {}
 

@@ -70,7 +70,7 @@ class Unfinished:
         self.choices.clear()
         return GroupDelta(self.reader_id, ended) if ended else None
 
-    def rest(self, placements: int) -> GenerateRequest:
+    def remaining_request(self, placements: int) -> GenerateRequest:
         """Returns a group of the unfinished choices for a worker. `placements`: number of workers that had it before.
 
         The group gets another id each time, because a worker that was lost can still know the earlier one. It has no

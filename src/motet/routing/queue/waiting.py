@@ -51,7 +51,7 @@ class WaitingGroups:
         self._clock = clock
         self._queue: FairQueue[Journey] = FairQueue(max_wait_s=routing.queue_timeout_s)
         self._admitting: asyncio.Task[None] | None = None
-        self.is_shut = False
+        self.paused = False
         """True while no group is admitted."""
         figures.queue_seconds = self._histogram = [0] * (len(QUEUE_S) + 1)
 
@@ -64,15 +64,15 @@ class WaitingGroups:
         model = request.model
         if not self._fleet.catalog.ready(WorkKind.GENERATE, model):
             return True
-        if self.is_shut:
+        if self.paused:
             return False
         if any(lane == model or self._share_workers(lane, model) for lane in self._queue.lanes):
             return False
         return self._has_capacity(len(request.choices), len(request.prompt), model=model)
 
-    def shut(self, shut: bool) -> None:
-        """Stops to admit groups, or admits them again. Groups that arrive during this time wait with the others."""
-        self.is_shut = shut
+    def pause(self, paused: bool) -> None:
+        """Admits no groups from now on, or admits them again. Groups that arrive during this time wait."""
+        self.paused = paused
         self._fleet.capacity.wake()
 
     def count_admitted(self, wait_s: float) -> None:
@@ -95,7 +95,7 @@ class WaitingGroups:
         self._queue.remove(group)
 
     async def close(self) -> None:
-        """Stops to admit groups."""
+        """Admits no groups any more."""
         if self._admitting is not None:
             self._admitting.cancel()
             await asyncio.wait((self._admitting,))
@@ -129,7 +129,7 @@ class WaitingGroups:
         for late in self._queue.expired(now_s):
             why = f"No worker had capacity for the request within {self._routing.queue_timeout_s:g} s. Try again later."
             late.fail(OverloadedError(why, retry_after_s=RETRY_AFTER_S))
-        if self.is_shut:
+        if self.paused:
             return
         caches = {lane: CapacityCache(partial(self._has_capacity, model=ModelName(lane))) for lane in self._queue.lanes}
 

@@ -92,15 +92,15 @@ class Fleet:
         member = self._members.get(id)
         if member is None:
             return None
-        member.offer(cards)
+        member.set_models(cards)
         return self._returned(member, None)
 
-    def offer(self, id: str, cards: Sequence[ModelCard]) -> None:
+    def set_models(self, id: str, cards: Sequence[ModelCard]) -> None:
         """Notes the models that the worker serves from now on, in addition to its engine's own model. Ignores unknown
         ids."""
         member = self._members.get(id)
         if member is not None and member.models.additional != tuple(cards):
-            member.offer(cards)
+            member.set_models(cards)
             self._note_change()
 
     def mark(self, id: str, state: WorkerState, *, why: str = "") -> None:
@@ -138,7 +138,7 @@ class Fleet:
             logger.info("%s has left", id)
             self._note_change()
 
-    def renewed(self, old: str, new: str) -> None:
+    def note_replaced_weights(self, old: str, new: str) -> None:
         """Notes that all members that had the old weights have new ones: groups that were started with the old weights
         continue with the new ones. `old`, `new`: their `model_digest`."""
         self.successors.replace(old, new)
@@ -147,7 +147,7 @@ class Fleet:
                 member.note_facts()
         self._note_change()
 
-    def note_weights(self, id: str) -> None:
+    def note_worker_weights(self, id: str) -> None:
         """Notes that one worker on another server has new weights: its groups continue with these weights, there or on
         workers that have the same ones."""
         member = self._members.get(id)

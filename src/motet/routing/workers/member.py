@@ -66,7 +66,7 @@ class Member:
         if worker is not None:
             self.address = worker.address
         self.note_facts()
-        self.offer(self.models.additional)
+        self.set_models(self.models.additional)
 
     def note_facts(self) -> None:
         """Reads the facts about its engine, which are new when it is there and when it has got new weights."""
@@ -75,7 +75,7 @@ class Member:
         else:
             self.facts = facts_of(self.worker.engine.info, local=self.worker.local)
 
-    def offer(self, cards: Iterable[ModelCard]) -> None:
+    def set_models(self, cards: Iterable[ModelCard]) -> None:
         """Notes the models that it serves from now on, in addition to its engine's own model."""
         self.models = models_of(cards, None if self.worker is None else self.worker.engine.info)
 
