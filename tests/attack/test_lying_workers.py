@@ -27,7 +27,7 @@ def told(choice: ChoiceDelta) -> Callable[[GenerateRequest], bytes]:
 @pytest.fixture
 def long_distrust(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that lies is left alone for longer than the test takes, on any machine."""
-    monkeypatch.setattr("motet.routing.workers.member.DISTRUST_S", PATIENCE_S)
+    monkeypatch.setattr("motet.routing.workers.worker_faults.DISTRUST_S", PATIENCE_S)
 
 
 STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {
