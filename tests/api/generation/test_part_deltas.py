@@ -16,7 +16,7 @@ from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, TokenLogprob, Usage
 from tests.api.calling import joined, whole
-from tests.api.test_chunks import chat, parsed, plan
+from tests.api.generation.test_chunks import chat, parsed, plan
 from tests.tiny_tokenizer import build_tiny_tokenizer
 
 USED = Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=2)

@@ -9,9 +9,9 @@ from motet.api.openai.converted_chat import MESSAGE_NAMES, RESPONSE_NAMES
 from motet.errors import RequestError, UpstreamRefusalError
 from tests.api import messaging
 from tests.api.calling import CallingServing
+from tests.api.openai.test_responses_tools import FLAT_TIME, FLAT_WEATHER
 from tests.api.responding import ask, streamed
 from tests.api.serving import Served, events, named, saying
-from tests.api.test_responses_tools import FLAT_TIME, FLAT_WEATHER
 
 pytestmark = pytest.mark.anyio
 

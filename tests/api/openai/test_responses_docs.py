@@ -18,7 +18,7 @@ from motet.api.openai.responses_schema import (
 from tests.api.one_answer import assert_no_words_of_chats
 from tests.api.serving import Served
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 A, B = ({"type": "function", "name": name} for name in "ab")
 GROUP, CUSTOM = {"type": "namespace", "name": "g"}, {"type": "custom", "name": "c"}
 FORM = {"type": "json_schema", "name": "x", "schema": {}}

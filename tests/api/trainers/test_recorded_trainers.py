@@ -17,7 +17,7 @@ from tests.api.serving import Serving
 
 pytestmark = pytest.mark.anyio
 
-FILES = sorted((Path(__file__).parent / "recorded_trainers").glob("*.json"))
+FILES = sorted((Path(__file__).parents[1] / "recorded_trainers").glob("*.json"))
 RECORDED: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text()) for file in FILES}
 
 

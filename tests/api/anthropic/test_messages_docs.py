@@ -25,7 +25,7 @@ from tests.api.messaging import ask, refused
 from tests.api.one_answer import assert_no_words_of_chats
 from tests.api.serving import Served, Serving, WatchedEngine, named
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 SECTION = PAGE.partition("\n## Messages\n")[2].partition("\n## ")[0]
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 USE = {"type": "tool_use", "id": "1", "name": "a", "input": {}}

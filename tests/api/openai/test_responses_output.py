@@ -24,9 +24,9 @@ from motet.text.parts import Content, Part, Reasoning
 from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, Usage
+from tests.api.generation.test_chunks import chat
 from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
 from tests.api.responding import checked, final, plain, read_events
-from tests.api.test_chunks import chat
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 
