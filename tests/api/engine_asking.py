@@ -1,4 +1,4 @@
-"""Asks a worker over raw HTTP, as a gateway does."""
+"""Requests to a worker over raw HTTP, as a gateway sends them."""
 
 import httpx
 import msgspec
@@ -36,5 +36,5 @@ async def post(served: Served, path: str, body: object) -> httpx.Response:
 
 
 def message(response: httpx.Response) -> str:
-    said: str = response.json()["error"]["message"]
-    return said
+    text: str = response.json()["error"]["message"]
+    return text

@@ -30,7 +30,7 @@ DIED = EngineDiedError("its process is gone")
 
 
 class OrderedEngine(FakeEngine):
-    """Its `model_digest` names the folders that it has read."""
+    """An engine whose `model_digest` names the folders that it has read."""
 
     def __init__(self, *, fails: dict[type[EngineOrder], MotetError] | None = None, device: str = "none") -> None:
         info = msgspec.structs.replace(fake_info(), model_digest=OLD.name, device=device)
@@ -44,7 +44,7 @@ class OrderedEngine(FakeEngine):
         """The folders that were read; `OLD` for the weights of the start."""
         self.has_kv = self.has_weights = True
         self.emptied: list[bool] = []
-        """For each time that its prefix cache was emptied: True if groups had to recompute their KV."""
+        """An entry for each time that its prefix cache was emptied: True if groups had to recompute their KV."""
         self.dropped: list[str] = []
         """The digest of each order to drop weights."""
 

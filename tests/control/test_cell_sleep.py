@@ -1,4 +1,4 @@
-"""A cell that sleeps: what its engines give back and take again, in what order, whatever happens meanwhile."""
+"""A cell that sleeps: the memory that its engines release and take again, and in what order, whatever happens."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ def on_cpu(fails: dict[type[EngineOrder], MotetError] | None = None) -> OrderedE
 
 
 class ChangedFolder(OrderedEngine):
-    """Its `model_digest` is what the folders hold at that moment."""
+    """An engine whose `model_digest` is the content of the folders at that moment."""
 
     def __init__(self) -> None:
         super().__init__(device="cpu")
@@ -71,7 +71,7 @@ async def test_at_level_0_a_cell_is_paused_and_keeps_its_memory() -> None:
     assert (cell.sleep.asleep, one.held) == (False, False)
 
 
-async def test_at_level_1_all_engines_give_back_kv_and_keep_their_weights() -> None:
+async def test_at_level_1_all_engines_release_kv_and_keep_their_weights() -> None:
     engines = on_cpu(), on_cpu()
     cell = SleepingCell(*engines)
     await cell.fall_asleep(1)
@@ -83,7 +83,7 @@ async def test_at_level_1_all_engines_give_back_kv_and_keep_their_weights() -> N
 
 
 @pytest.mark.parametrize("order", [(WEIGHTS, KV_CACHE), (KV_CACHE, WEIGHTS)])
-async def test_groups_go_on_when_everything_is_awake(order: tuple[SleepTag, SleepTag]) -> None:
+async def test_groups_continue_when_everything_is_awake(order: tuple[SleepTag, SleepTag]) -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
@@ -113,7 +113,7 @@ async def test_at_level_2_weights_come_back_from_where_they_came() -> None:
     assert (one.read, one.info.weight_version) == ([NEW], "whole")
 
 
-async def test_weights_that_a_trainer_brings_meanwhile_are_not_read_again() -> None:
+async def test_weights_that_a_trainer_brings_during_the_sleep_are_not_read_again() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
@@ -127,7 +127,7 @@ async def test_weights_that_a_trainer_brings_meanwhile_are_not_read_again() -> N
     ("level", "woken", "has_kv", "has_weights"),
     [(1, None, False, True), (2, None, False, False), (2, KV_CACHE, True, False), (2, WEIGHTS, False, True)],
 )
-async def test_an_engine_that_is_started_anew_sleeps_as_the_others_do(
+async def test_a_restarted_engine_sleeps_as_the_others_do(
     level: int, woken: SleepTag | None, has_kv: bool, has_weights: bool
 ) -> None:
     cell = SleepingCell(on_cpu())
@@ -143,7 +143,7 @@ async def test_an_engine_that_is_started_anew_sleeps_as_the_others_do(
     assert (again.held, again.has_kv, again.has_weights, again.info.weight_version) == (False, True, True, "1")
 
 
-async def test_engines_that_die_on_the_way_hold_up_nobody() -> None:
+async def test_engines_that_die_delay_no_others() -> None:
     one, two = on_cpu(), on_cpu(dict.fromkeys((Sleep, Wake, PrepareWeights, Hold, ForgetPrefixes), DIED))
     cell = SleepingCell(one, two)
     await cell.control.forget_prefixes(recompute=True)
@@ -153,7 +153,7 @@ async def test_engines_that_die_on_the_way_hold_up_nobody() -> None:
     assert (one.has_kv, one.has_weights, one.emptied) == (True, True, [True])
 
 
-async def test_if_weights_cannot_be_read_again_the_cell_sleeps_on_and_an_update_helps() -> None:
+async def test_if_weights_cannot_be_read_again_the_cell_stays_asleep_until_an_update() -> None:
     one = on_cpu({PrepareWeights: EngineError("the weights of the start are gone")})
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
@@ -166,7 +166,7 @@ async def test_if_weights_cannot_be_read_again_the_cell_sleeps_on_and_an_update_
     assert one.read == [NEW]
 
 
-async def test_a_folder_of_weights_that_is_gone_is_no_fault_of_whoever_wakes_the_cell() -> None:
+async def test_a_missing_folder_of_weights_is_not_the_fault_of_the_client() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.weights.update(NEW, None)
@@ -176,22 +176,22 @@ async def test_a_folder_of_weights_that_is_gone_is_no_fault_of_whoever_wakes_the
         await cell.sleep.wake(())
 
 
-async def test_groups_go_on_under_new_weights_though_the_old_ones_could_not_wake() -> None:
-    """The engine has those of the start by then, and groups have begun with those of the update."""
+async def test_groups_continue_with_new_weights_though_the_old_ones_could_not_wake() -> None:
+    """The engine has the weights of the start by then, and groups have started with the weights of the update."""
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.weights.update(SOME, None)
-    began_with = one.info.model_digest
+    started_with = one.info.model_digest
     await cell.fall_asleep(2)
     one.unreadable = SOME
     with pytest.raises(EngineError):
         await cell.sleep.wake(())
     await cell.weights.update(NEW, None)
     assert await cell.sleep.wake(())
-    assert cell.router.fleet.successors.present(began_with) == one.info.model_digest == "new"
+    assert cell.router.fleet.successors.present(started_with) == one.info.model_digest == "new"
 
 
-async def test_a_server_that_stops_is_not_held_up_by_weights_that_cannot_wake() -> None:
+async def test_a_server_that_stops_is_not_delayed_by_weights_that_cannot_wake() -> None:
     one = on_cpu({PrepareWeights: EngineError("gone")})
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
@@ -202,7 +202,7 @@ async def test_a_server_that_stops_is_not_held_up_by_weights_that_cannot_wake() 
     assert not one.held
 
 
-async def test_a_folder_that_holds_other_weights_by_now_wakes_nobody() -> None:
+async def test_a_folder_that_holds_other_weights_by_now_wakes_no_engine() -> None:
     one = ChangedFolder()
     cell = SleepingCell(one)
     await cell.weights.update(SOME, None)
@@ -213,7 +213,7 @@ async def test_a_folder_that_holds_other_weights_by_now_wakes_nobody() -> None:
     assert cell.sleep.asleep and one.held
 
 
-async def test_a_sleeping_cell_does_not_resume_and_says_what_to_do() -> None:
+async def test_a_sleeping_cell_refuses_to_resume_and_names_the_route_that_wakes_it() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(1)
@@ -239,7 +239,7 @@ async def test_a_gateway_can_neither_resume_sleeping_engines_nor_get_their_check
     assert not one.held
 
 
-async def test_what_is_resumed_between_the_pause_and_the_sleep_is_held_again() -> None:
+async def test_engines_resumed_between_the_pause_and_the_sleep_are_held_again() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     async with cell.control.lock:
@@ -251,7 +251,7 @@ async def test_what_is_resumed_between_the_pause_and_the_sleep_is_held_again() -
     assert (one.held, one.has_kv, cell.control.paused, cell.router.waiting.paused) == (True, False, True, True)
 
 
-async def test_an_order_is_carried_out_whole_if_its_caller_leaves() -> None:
+async def test_an_order_is_carried_out_completely_if_its_caller_leaves() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(2)

@@ -59,7 +59,7 @@ async def test_while_an_engine_is_not_there_nothing_is_updated() -> None:
     assert versions(one, two) == ["0", "0"]
 
 
-async def test_an_engine_that_dies_as_it_gets_them_has_them_when_it_is_back() -> None:
+async def test_an_engine_that_dies_during_an_update_has_the_weights_when_it_is_back() -> None:
     one, two = OrderedEngine(), OrderedEngine(fails={ApplyWeights: DIED, Hold: DIED})
     control, _ = cell(one, two)
     assert (await control.weights.update(NEW, None)).version == "1"
@@ -68,7 +68,7 @@ async def test_an_engine_that_dies_as_it_gets_them_has_them_when_it_is_back() ->
     assert versions(one, again) == ["1", "1"] and again.info.model_digest == one.info.model_digest
 
 
-async def test_if_all_die_the_version_stays_and_the_error_is_told() -> None:
+async def test_if_all_die_the_version_stays_and_the_error_is_raised() -> None:
     control, _ = cell(OrderedEngine(fails={ApplyWeights: DIED}))
     with pytest.raises(EngineError, match=DIED.message):
         await control.weights.update(NEW, None)
@@ -90,7 +90,7 @@ async def test_updates_are_counted_with_their_time() -> None:
     assert sum(figures.weight_update_seconds) == 2 and figures.weight_update_seconds_sum > 0
 
 
-async def test_an_engine_that_is_started_anew_reads_what_is_still_true() -> None:
+async def test_a_restarted_engine_reads_the_checkpoints_that_still_matter() -> None:
     """The last folder with all tensors, and those with some that came after it."""
     one = OrderedEngine()
     control, _ = cell(one)
@@ -125,7 +125,7 @@ async def test_a_pause_holds_all_engines_and_new_ones_and_outlasts_an_update() -
     assert (control.paused, one.held) == (False, False)
 
 
-async def test_an_update_ends_as_a_whole_if_its_caller_leaves() -> None:
+async def test_an_update_is_completed_if_its_caller_leaves() -> None:
     one = OrderedEngine()
     control, _ = cell(one)
     async with control.lock:
@@ -150,7 +150,7 @@ async def test_an_engine_that_reads_other_weights_than_the_others_ends_the_updat
     assert versions(one, two) == ["0", "0"] and one.prepared is two.prepared is None
 
 
-async def test_a_gateway_does_the_two_steps_one_by_one_and_may_change_its_mind() -> None:
+async def test_a_gateway_does_the_two_steps_one_by_one_and_can_change_its_mind() -> None:
     one = OrderedEngine()
     control, _ = cell(one)
     assert (await control.weights.prepare(NEW)).digest == "new"
@@ -177,7 +177,7 @@ async def test_what_a_gateway_has_prepared_is_forgotten_after_some_time(monkeypa
     assert one.info.model_digest == "old"
 
 
-async def test_weights_in_memory_are_kept_as_long_as_an_engine_may_need_them() -> None:
+async def test_weights_in_memory_are_kept_as_long_as_an_engine_can_need_them() -> None:
     one = OrderedEngine()
     control, _ = cell(one)
     first, second, refused = (Checkpoint.of_memory([MemoryFile.create(8)]) for _ in range(3))
@@ -194,7 +194,7 @@ async def test_weights_in_memory_are_kept_as_long_as_an_engine_may_need_them() -
     assert not second.paths[0].exists()
 
 
-async def test_a_version_can_get_another_name_which_engines_that_come_have_too() -> None:
+async def test_a_version_can_be_renamed_and_engines_that_join_have_the_new_name() -> None:
     one = OrderedEngine()
     control, _ = cell(one)
     await control.weights.rename("base")
@@ -227,7 +227,7 @@ async def test_an_engine_that_missed_one_of_several_updates_gets_the_rest() -> N
     assert strange.info.model_digest == one.info.model_digest and strange.read[0] == OLD
 
 
-async def test_an_engine_keeps_its_version_if_nobody_has_named_one_here() -> None:
+async def test_an_engine_keeps_its_version_if_the_server_has_not_named_one() -> None:
     control, _ = cell()
     elsewhere = OrderedEngine()
     elsewhere.info = msgspec.structs.replace(elsewhere.info, weight_version="7")
@@ -236,7 +236,7 @@ async def test_an_engine_keeps_its_version_if_nobody_has_named_one_here() -> Non
 
 
 async def test_engines_drop_what_they_may_have_prepared_after_a_lost_answer() -> None:
-    """An engine whose answer got lost drops whichever weights it has prepared."""
+    """An engine whose answer got lost drops any weights that it has prepared."""
     one, two = OrderedEngine(), OrderedEngine(fails={PrepareWeights: EngineError("no answer")})
     control, _ = cell(one, two)
     with pytest.raises(EngineError, match="no answer"):

@@ -21,7 +21,7 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 FIRST = 20
-"""Updates before the first look: pools of threads and buffers of connections are filled by then."""
+"""Updates before the first measurement: pools of threads and buffers of connections are filled by then."""
 ANSWERED_EVERY = 20
 WORKERS = ("decode-0", "decode-1")
 MOST_GROWTH_BYTES = 12 * 2**20
@@ -30,7 +30,7 @@ MOST_GROWTH_BYTES = 12 * 2**20
 
 @dataclass(frozen=True)
 class Held:
-    """What a process of the cell has."""
+    """Resources of a process of the cell."""
 
     threads: int
     files: int

@@ -1,5 +1,5 @@
-"""A trainer broadcasts new weights to a running server as vLLM's trainers do, and dies at any moment: the server
-answers as one that was started on the weights which it has then. NCCL is a library that moves bytes through sockets."""
+"""A trainer broadcasts new weights to a running server as vLLM's trainers do, and dies at any moment. The server
+answers as one that was started on its weights of that moment. NCCL is a library that moves bytes through sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -58,7 +58,7 @@ async def shared(folder: Path, receiver: Receiver, forking: ForkingProcess) -> A
 
 @pytest.fixture(scope="module")
 async def answers(shared: RunningCell, folder: Path, other: Path) -> tuple[Answer, Answer]:
-    """What is answered under the old weights and under the new ones."""
+    """The answers with the old weights and with the new ones."""
     old = await ask(shared.http, CHAT, BODY)
     assert (await shared.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
     new = await ask(shared.http, CHAT, BODY)
@@ -68,7 +68,7 @@ async def answers(shared: RunningCell, folder: Path, other: Path) -> tuple[Answe
 
 @pytest.fixture
 async def cell(shared: RunningCell, answers: object, folder: Path) -> AsyncIterator[RunningCell]:
-    """The cell with the old weights; afterwards nothing of a trainer is left."""
+    """The cell with the old weights. Afterwards nothing of a trainer is left."""
     assert (await shared.http.post("/update_weights", json={"weight_dir": str(folder)})).status_code == 200
     yield shared
     assert (await shared.http.post("/shutdown_weight_transfer_engine")).status_code == 200
@@ -103,7 +103,7 @@ async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_a
     files = [weights_of(one) for one in (other, folder, other)]
     async with trainer(Plan(cell.url, library, files, **form), forking) as running:  # type: ignore[arg-type]
         for number in range(3):
-            await running.says(f"updated {number}")
+            await running.prints(f"updated {number}")
     assert await ask(cell.http, CHAT, BODY) == new != old
     assert open_files() == 1, "that of the weights that serve"
     assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 2"}
@@ -130,7 +130,7 @@ async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
         async with trainer(
             Plan(gateway.serving.url, library, [weights_of(other)], buffer_bytes=SMALL), forking
         ) as running:
-            await running.says("updated 0")
+            await running.prints("updated 0")
         assert await ask(gateway.http, CHAT, BODY) == await ask(cell.http, CHAT, BODY) == answers[1]
         assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 0"}
 
@@ -149,7 +149,7 @@ async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothi
         monkeypatch.setenv("FAKE_NCCL_DEAF", "1")
     plan = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=2)
     async with trainer(plan, forking) as running:
-        await running.says("sent 2")
+        await running.prints("sent 2")
         await until(cell, lambda: open_files() == 1)
         assert receiver_pid(cell) is not None
         await running.kill()
@@ -169,10 +169,10 @@ async def test_a_second_trainer_takes_the_place_of_the_first(
 ) -> None:
     halting = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=1)
     async with trainer(halting, forking) as first:
-        await first.says("sent 1")
+        await first.prints("sent 1")
         await until(cell, lambda: open_files() == 1)
         async with trainer(Plan(cell.url, library, [weights_of(other)]), forking) as second:
-            await second.says("updated 0")
+            await second.prints("updated 0")
         assert await ask(cell.http, CHAT, BODY) == answers[1]
     assert open_files() == 1
 
@@ -182,14 +182,16 @@ async def test_a_shutdown_ends_an_update_that_is_on_its_way(
 ) -> None:
     plan = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=1)
     async with trainer(plan, forking) as running:
-        await running.says("sent 1")
+        await running.prints("sent 1")
         await until(cell, lambda: open_files() == 1)
         assert (await cell.http.post("/shutdown_weight_transfer_engine")).status_code == 200
         await until(cell, lambda: open_files() == 0)
         assert receiver_pid(cell) is None
 
 
-async def test_a_trainer_that_is_not_there_is_told_of(cell: RunningCell, receiver: Receiver, library: str) -> None:
+async def test_a_trainer_that_cannot_be_reached_is_an_error(
+    cell: RunningCell, receiver: Receiver, library: str
+) -> None:
     cell.service.receiver = receiver(timeout_s=0.5)
     info = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
     refused = await init(cell, info)
@@ -202,7 +204,7 @@ async def test_a_trainer_that_is_not_there_is_told_of(cell: RunningCell, receive
 
 
 async def until(cell: RunningCell, holds: Callable[[], bool]) -> None:
-    """Waits for what the server does while it answers this question and the next."""
+    """Waits until a condition holds, while the server answers requests."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await cell.http.get("/health")

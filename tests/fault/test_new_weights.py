@@ -1,5 +1,5 @@
-"""A cell gets new weights under load, with engines killed on the way: each answer is that of a server which was started
-on the weights of its version, and all engines have one version afterwards."""
+"""A cell gets new weights under load, and engines are killed during the update. Each answer equals the answer of a
+server that was started on the weights of its version, and all engines have one version afterwards."""
 
 import asyncio
 import json
@@ -55,14 +55,14 @@ async def answers_of(cell: RunningCell) -> list[Answer]:
 
 @asynccontextmanager
 async def begun(cell: RunningCell, body: Body) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
-    """Asks for a stream, and reads until it is well under way."""
+    """Requests a stream, and reads its first 20 chunks."""
     async with cell.http.stream("POST", CHAT, json=body) as response:
         lines, reader = lines_of(response), Reader()
         yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
 
 
 async def update(cell: RunningCell, folder: Path) -> str:
-    """Returns the version."""
+    """Updates the cell, and returns the version."""
     answer = await cell.http.post("/update_weights", json={"weight_dir": str(folder)})
     version: str = answer.raise_for_status().json()["weight_version"]
     return version
@@ -76,7 +76,7 @@ async def versions(cell: RunningCell) -> set[str]:
 async def test_answers_after_an_update_equal_a_server_started_with_the_new_weights(
     folder: Path, other: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
 ) -> None:
-    """The same prompts were asked before, so their KV is in every cache. A stream is under way meanwhile."""
+    """The same prompts were requested before, so their KV is in every cache. A stream runs during the update."""
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         assert await answers_of(cell) == expected["0"]
         body = chat("under way", STREAMED, n=4, max_tokens=200)
@@ -120,7 +120,7 @@ async def test_if_an_engine_is_killed_during_an_update_all_have_one_version_afte
         assert await answers_of(cell) == expected["1"]
 
 
-async def test_weights_that_cannot_be_used_are_refused_and_the_old_ones_serve_on(
+async def test_weights_that_cannot_be_used_are_refused_and_the_old_ones_still_serve(
     folder: Path, forking: ForkingProcess, expected: dict[str, list[Answer]], tmp_path: Path
 ) -> None:
     wrong = save_tiny_model("qwen3", tmp_path / "wrong")
@@ -171,8 +171,8 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
 async def test_an_answer_reports_the_weight_version_of_each_token(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
-    """The rest of each choice is what a request gets that brings the tokens written before."""
-    most = 400  # the engine writes on while it reads the new weights, for some 30 tokens on an idle machine
+    """The rest of each choice is what a request gets that brings the tokens generated before."""
+    most = 400  # the engine generates while it reads the new weights, for some 30 tokens on an idle machine
     sampling = {"n": 3, "max_tokens": most, "seed": 7, "ignore_eos": True}
     body = {"token_ids": [*range(10, 60)], "sampling_params": sampling}
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
@@ -192,12 +192,15 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
         at = {index: spans[index][0]["end"] for index in spans}
         assert all(20 <= end < most for end in at.values())
         for index, tokens in written.items():
-            told = [{"version": "0", "start": 0, "end": at[index]}, {"version": "1", "start": at[index], "end": most}]
-            assert spans[index] == told
+            expected = [
+                {"version": "0", "start": 0, "end": at[index]},
+                {"version": "1", "start": at[index], "end": most},
+            ]
+            assert spans[index] == expected
             assert tokens[: at[index]] == first[index]["token_ids"][: at[index]]
-        begun = [{"index": index, "token_ids": tokens[: at[index]]} for index, tokens in sorted(written.items())]
+        started = [{"index": index, "token_ids": tokens[: at[index]]} for index, tokens in sorted(written.items())]
         del sampling["n"]
-        rest = (await cell.http.post(GENERATE, json={**body, "choices": begun})).json()["choices"]
+        rest = (await cell.http.post(GENERATE, json={**body, "choices": started})).json()["choices"]
         for choice in rest:
             index = choice["index"]
             assert written[index][at[index] :] == choice["token_ids"][: most - at[index]]
@@ -205,7 +208,7 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
 
 
 async def test_what_slime_aborts_ends_with_what_it_has(folder: Path, forking: ForkingProcess) -> None:
-    """slime's partial rollouts keep it, and ask for the rest later. It is long: a slow machine aborts it late."""
+    """slime's partial rollouts keep it, and request the rest later. It is long: a slow machine aborts it late."""
     sampling = {"temperature": 0.0, "ignore_eos": True}
     body = {"input_ids": [*range(10, 60)], "return_logprob": True, "rid": "sample-1"}
     short, long = ({**body, "sampling_params": sampling | {"max_new_tokens": number}} for number in (300, 900))
@@ -214,7 +217,7 @@ async def test_what_slime_aborts_ends_with_what_it_has(folder: Path, forking: Fo
         running = asyncio.create_task(cell.http.post("/generate", json=long))
         async with asyncio.timeout(PATIENCE_S):
             while (await cell.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 0:
-                pass  # the answer itself takes its time
+                pass  # each request takes some time
         assert (await cell.http.post("/abort_request", json={"rid": "another"})).json()["aborted"] == 0
         assert (await cell.http.post("/abort_request", json={"rid": "sample-1"})).json()["aborted"] == 1
         cut = (await running).json()
@@ -226,10 +229,10 @@ async def test_what_slime_aborts_ends_with_what_it_has(folder: Path, forking: Fo
         await cell.check_nothing_left()
 
 
-async def test_workers_of_two_versions_behind_a_gateway_are_told_apart(
+async def test_a_gateway_distinguishes_workers_with_two_versions(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
-    """Each group is wholly that of one version. When all have the new one, all are of it."""
+    """Each group has one version. When all workers have the new version, all groups have it."""
     bodies = BODIES_OF_SERVERS[:2]  # of one prompt, so of one group
     async with AsyncExitStack() as stack:
         servers = Servers(folder, stack, forking, "--rl")

@@ -1,4 +1,4 @@
-"""A trainer gives new weights to a running server with `motet.weights.push`, or to all servers behind a gateway: they
+"""A trainer gives new weights to a running server with `motet.weights.push`, or to all workers of a gateway: they
 answer as servers that were started on these weights, whatever dies."""
 
 import asyncio
@@ -81,9 +81,9 @@ async def test_pushed_weights_equal_a_folders_and_outlive_the_trainer_and_engine
             await cell.whole()
             assert cell.engine(worker).info.weight_version == f"new by {Delivery.HTTP}"
         assert await ask(cell.http, CHAT, BODY) == new
-        told = (await cell.http.post("/weight_checker", json={"action": "checksum"})).json()["checksums"]
+        sums = (await cell.http.post("/weight_checker", json={"action": "checksum"})).json()["checksums"]
         name = "model.layers.0.mlp.gate_proj.weight"
-        assert told[name] == hashlib.sha256(new_tensors[name].numpy().data).hexdigest()
+        assert sums[name] == hashlib.sha256(new_tensors[name].numpy().data).hexdigest()
     assert open_files() == 0
 
 
@@ -114,14 +114,14 @@ async def test_a_push_goes_over_http_where_the_server_cannot_open_the_memory(
         assert await push(cell.url, new_tensors) == "1"
 
 
-async def test_a_gateway_gives_all_its_workers_the_weights_and_those_that_come_later_too(
+async def test_a_gateway_gives_the_weights_to_all_workers_and_to_later_ones_too(
     folder: Path,
     other: Path,
     forking: ForkingProcess,
     old_tensors: dict[str, torch.Tensor],
     new_tensors: dict[str, torch.Tensor],
 ) -> None:
-    """By a folder and by tensors; one worker is restarted, one is stopped."""
+    """Tests a folder and tensors. One worker is restarted, one is stopped."""
     async with AsyncExitStack() as stack:
         servers = Servers(folder, stack, forking, "--rl", "--worker-key", KEY)
         await servers.start(2)
@@ -130,8 +130,8 @@ async def test_a_gateway_gives_all_its_workers_the_weights_and_those_that_come_l
         gateway = await stack.enter_async_context(servers.gateway(*urls, settings=settings))
         http = await stack.enter_async_context(client_of(gateway))
         old = [await answer(http, body) for body in BODIES_OF_ONE_PROMPT]
-        told = await http.post("/update_weights", json={"weight_dir": str(other), "weight_version": "one"})
-        assert (told.status_code, told.json()["weight_version"]) == (200, "one"), told.text
+        updated = await http.post("/update_weights", json={"weight_dir": str(other), "weight_version": "one"})
+        assert (updated.status_code, updated.json()["weight_version"]) == (200, "one"), updated.text
         await until_version(http, "one")
         new = [await answer(http, body) for body in BODIES_OF_ONE_PROMPT]
         assert not set(new) & set(old)
@@ -142,7 +142,7 @@ async def test_a_gateway_gives_all_its_workers_the_weights_and_those_that_come_l
         assert await push(gateway.url, new_tensors, way=Delivery.HTTP, version="three") == "three"
         await servers.restart(1)
         async with client_of(servers[1]) as own:
-            await until_version(own, "three", workers=1)  # the gateway may still see the one before
+            await until_version(own, "three", workers=1)  # the gateway may still have the report of the old process
             await until_version(http, "three")
             assert [await answer(own, body) for body in BODIES_OF_ONE_PROMPT] == new
         assert (await http.post("/reset_prefix_cache")).json() == {"success": True}
@@ -160,4 +160,4 @@ async def test_a_gateway_gives_all_its_workers_the_weights_and_those_that_come_l
 
 
 async def until_version(http: httpx.AsyncClient, version: str, *, workers: int = 2) -> None:
-    await until(http, lambda seen: [one.weight_version for one in seen] == [version] * workers)
+    await until(http, lambda reports: [one.weight_version for one in reports] == [version] * workers)

@@ -1,5 +1,5 @@
-"""A cell sleeps and wakes, with streams under way and engines killed meanwhile: its memory is given back, and every
-answer is bit for bit what it was."""
+"""A cell sleeps and wakes, with running streams and killed engines: its memory is released, and every answer is bit for
+bit the same as without the sleep."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ async def order(cell: RunningCell, path: str, **query: str | int | bool) -> Any:
 
 @asynccontextmanager
 async def begun(cell: RunningCell, body: Body = LONG) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
-    """Asks for a long stream, and reads until it is well under way."""
+    """Requests a long stream, and reads its first 20 chunks."""
     async with cell.http.stream("POST", CHAT, json=body) as response:
         lines, reader = lines_of(response), Reader()
         yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
@@ -64,7 +64,7 @@ async def fetched(cell: RunningCell) -> int:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_kept_streams_go_on_and_kv_moves_between_engines_after_the_sleep(
+async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_sleep(
     level: int, folder: Path, forking: ForkingProcess
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL, kv_cache_gb=KV_GB) as cell:
@@ -90,7 +90,7 @@ async def test_kept_streams_go_on_and_kv_moves_between_engines_after_the_sleep(
         await cell.check_nothing_left()
 
 
-async def test_weights_of_an_update_come_back_and_those_that_a_trainer_brings_meanwhile(
+async def test_weights_of_an_update_come_back_and_weights_brought_during_the_sleep_stay(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
@@ -136,7 +136,7 @@ async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_whole(
         await cell.check_nothing_left()
 
 
-async def test_requests_wait_while_engines_sleep_and_then_find_no_room(folder: Path, forking: ForkingProcess) -> None:
+async def test_requests_wait_while_engines_sleep_and_then_are_refused(folder: Path, forking: ForkingProcess) -> None:
     routing = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS, queue_timeout_s=0.3)
     async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=routing, max_model_len=1024) as cell:
         async with begun(cell, LONG | {"max_tokens": 800}) as (lines, reader):  # which is not over before

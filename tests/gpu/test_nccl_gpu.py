@@ -62,6 +62,6 @@ async def test_broadcast_weights_are_those_of_a_folder(
     plan = Plan(cell.url, LIBRARY, files, device=trainer_s_gpu, packed=packed, buffer_bytes=40_000)
     async with trainer(plan, forking) as running:
         for number in range(3):
-            await running.says(f"updated {number}")
+            await running.prints(f"updated {number}")
     assert await ask(cell.http, CHAT, BODY) == old
     assert open_files() == 1, "that of the weights that serve"

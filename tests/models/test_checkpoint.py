@@ -1,4 +1,4 @@
-"""Files in memory: whoever opens one reads what was written, and nobody changes it when it is whole."""
+"""Files in memory: every reader of a sealed file reads the same, and no process can change it."""
 
 import mmap
 import os
@@ -30,7 +30,7 @@ def is_open(file: MemoryFile) -> bool:
     return file.path.exists()
 
 
-def test_another_process_reads_a_sealed_file_and_the_maker_may_close_it_meanwhile() -> None:
+def test_another_process_reads_a_sealed_file_that_its_maker_closes() -> None:
     made = in_memory(save(TENSORS))
     opened = MemoryFile.opened(made.path)
     made.close()
@@ -78,7 +78,7 @@ def test_only_sealed_files_in_memory_are_opened(tmp_path: Path) -> None:
     unsealed.close()
 
 
-def test_a_file_for_which_there_is_no_memory_is_not_made() -> None:
+def test_a_file_without_memory_for_it_is_not_made() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="bytes of memory are free"):
         MemoryFile.create(available_bytes() * 2)

@@ -1,4 +1,4 @@
-"""Runs a trainer beside a test, and looks at what a server keeps for it."""
+"""Runs a trainer next to a test, and counts the files that a server keeps for it."""
 
 import contextlib
 import os
@@ -18,8 +18,8 @@ class RunningTrainer:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    async def says(self, line: str) -> None:
-        """Returns when it has said this line, which must be the next one."""
+    async def prints(self, line: str) -> None:
+        """Returns when the trainer has printed this line, which must be the next one."""
         assert self._process.stdout is not None
         assert (await self._process.stdout.readline()).decode().strip() == line
 

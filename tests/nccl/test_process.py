@@ -1,4 +1,4 @@
-"""The process that receives ends with the server that started it, in whatever it waits."""
+"""The process that receives ends with the server that started it, whatever it waits for."""
 
 import socket
 import subprocess

@@ -1,5 +1,5 @@
-"""What trainers and receivers of tensors over NCCL must agree on: the id of the group, the cuts of the packed form, and
-NCCL's functions, with a library that moves bytes through sockets."""
+"""What trainers and receivers of tensors over NCCL must agree on: the id of the group, the limits of packed broadcasts,
+and NCCL's functions, with a library that moves bytes through sockets."""
 
 import os
 import pickle  # noqa: TID251  what vLLM's trainers put into their stores
@@ -19,12 +19,12 @@ from tests.nccl.library import fake_nccl
 from tests.nccl.trainer import Plan, Root, ncclUniqueId, packed
 
 ID = bytes(range(128))
-VLLM_BEGIN = (
+VLLM_START = (
     b"\x80\x04\x95\xec\x00\x00\x00\x00\x00\x00\x00\x8c\x07_ctypes\x94\x8c\t_unpickle\x94\x93\x94\x8c4"
     b"vllm.distributed.device_communicators.pynccl_wrapper\x94\x8c\x0cncclUniqueId\x94\x93\x94}\x94C\x80"
 )
 VLLM_END = b"\x94\x86\x94\x86\x94R\x94."
-"""What stands before and behind the 128 bytes in the store of a trainer with vLLM 0.32."""
+"""The bytes before and after the 128 bytes of the id in the store of a trainer with vLLM 0.32."""
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -48,13 +48,13 @@ def group(*, packed: bool = True, buffer_bytes: int = 2**30, unique_id: bytes = 
 
 
 def test_the_id_of_a_group_is_found_in_the_pickle_of_any_wrapper() -> None:
-    assert id_in(VLLM_BEGIN + ID + VLLM_END) == ID
+    assert id_in(VLLM_START + ID + VLLM_END) == ID
     for protocol in (4, 5):
         assert id_in(pickle.dumps(ncclUniqueId.from_buffer_copy(ID), protocol)) == ID
 
 
 class Evil:
-    """Runs a command in whoever loads it."""
+    """Runs a command in the process that loads it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -63,7 +63,7 @@ class Evil:
         return os.mkdir, (str(self._file),)
 
 
-def test_a_pickle_that_is_no_id_is_refused_and_nothing_in_it_is_run(tmp_path: Path) -> None:
+def test_a_pickle_without_an_id_is_refused_and_nothing_in_it_is_run(tmp_path: Path) -> None:
     wrong = [pickle.dumps(Evil(tmp_path / "run")), pickle.dumps(ID), pickle.dumps(["ncclUniqueId", ID[1:]]), b"", ID]
     for data in wrong:
         with pytest.raises(NcclError, match="does not have the id of a group"):
@@ -88,7 +88,7 @@ def test_without_packing_each_tensor_comes_alone_in_its_own_dtype() -> None:
     ]
 
 
-def test_a_header_with_the_bytes_behind_it_is_a_file_that_safetensors_reads() -> None:
+def test_a_header_with_the_bytes_after_it_is_a_file_that_safetensors_reads() -> None:
     body = b"".join(one.numpy().tobytes() for one in packed(TENSORS.values(), buffer_bytes=50))
     loaded = load(safetensors_header(FACTS) + body)
     assert {*loaded} == {*TENSORS}
@@ -100,30 +100,30 @@ def met(library: str) -> tuple[Root, Communicator]:
     root = Root(Plan("", library, []))
     with ThreadPoolExecutor(1) as other:
         meeting = other.submit(root.meet)
-        ours = join(group(unique_id=bytes(root.id.internal)), None, nccl=Nccl(library), device=torch.device("cpu"))
+        receiver = join(group(unique_id=bytes(root.id.internal)), None, nccl=Nccl(library), device=torch.device("cpu"))
         meeting.result()
-    return root, ours
+    return root, receiver
 
 
 @pytest.mark.parametrize("name", list(TENSORS))
 def test_a_broadcast_brings_the_bytes_of_each_dtype(library: str, name: str) -> None:
-    root, ours = met(library)
+    root, receiver = met(library)
     sent = TENSORS[name]
     came = torch.full_like(sent, 77.0)
     sending = threading.Thread(target=root.broadcast, args=(sent,))
     sending.start()
-    ours.broadcast(came, None)
+    receiver.broadcast(came, None)
     sending.join()
     assert torch.equal(came, sent)
-    ours.check()
+    receiver.check()
 
 
-def test_what_nccl_says_is_told(library: str) -> None:
-    root, ours = met(library)
+def test_the_message_of_nccl_is_passed_on(library: str) -> None:
+    root, receiver = met(library)
     sending = threading.Thread(target=root.broadcast, args=(torch.zeros(3),))
     sending.start()
     with pytest.raises(NcclError, match="ncclBroadcast failed: sizes differ"):
-        ours.broadcast(torch.zeros(4), None)
+        receiver.broadcast(torch.zeros(4), None)
     sending.join()
     with pytest.raises(NcclError, match=r"NCCL cannot be used: .*no such library"):
         Nccl("/no such library")

@@ -1,8 +1,8 @@
-"""A trainer that sends its weights as vLLM's do, in a process of its own: `python -m tests.nccl.trainer`.
+"""A trainer that sends its weights as vLLM's trainers do, in its own process: `python -m tests.nccl.trainer`.
 
-It reads a `Plan` from its standard input, opens a store, meets the server as rank 0, and brings each folder of the plan
-as one update. It says `sent NUMBER` after each broadcast of an update whose number is in `halts`, and then stands still
-until it is killed.
+It reads a `Plan` from its standard input, opens a store, meets the server as rank 0, and brings each file of the plan
+as one update. It prints `updated NUMBER` after each. After `halt_at` broadcasts of the last update it prints
+`sent NUMBER`, and then waits until it is killed.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ import httpx
 import msgspec
 import torch
 from safetensors.torch import load_file
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports it
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from motet.engines.native.cuda.nccl import DATA_TYPES, ID_KEY, SUM, Handle, Nccl, UniqueId
 from tests.patience import PATIENCE_S
 
-LATER = threading.Event()
+NEVER = threading.Event()
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -38,15 +38,15 @@ class Plan(msgspec.Struct, frozen=True):
     by_id: bool = False
     """True if the id goes to the server, and there is no store."""
     halt_at: int | None = None
-    """Stands still after so many broadcasts of the last update."""
+    """Number of broadcasts of the last update after which it waits until it is killed; None if it never does."""
 
 
 class ncclUniqueId(UniqueId):
-    """Has the name under which vLLM's is pickled."""
+    """Has the name under which vLLM's class is pickled."""
 
 
 def packed(tensors: Iterable[torch.Tensor], *, buffer_bytes: int) -> Iterator[torch.Tensor]:
-    """Yields what is broadcast: tensors one behind the other, until they are larger than the buffer."""
+    """Yields the content of each broadcast: tensors one after the other, until they are larger than the buffer."""
     waiting: list[torch.Tensor] = []
     for tensor in tensors:
         waiting.append(tensor.contiguous().view(-1).view(torch.uint8))
@@ -99,16 +99,16 @@ def meet(plan: Plan, http: httpx.Client) -> tuple[Root, TCPStore | None]:
         info |= {"master_address": "127.0.0.1", "master_port": port}
     store = None
     with ThreadPoolExecutor(1) as others:
-        asked = others.submit(http.post, "/init_weight_transfer_engine", json={"init_info": info})
+        answer = others.submit(http.post, "/init_weight_transfer_engine", json={"init_info": info})
         if not plan.by_id:
             limit = timedelta(seconds=PATIENCE_S)
             descriptor = listener.detach()
             store = TCPStore(
                 "127.0.0.1", port, 2, is_master=True, timeout=limit, use_libuv=False, master_listen_fd=descriptor
             )
-            store.set(ID_KEY, pickle.dumps(root.id))  # type: ignore[arg-type]  # bytes are taken too
+            store.set(ID_KEY, pickle.dumps(root.id))  # type: ignore[arg-type]  # it accepts bytes too
         root.meet()
-        check(asked.result())
+        check(answer.result())
     listener.close()
     return root, store
 
@@ -122,15 +122,15 @@ def update(plan: Plan, number: int, *, root: Root, http: httpx.Client) -> None:
     }
     check(http.post("/start_weight_update"))
     last = number == len(plan.files) - 1
-    pieces = packed(tensors.values(), buffer_bytes=plan.buffer_bytes) if plan.packed else tensors.values()
+    broadcasts = packed(tensors.values(), buffer_bytes=plan.buffer_bytes) if plan.packed else tensors.values()
     with ThreadPoolExecutor(1) as others:
-        asked = others.submit(http.post, "/update_weights", json={"update_info": info})
-        for sent, piece in enumerate(pieces):
+        answer = others.submit(http.post, "/update_weights", json={"update_info": info})
+        for sent, tensor in enumerate(broadcasts):
             if last and sent == plan.halt_at:
-                say(f"sent {sent}")
-                LATER.wait()
-            root.broadcast(piece.contiguous())
-        check(asked.result())
+                print_line(f"sent {sent}")
+                NEVER.wait()
+            root.broadcast(tensor.contiguous())
+        check(answer.result())
     check(http.post("/finish_weight_update", json={"weight_version": f"nccl {number}"}))
 
 
@@ -138,7 +138,7 @@ def check(response: httpx.Response) -> None:
     assert response.status_code == httpx.codes.OK, response.text
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -149,7 +149,7 @@ def main() -> None:
         root, store = meet(plan, http)
         for number in range(len(plan.files)):
             update(plan, number, root=root, http=http)
-            say(f"updated {number}")
+            print_line(f"updated {number}")
         sys.stdin.buffer.read()
     del store
 

@@ -51,5 +51,5 @@ async def send(vllm_folder: Path, arguments: list[str], library: str) -> None:
     environ = {**ours, "VLLM_NCCL_SO_PATH": library, "VLLM_NO_USAGE_STATS": "1"}
     command = (str(vllm_folder / "bin" / "python"), str(SCRIPT), *arguments)
     trainer = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, env=environ)
-    _, said = await trainer.communicate()
-    assert trainer.returncode == 0, said.decode()[-4000:]
+    _, errors = await trainer.communicate()
+    assert trainer.returncode == 0, errors.decode()[-4000:]

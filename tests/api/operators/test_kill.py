@@ -1,4 +1,4 @@
-"""`POST /workers/{id}/kill`: an operator ends the process of one of this server's own engines, and nobody else does."""
+"""`POST /workers/{id}/kill`: an operator ends the process of one of this server's own engines, and no client can."""
 
 from typing import Any
 

@@ -12,9 +12,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize(
     ("query", "mode"), [("", "abort"), ("?mode=wait", "wait"), ("?mode=keep&clear_cache=false", "keep")]
 )
-async def test_a_pause_has_the_mode_that_is_asked_for(
-    trained: Served, control: NotedControl, query: str, mode: str
-) -> None:
+async def test_a_pause_has_the_requested_mode(trained: Served, control: NotedControl, query: str, mode: str) -> None:
     assert (await trained.http.post(f"/pause{query}")).json() == {"status": "paused"}
     assert control.calls == [PauseMode(mode)]
     assert (await trained.http.get("/is_paused")).json() == {"is_paused": True}
@@ -39,7 +37,7 @@ async def test_an_unknown_mode_is_refused(trained: Served, control: NotedControl
     assert not control.paused
 
 
-def asked(path: str, *, token_ids: bool, stream: bool) -> dict[str, object]:
+def body_for(path: str, *, token_ids: bool, stream: bool) -> dict[str, object]:
     fields: dict[str, object] = {"n": 2, "max_tokens": 5, "ignore_eos": True}
     fields = {"sampling_params": fields} if path == "/inference/v1/generate" else fields
     return {**ROUTES[path], **fields, "return_token_ids": token_ids, "stream": stream}
@@ -47,35 +45,39 @@ def asked(path: str, *, token_ids: bool, stream: bool) -> dict[str, object]:
 
 @every_route
 @streamed_or_not
-async def test_an_answer_with_token_ids_tells_which_weights_wrote_them(serve: Serving, path: str, stream: bool) -> None:
+async def test_an_answer_with_token_ids_reports_which_weights_generated_them(
+    serve: Serving, path: str, stream: bool
+) -> None:
     served = await serve()
     served.engine.new_weights = {2: "7"}
-    answer = await served.http.post(path, json=asked(path, token_ids=True, stream=stream))
+    answer = await served.http.post(path, json=body_for(path, token_ids=True, stream=stream))
     pieces = chunks(answer) if stream else [answer.json()]
-    told = {
+    versions = {
         choice["index"]: choice["weight_versions"]
         for piece in pieces
         for choice in piece["choices"]
         if choice["finish_reason"] is not None
     }
     spans = [{"version": "0", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 5}]
-    assert told == {0: spans, 1: spans}
+    assert versions == {0: spans, 1: spans}
     assert answer.text.count('"weight_versions"') == 2
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @streamed_or_not
-async def test_an_answer_of_the_first_weights_or_without_token_ids_tells_no_versions(
+async def test_an_answer_of_the_first_weights_or_without_token_ids_has_no_versions(
     serve: Serving, path: str, stream: bool
 ) -> None:
     served = await serve()
-    assert "weight_versions" not in (await served.http.post(path, json=asked(path, token_ids=True, stream=stream))).text
+    assert (
+        "weight_versions" not in (await served.http.post(path, json=body_for(path, token_ids=True, stream=stream))).text
+    )
     served.engine.new_weights = {2: "7"}
-    plain = await served.http.post(path, json=asked(path, token_ids=False, stream=stream))
+    plain = await served.http.post(path, json=body_for(path, token_ids=False, stream=stream))
     assert (plain.status_code, "weight_versions" in plain.text) == (200, False)
 
 
-async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
+async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
         assert coded(await closed.http.post("/pause")) == (404, code)
@@ -83,9 +85,7 @@ async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(s
         assert coded(await closed.http.get("/weight_info")) == (404, code)
 
 
-async def test_prefix_caches_are_emptied_with_or_without_groups_under_way(
-    trained: Served, control: NotedControl
-) -> None:
+async def test_prefix_caches_are_emptied_with_or_without_running_groups(trained: Served, control: NotedControl) -> None:
     for query in ("", "?reset_running_requests=true", "?reset_external=true"):
         assert (await trained.http.post(f"/reset_prefix_cache{query}")).json() == {"success": True}
     assert (await trained.http.get("/flush_cache")).text == "Cache flushed.\n", "SGLang's name"

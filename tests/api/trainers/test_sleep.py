@@ -27,7 +27,7 @@ async def served(serve: Serving, control: NotedControl) -> Served:
     ("query", "level", "mode"),
     [("", 1, "abort"), ("?level=0", 0, "abort"), ("?level=2&mode=keep", 2, "keep"), ("?mode=wait", 1, "wait")],
 )
-async def test_a_sleep_has_the_level_and_mode_that_are_asked_for(
+async def test_a_sleep_has_the_requested_level_and_mode(
     served: Served, sleep: NotedSleep, query: str, level: int, mode: str
 ) -> None:
     assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": False}
@@ -36,7 +36,7 @@ async def test_a_sleep_has_the_level_and_mode_that_are_asked_for(
     assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": True}
 
 
-async def test_all_wakes_or_what_the_tags_name(served: Served, sleep: NotedSleep) -> None:
+async def test_all_memory_wakes_or_only_that_of_the_tags(served: Served, sleep: NotedSleep) -> None:
     await served.http.post("/sleep")
     some = await served.http.post("/wake_up?tags=weights&tags=scheduling")
     assert some.json() == {"status": "sleeping", "tags": ["weights", "scheduling"]}
@@ -54,9 +54,7 @@ async def test_all_wakes_or_what_the_tags_name(served: Served, sleep: NotedSleep
         ("/wake_up?tags=weights&tags=all", "tags[1]"),
     ],
 )
-async def test_values_that_are_not_known_are_refused_by_name(
-    served: Served, sleep: NotedSleep, path: str, param: str
-) -> None:
+async def test_unknown_values_are_refused_by_name(served: Served, sleep: NotedSleep, path: str, param: str) -> None:
     assert named(await served.http.post(path)) == (400, param)
     assert sleep.calls == []
 
@@ -71,7 +69,7 @@ async def test_engines_that_cannot_sleep_refuse_the_level(
     assert named(await served.http.post("/sleep")) == (400, "level")
 
 
-async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
+async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
         for path in ("/sleep", "/wake_up"):

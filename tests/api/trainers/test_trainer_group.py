@@ -83,9 +83,9 @@ async def test_a_server_without_a_gpu_refuses_nccl_at_once(
     assert receiver.group is None
 
 
-async def test_a_group_is_joined_with_all_that_the_trainer_says(trained: Served, receiver: NotedReceiver) -> None:
+async def test_a_group_is_joined_with_all_that_the_trainer_sends(trained: Served, receiver: NotedReceiver) -> None:
     assert (await init(trained, **MEETING)).status_code == 200
-    vllm_s = TrainerGroup(
+    by_address = TrainerGroup(
         rank=1,
         world_size=2,
         master_address="10.0.0.1",
@@ -94,11 +94,11 @@ async def test_a_group_is_joined_with_all_that_the_trainer_says(trained: Served,
         buffer_bytes=2**30,
         num_buffers=2,
     )
-    assert receiver.group == vllm_s
+    assert receiver.group == by_address
     by_id = {"nccl_unique_id_b64": base64.b64encode(ID).decode(), "rank_offset": 2, "world_size": 3}
     assert (await init(trained, **by_id, packed_buffer_size_bytes=10, packed_num_buffers=3)).status_code == 200
-    theirs = TrainerGroup(rank=2, world_size=3, unique_id=ID, packed=False, buffer_bytes=10, num_buffers=3)
-    assert receiver.group == theirs
+    by_id_group = TrainerGroup(rank=2, world_size=3, unique_id=ID, packed=False, buffer_bytes=10, num_buffers=3)
+    assert receiver.group == by_id_group
     assert (await init(trained)).status_code == 200
     assert not receiver.joined, "over HTTP there is no group"
 
@@ -124,7 +124,7 @@ async def test_a_group_is_joined_with_all_that_the_trainer_says(trained: Served,
         ({"colour": 1}, "colour"),
     ],
 )
-async def test_a_group_that_cannot_be_is_refused_by_its_field(
+async def test_an_impossible_group_is_refused_by_its_field(
     trained: Served, receiver: NotedReceiver, info: dict[str, object], field: str
 ) -> None:
     assert named(await init(trained, **{**MEETING, **info})) == (400, f"init_info.{field}")
@@ -175,7 +175,7 @@ async def test_an_invalid_announcement_names_its_field_and_the_update_stays_open
     assert control.weights.tensors == ["a", "b"]
 
 
-async def test_what_a_trainer_fails_in_is_told_and_the_update_is_forgotten(
+async def test_the_fault_of_a_trainer_is_reported_and_the_update_is_forgotten(
     trained: Served, receiver: NotedReceiver, control: NotedControl
 ) -> None:
     receiver.fails = True

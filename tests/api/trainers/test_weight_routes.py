@@ -1,4 +1,4 @@
-"""The routes that bring new weights: what they pass on, in one request or in pieces, and what they refuse by name."""
+"""The routes of new weights: what they pass on, from one request or several, and what they refuse by name."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -85,7 +85,7 @@ async def test_json_needs_no_content_type(trained: Served, control: NotedControl
         ([], 400, None),
     ],
 )
-async def test_an_update_that_cannot_be_is_refused_by_its_field(
+async def test_an_impossible_update_is_refused_by_its_field(
     trained: Served, control: NotedControl, body: object, status: int, param: str | None
 ) -> None:
     refused = await trained.http.post("/update_weights", json=body)
@@ -115,7 +115,7 @@ async def test_tensors_come_in_the_body_or_through_memory(trained: Served, contr
         pytest.param(b"\xff" * 100, "invalid_weights", id="no header"),
     ],
 )
-async def test_a_body_that_is_no_whole_file_is_refused_and_forgotten(
+async def test_a_body_that_is_not_a_complete_file_is_refused_and_forgotten(
     trained: Served, control: NotedControl, file: bytes, code: str
 ) -> None:
     assert coded(await put(trained, file)) == (400, code)
@@ -123,10 +123,10 @@ async def test_a_body_that_is_no_whole_file_is_refused_and_forgotten(
 
 
 async def test_a_body_without_a_length_or_without_memory_for_it_is_refused(trained: Served) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
+    async def chunked() -> AsyncIterator[bytes]:
         yield FILE
 
-    refused = await trained.http.post("/update_weights", content=pieces(), headers=BINARY)
+    refused = await trained.http.post("/update_weights", content=chunked(), headers=BINARY)
     assert coded(refused) == (400, "length_required")
     lines = f"content-type: application/octet-stream\r\ncontent-length: {available_bytes() * 2}"
     assert "413" in await answer_to(trained, lines)
@@ -152,8 +152,10 @@ async def test_a_trainer_that_dies_while_it_sends_leaves_nothing(trained: Served
     assert control.calls == []
 
 
-async def test_an_update_in_pieces_is_applied_when_it_is_finished(trained: Served, control: NotedControl) -> None:
-    """As vLLM's clients send it: names first, and the tensors meanwhile on another connection."""
+async def test_an_update_in_several_bodies_is_applied_when_it_is_finished(
+    trained: Served, control: NotedControl
+) -> None:
+    """vLLM's clients send names first, and then the tensors on another connection."""
     http = trained.http
     assert (await http.post("/init_weight_transfer_engine", json={"init_info": {}})).status_code == 200
     assert (await http.post("/start_weight_update", json={})).json() == {"message": "Weight update started"}
@@ -171,7 +173,7 @@ async def test_an_update_in_pieces_is_applied_when_it_is_finished(trained: Serve
     assert open_files() == 0
 
 
-async def test_pieces_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
+async def test_bodies_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     trained: Served, control: NotedControl
 ) -> None:
     http = trained.http
@@ -194,7 +196,9 @@ async def test_pieces_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     assert (control.calls, open_files()) == ([], 0)
 
 
-async def test_checksums_are_told_and_compared_and_a_reset_is_an_update(trained: Served, control: NotedControl) -> None:
+async def test_checksums_are_returned_and_compared_and_a_reset_is_an_update(
+    trained: Served, control: NotedControl
+) -> None:
     async def check(**body: object) -> httpx.Response:
         return await trained.http.post("/weight_checker", json=body)
 
@@ -207,13 +211,13 @@ async def test_checksums_are_told_and_compared_and_a_reset_is_an_update(trained:
     assert control.calls == [("zeros", None)]
 
 
-async def test_a_version_can_be_given_another_name(trained: Served, control: NotedControl) -> None:
+async def test_a_version_can_be_renamed(trained: Served, control: NotedControl) -> None:
     answer = await trained.http.post("/update_weight_version", json={"new_version": "base"})
     assert answer.json() == {"success": True, "new_version": "base"}
     assert control.weights.version == "base"
 
 
-async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
+async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
         assert coded(await closed.http.post("/update_weights", json={"weight_dir": "/new"})) == (404, code)

@@ -1,4 +1,4 @@
-"""Bodies that a gateway may not send: each is refused with a reason, and its ticket is given back."""
+"""Bodies that a gateway may not send: each is refused with a reason, and its ticket is released."""
 
 import asyncio
 from collections.abc import Mapping
@@ -99,8 +99,8 @@ async def test_every_declared_range_is_checked(refusing: Served, name: str) -> N
     field = SAMPLING_FIELDS[name]
     assert field.low is not None and field.high is not None
     for value in (field.low - 1, field.high + 1, *([field.low] if field.above_low else [])):
-        told: object = {5: value} if name == "logit_bias" else value
-        body = {**msgspec.to_builtins(group()), "sampling": {"max_tokens": 9, name: told}}
+        field_value: object = {5: value} if name == "logit_bias" else value
+        body = {**msgspec.to_builtins(group()), "sampling": {"max_tokens": 9, name: field_value}}
         response = await post(refusing, "/engine/generate", body)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, name)
@@ -112,20 +112,20 @@ def granted(served: Served, prompt: tuple[int, ...] = (5, 6, 7)) -> Ticket:
 
 
 @pytest.mark.parametrize("why", ["draining", "open already", "bad field", "another prompt", "takes none"])
-async def test_a_group_that_is_refused_gives_its_ticket_back(serve: Serving, why: str) -> None:
+async def test_the_ticket_of_a_refused_group_is_released(serve: Serving, why: str) -> None:
     served = await serve(engine=WatchedEngine(role=Role.BOTH if why == "takes none" else Role.DECODE, gated=True))
     ticket = granted(served, (5, 6, 8) if why == "another prompt" else (5, 6, 7))
-    wanted = group(ticket=ticket)
+    body = group(ticket=ticket)
     opened = None
     if why == "open already":
         opened = await served.engine.begun(post(served, "/engine/generate", group()))
     if why == "draining":
         served.service.start_drain()
     if why == "bad field":
-        wanted = replace(wanted, priority=2**63)
+        body = replace(body, priority=2**63)
     if why == "another prompt":
-        wanted = replace(wanted, prompt=(5, 7, 6))
-    assert (await post(served, "/engine/generate", wanted)).status_code in (400, 503)
+        body = replace(body, prompt=(5, 7, 6))
+    assert (await post(served, "/engine/generate", body)).status_code in (400, 503)
     assert served.engine.released == [ticket]
     if opened is not None:
         opened.cancel()
@@ -133,7 +133,7 @@ async def test_a_group_that_is_refused_gives_its_ticket_back(serve: Serving, why
         await served.until_empty()
 
 
-async def test_an_impossible_ticket_is_not_even_given_back(serve: Serving) -> None:
+async def test_an_impossible_ticket_is_not_even_released(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(role=Role.DECODE))
     ticket = replace(granted(served), remote_host="elsewhere.test")
     for path, body in (("/engine/generate", group(ticket=ticket)), ("/engine/release", ticket)):

@@ -1,8 +1,9 @@
-"""The parent of an engine, which a test may keep busy, stop and kill.
+"""The parent of an engine, which a test can keep busy, stop and kill.
 
-It reads the engine's settings, and says the engine's pid once nothing of the pipes is left on the disk. Told `busy`, it
-keeps its loop from running for longer than an engine may be silent; told anything, it asks the engine for its figures
-and lets a watcher look at it. It says whether the engine has died each time, and when its standard input ends.
+It reads the engine's settings, and prints the engine's pid as soon as nothing of the pipes is left on disk. The line
+`busy` on its standard input blocks its event loop for longer than the silence that is allowed to an engine. After every
+line it reads the engine's figures, lets the liveness check run, and prints if the engine has died. At the end of its
+standard input it closes the engine and prints that once more.
 """
 
 import asyncio
@@ -23,15 +24,15 @@ from tests.forked import ForkedForkingProcess
 async def be_parent(config: EngineConfig, spawn: Spawn) -> None:
     native = await NativeEngine.start(config, spawn=spawn)
     await asyncio.to_thread(wait_until_connected)
-    say(str(native.info.pid))
+    print_line(str(native.info.pid))
     while order := await asyncio.to_thread(sys.stdin.readline):
         if order == "busy\n":
             time.sleep(1.5 * config.heartbeat_timeout_s)  # noqa: ASYNC251  nothing of this process goes on
         await native.stats()
         await asyncio.sleep(0.6 * config.heartbeat_timeout_s)
-        say(str(native.died.is_set()))
+        print_line(str(native.died.is_set()))
     await native.close()
-    say(str(native.died.is_set()))
+    print_line(str(native.died.is_set()))
 
 
 def wait_until_connected() -> None:
@@ -39,7 +40,7 @@ def wait_until_connected() -> None:
         time.sleep(0.05)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

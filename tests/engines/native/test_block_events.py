@@ -46,7 +46,7 @@ class Follower:
 
 
 async def serve(engine: NativeEngine, request: GenerateRequest) -> int:
-    """Runs a request, and returns how many of its prompt tokens were cached."""
+    """Runs a request, and returns the number of its prompt tokens that were cached."""
     found = [delta.prompt.cached_tokens async for delta in engine.generate(request) if delta.prompt]
     return found[0]
 

@@ -83,7 +83,7 @@ class Wired:
         assert not self._thread.is_alive()
 
     def close(self) -> None:
-        if self._thread.is_alive():  # otherwise nobody would receive it, and the socket would wait
+        if self._thread.is_alive():  # otherwise the message has no receiver, and the socket would wait
             self.send(Close())
         self.join()
         self._commands.close(linger=0)

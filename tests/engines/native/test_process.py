@@ -1,4 +1,4 @@
-"""The engine process behind its pipes, with real sockets and a tiny model, and all the ways in which it may end."""
+"""The engine process at the end of its pipes, with real sockets and a tiny model, and all ways in which it can end."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def engine(folder: Path, spawn: Spawn, **changes: object) -> AsyncIterator[NativeEngine]:
-    """Starts an engine, closes it whatever happens, and checks that nothing of it is left."""
+    """Starts an engine, closes it in any case, and checks that nothing of it is left."""
     before = pipe_folders()
     started = await NativeEngine.start(engine_config(folder, **changes), spawn=spawn)
     try:
@@ -96,7 +96,7 @@ def add(tokens: dict[int, list[int]], delta: GroupDelta) -> None:
 
 
 async def idle(native: NativeEngine) -> bool:
-    """Returns True if nothing is held; the engine runs its own checks."""
+    """Returns True if no blocks are held. The engine runs its own checks."""
     stats = await native.stats(check=True)
     return stats.blocks_used == stats.groups_running == stats.groups_waiting == stats.choices_waiting == 0
 
@@ -122,7 +122,7 @@ async def test_a_closed_stream_frees_its_group_at_once(native: NativeEngine) -> 
         await anext(stream)
 
 
-async def test_a_stopped_choice_ends_and_its_siblings_go_on(native: NativeEngine, tiny: Tiny) -> None:
+async def test_a_stopped_choice_ends_and_its_siblings_continue(native: NativeEngine, tiny: Tiny) -> None:
     request = group("g", prompt_of(20), n=3, seed=4, max_tokens=200)
     expected = run(make_core(tiny("llama")), [request])["g"].tokens
     stream, tokens = native.generate(request), {0: list[int](), 1: [], 2: []}
@@ -138,7 +138,7 @@ async def test_a_stopped_choice_ends_and_its_siblings_go_on(native: NativeEngine
 async def test_a_stop_string_ends_a_text_inside_a_step_of_several_tokens(
     native: NativeEngine, tiny: Tiny, forking: ForkingProcess
 ) -> None:
-    """With few letters an answer repeats itself, so drafts are right."""
+    """With few letters an answer repeats itself, so draft tokens are accepted."""
     request = group("g", prompt_of(20), seed=4, max_tokens=90, temperature=0.3, allowed_token_ids=ids_of("abc"))
     before = (await native.stats()).accepted_tokens
     steps = [delta.choices[0].token_ids async for delta in native.generate(request)]
@@ -155,7 +155,7 @@ async def test_a_stop_string_ends_a_text_inside_a_step_of_several_tokens(
 
 
 def newest_string(text: str) -> str:
-    """Returns the shortest string at the end of a text that stands nowhere else in it."""
+    """Returns the shortest string at the end of a text that occurs nowhere else in it."""
     begins = (begin for begin in range(len(text) - 1, -1, -1) if text.find(text[begin:]) == begin)
     return text[next(begins) :]
 
@@ -227,18 +227,19 @@ async def test_an_engine_whose_close_is_cancelled_is_killed(tiny: Tiny, forking:
 
 
 async def test_an_engine_whose_start_is_cancelled_before_it_reads_anything_is_ended(tiny: Tiny) -> None:
-    """It was waited for while it imported, with its launch too long for the pipe, and then belonged to nobody."""
+    """The bug: the start waited while the process imported, as its launch was too long for the pipe, and then the
+    process had no owner."""
     long = "x" * 2**20
     before = psutil.Process().children()
     starting = asyncio.create_task(NativeEngine.start(engine_config(tiny("llama"), model_name=long)))
-    while not (begun := [child for child in psutil.Process().children() if child not in before]):  # noqa: ASYNC110
+    while not (started := [child for child in psutil.Process().children() if child not in before]):  # noqa: ASYNC110
         await asyncio.sleep(0)
-    for _ in range(10):  # the process is there: what is left of its start is to hand over the launch
+    for _ in range(10):  # the process exists: the rest of its start is to send the launch
         await asyncio.sleep(0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert not any(child.is_running() for child in begun)
+    assert not any(child.is_running() for child in started)
 
 
 async def test_an_engine_whose_pipes_cannot_be_made_leaves_nothing(
@@ -282,7 +283,7 @@ async def test_an_engine_dies_with_its_parent_and_leaves_no_file(tiny: Tiny, for
 
 
 def test_an_engine_whose_parent_dies_before_it_is_connected_leaves_no_file(tiny: Tiny, tmp_path: Path) -> None:
-    """The parent has sent its order to start, but does not listen at the pipes."""
+    """The parent has started the engine, but does not listen at the pipes."""
     pipes = tmp_path / "pipes"
     pipes.mkdir()
     launch = msgspec.json.encode(Launch(engine_config(tiny("llama")), str(pipes))) + b"\n"
@@ -291,10 +292,10 @@ def test_an_engine_whose_parent_dies_before_it_is_connected_leaves_no_file(tiny:
     assert not pipes.exists()
 
 
-async def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
+async def test_an_engine_that_cannot_start_reports_why_and_leaves_nothing(
     tiny: Tiny, forking: ForkingProcess, tmp_path: Path
 ) -> None:
-    """There is one reason of each class here; `test_build` tests the others without a process."""
+    """Tests one reason of each class. `test_build` tests the others without a process."""
     before = pipe_folders()
     other = tmp_path / "other"
     other.mkdir()
@@ -311,7 +312,7 @@ async def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
 
 
 class EndsAsItSpeaks(asyncio.subprocess.Process):
-    """Its end is known before its last words are here."""
+    """A process whose end is known before its last event arrives."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -328,7 +329,7 @@ class EndsAsItSpeaks(asyncio.subprocess.Process):
         return self.returncode
 
 
-async def test_last_words_that_come_after_the_end_of_their_process_are_heard(tiny: Tiny) -> None:
+async def test_an_event_that_comes_after_the_end_of_its_process_counts(tiny: Tiny) -> None:
     """On a busy machine the server ended with another exit code, and did not say why."""
 
     async def spawn(launch: Launch) -> EndsAsItSpeaks:
@@ -338,7 +339,7 @@ async def test_last_words_that_come_after_the_end_of_their_process_are_heard(tin
         await NativeEngine.start(engine_config(tiny("llama")), spawn=spawn)
 
 
-def test_the_environment_of_an_engine_yields_to_what_the_user_set() -> None:
+def test_the_users_variables_replace_those_of_an_engines_environment() -> None:
     assert engine_environ({"HOME": "/x"}) == {"HOME": "/x", "GOMP_SPINCOUNT": "1000", "MALLOC_ARENA_MAX": "1"}
     own = {"GOMP_SPINCOUNT": "7", "MALLOC_ARENA_MAX": "4"}
     assert engine_environ(own) == own

@@ -63,7 +63,7 @@ async def in_one_step(folder: Path, spawn: Spawn, **changes: object) -> AsyncIte
         yield native
 
 
-async def test_groups_and_questions_of_a_stopped_engine_end_and_it_is_killed(
+async def test_groups_and_orders_of_a_stopped_engine_end_and_it_is_killed(
     tiny: Tiny, forking: ForkingProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=SILENCE_S, role=Role.PREFILL) as native:
@@ -89,7 +89,7 @@ async def test_groups_and_questions_of_a_stopped_engine_end_and_it_is_killed(
         assert str(native.info.pid) in record.getMessage()
 
 
-async def test_an_engine_that_goes_on_in_time_is_not_killed(tiny: Tiny, forking: ForkingProcess) -> None:
+async def test_an_engine_that_continues_in_time_is_not_killed(tiny: Tiny, forking: ForkingProcess) -> None:
     async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=60.0) as native:
         answer = asyncio.ensure_future(tokens_of(native, group("g", prompt_of(20), n=2, max_tokens=400)))
         stop(native)

@@ -1,5 +1,5 @@
-"""An engine that sleeps gives its memory back, and writes afterwards what it would have written; one whose prefix cache
-is emptied finds nothing there, and its groups do not notice."""
+"""An engine that sleeps releases its memory, and generates afterwards what it would have generated without the sleep.
+An engine whose prefix cache is emptied finds nothing there, and its groups do not notice."""
 
 import ctypes
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def sleeper_of(core: EngineCore, parts: Parts) -> Sleeper:
 
 
 def begun(core: EngineCore) -> dict[str, Outcome]:
-    """Lets one group write some tokens; another one of the same prompt waits."""
+    """Lets one group generate some tokens while another group of the same prompt waits."""
     outcomes = {name: Outcome() for name in ("begun", "waiting")}
     core.submit(group("begun", PROMPT, n=N, seed=50, max_tokens=40, logprobs=1))
     for _ in range(STEPS):
@@ -55,7 +55,7 @@ def same(outcomes: dict[str, Outcome], expected: dict[str, Outcome]) -> bool:
 
 
 def wake_whole(core: EngineCore, parts: Parts, sleeper: Sleeper) -> None:
-    """Wakes an engine that has given back all."""
+    """Wakes an engine that has released all its memory."""
     first = parts.weights.prepare(CheckpointKind.START)
     core.update(parts.weights.applied(first, core.info, version=FIRST_VERSION), first.staged.apply)
     sleeper.wake()
@@ -64,7 +64,7 @@ def wake_whole(core: EngineCore, parts: Parts, sleeper: Sleeper) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("weights", [False, True], ids=["level 1", "level 2"])
-def test_groups_that_were_kept_go_on_after_the_sleep_as_if_nothing_had_been(
+def test_kept_groups_continue_after_the_sleep_as_if_nothing_had_happened(
     weights: bool, numbers: dict[str, Any], tiny: Callable[[str], Path]
 ) -> None:
     expected = undisturbed(built(tiny("llama"), numbers))
@@ -87,8 +87,8 @@ def test_groups_that_were_kept_go_on_after_the_sleep_as_if_nothing_had_been(
 
 
 @pytest.mark.slow
-def test_the_memory_of_kv_and_weights_is_given_back(tiny: Callable[[str], Path]) -> None:
-    """What is given back is full of zeros when it is next read."""
+def test_the_memory_of_kv_and_weights_is_released(tiny: Callable[[str], Path]) -> None:
+    """Released memory is full of zeros when it is next read."""
     parts = built(tiny("llama"), {"dtype": "float32", "kernels": "torch"})
     core = core_of(parts)
     run(core, [group("warm", PROMPT)])
@@ -100,7 +100,7 @@ def test_the_memory_of_kv_and_weights_is_given_back(tiny: Callable[[str], Path])
     assert not middle.any()
 
 
-def test_only_whole_pages_are_given_back_and_their_neighbours_stay() -> None:
+def test_only_complete_pages_are_released_and_their_neighbours_stay() -> None:
     page = 4096
     memory = torch.ones(8 * page, dtype=torch.uint8)
     begin = -memory.data_ptr() % page
@@ -112,9 +112,7 @@ def test_only_whole_pages_are_given_back_and_their_neighbours_stay() -> None:
 
 
 @pytest.mark.slow
-def test_weights_that_a_trainer_brings_take_the_place_of_those_that_sleep(
-    tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_trainers_weights_take_the_place_of_sleeping_weights(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     other = save_tiny_model("llama", tmp_path / "other", seed=4)
     parts = built(tiny("llama"), {"dtype": "float32"})
     core = core_of(parts)
@@ -155,7 +153,7 @@ def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True])
-def test_an_emptied_prefix_cache_finds_nothing_and_groups_under_way_do_not_notice(
+def test_an_emptied_prefix_cache_finds_nothing_and_running_groups_do_not_notice(
     anew: bool, tiny: Callable[[str], Path]
 ) -> None:
     expected = undisturbed(built(tiny("llama"), {"dtype": "float32"}))
@@ -215,7 +213,7 @@ def test_a_group_whose_pull_is_open_computes_its_prompt_after_the_sleep(pair: Pa
 
 
 @pytest.mark.slow
-def test_memory_stays_while_a_worker_that_hangs_may_write_into_it(pair: Pair) -> None:
+def test_memory_stays_while_a_worker_that_hangs_could_write_into_it(pair: Pair) -> None:
     request = group("g", prompt_of(100), n=3, seed=5)
     pair.hand_over(request)
     pair.step_d()

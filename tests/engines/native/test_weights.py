@@ -1,5 +1,5 @@
-"""An engine with new weights writes what one that was started with them writes, whatever it was doing and whatever is
-in its cache. New weights that cannot be used leave it as it was."""
+"""An engine with new weights generates the same as an engine that was started with them, whatever it was doing and
+whatever is in its cache. New weights that cannot be used leave it as it was."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns the folder of a family's tiny model with other weights than that of `tiny`."""
+    """Returns the folder of a family's tiny model with other weights than the model of `tiny`."""
     folders: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
@@ -87,10 +87,10 @@ def drive(core: EngineCore, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
         ),
     ],
 )
-def test_groups_go_on_under_new_weights_as_in_an_engine_that_was_started_with_them(
+def test_groups_continue_with_new_weights_as_in_an_engine_started_with_them(
     family: str, numbers: dict[str, Any], tiny: Callable[[str], Path], other: Callable[[str], Path]
 ) -> None:
-    """The prompt is in the prefix cache; one group writes, one waits for its prompt, and one has not been seen."""
+    """The prompt is in the prefix cache; one group generates, one waits for its prompt, and one comes afterwards."""
     parts = built(tiny(family), numbers)
     core = core_of(parts)
     run(core, [group("warm", PROMPT, seed=90)])
@@ -161,7 +161,7 @@ def saved(folder: Path, tensors: Tensors) -> Path:
 
 
 def with_config(folder: Path, model: Path, tensors: Tensors) -> Path:
-    """Writes a whole model: the configuration of another one, and these weights."""
+    """Writes a complete model: the configuration of another model, and these weights."""
     saved(folder, tensors)
     (folder / "config.json").write_bytes((model / "config.json").read_bytes())
     return folder
@@ -215,7 +215,7 @@ def bad_tensors(old: Tensors) -> dict[str, tuple[Tensors, str]]:
 @pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize("fault", ["unknown", "shape", "dtype", "none", "truncated", "missing shard", "no folder"])
-def test_weights_that_cannot_be_used_are_refused_by_name_and_the_old_ones_serve_on(
+def test_unusable_weights_are_refused_by_name_and_the_old_ones_still_serve(
     fault: str, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
     old = load_file(tiny("llama") / FILE)
@@ -265,23 +265,23 @@ def test_tickets_for_kv_of_other_weights_are_not_used_and_their_leases_end(
 ) -> None:
     """First the prefill core has new weights and the decode core has not, then both have: the ticket is older."""
     pair = Pair(tiny("llama"))
-    asked = [group(f"{number}", prompt_of(50, number), n=2, seed=number) for number in range(4)]
-    pair.hand_over(asked[0])
+    groups = [group(f"{number}", prompt_of(50, number), n=2, seed=number) for number in range(4)]
+    pair.hand_over(groups[0])
     pair.finish()
-    older = pair.prefill(asked[1])
+    older = pair.prefill(groups[1])
     renew(pair.p, pair.parts["P"], other("llama"))
-    pair.hand_over(asked[2])
+    pair.hand_over(groups[2])
     pair.finish()
-    pair.check_same(asked[0], asked[2])
+    pair.check_same(groups[0], groups[2])
     assert pair.d.counters.transfer_failures == {FailureKind.WEIGHTS: 1}
     renew(pair.d, pair.parts["D"], other("llama"))
-    pair.submit(with_ticket(asked[1], older))
+    pair.submit(with_ticket(groups[1], older))
     pair.finish()
     assert pair.d.counters.transfer_failures == {FailureKind.WEIGHTS: 2}
-    pair.hand_over(asked[3])
+    pair.hand_over(groups[3])
     pair.finish()
     assert pair.d.counters.transfers == 2
-    expected = alone(other("llama"), asked[1], asked[3])
+    expected = alone(other("llama"), groups[1], groups[3])
     assert tokens(pair.outcomes, ["1", "3"]) == expected
     pair.settle_p()
     assert pair.p.stats().blocks_used == pair.d.stats().blocks_used == 0

@@ -1,4 +1,4 @@
-"""New weights for an engine in a process of its own: it is held, gets them, and goes on."""
+"""New weights for an engine in its own process: it is held, gets them, and continues."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROMPT = prompt_of(60, 3)
 MANY_TOKENS = 400
-"""An engine writes them in a third of a second, so it is held in time on a busy machine too."""
+"""An engine generates them in a third of a second, so it is held in time on a busy machine too."""
 HELD_AFTER, READ_AFTER = 5, 50
-"""Number of deltas after which the engine is held, and of those that are read when it goes on."""
+"""Number of deltas before the engine is held, and number of deltas that are read after it continues."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def engine(tiny: Callable[[str], Path], forking: ForkingProcess) -> AsyncI
         await started.close()
 
 
-def asked(*, written: dict[int, list[int]] | None = None, max_tokens: int = MANY_TOKENS) -> GenerateRequest:
+def long_group(*, written: dict[int, list[int]] | None = None, max_tokens: int = MANY_TOKENS) -> GenerateRequest:
     starts = None if written is None else [ChoiceStart(i, 7 + i, tuple(tokens)) for i, tokens in written.items()]
     return group("asked", PROMPT, n=4, seed=7, starts=starts, max_tokens=max_tokens)
 
@@ -50,8 +50,8 @@ def add(deltas: list[GroupDelta], to: dict[int, list[int]]) -> None:
             to.setdefault(choice.index, []).extend(choice.token_ids)
 
 
-async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, other: Path) -> None:
-    stream = engine.generate(asked())
+async def test_a_held_group_continues_with_new_weights(engine: NativeEngine, other: Path) -> None:
+    stream = engine.generate(long_group())
     old: dict[int, list[int]] = {}
     new: dict[int, list[int]] = {}
     add([await anext(stream) for _ in range(HELD_AFTER)], old)
@@ -59,7 +59,7 @@ async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, othe
     held = await engine.stats()
     assert held.choices_running == 4
     prepared = await engine.send(PrepareWeights.of(Checkpoint.of(other)))
-    while sum(map(len, old.values())) < held.generated_tokens:  # what it wrote before it was held
+    while sum(map(len, old.values())) < held.generated_tokens:  # its output tokens from before it was held
         add([await anext(stream)], old)
     assert (await engine.stats()).generated_tokens == held.generated_tokens
     await engine.send(ApplyWeights("1"))
@@ -68,7 +68,7 @@ async def test_a_held_group_goes_on_under_new_weights(engine: NativeEngine, othe
     add([await anext(stream) for _ in range(READ_AFTER)], new)
     await stream.aclose()
     most = max(len(old[index] + new[index]) for index in new)
-    expected = run(make_core(other), [asked(written=old, max_tokens=most)])["asked"].tokens
+    expected = run(make_core(other), [long_group(written=old, max_tokens=most)])["asked"].tokens
     assert new == {index: tokens[: len(new[index])] for index, tokens in expected.items()}
 
 

@@ -1,4 +1,4 @@
-"""Workers that are servers: our own API over a scripted engine, on real sockets."""
+"""Workers that are servers: Motet's API over a scripted engine, on real sockets."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

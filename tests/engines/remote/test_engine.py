@@ -1,4 +1,4 @@
-"""A server as an engine: the wire brings what the engine behind it gives, and nothing is left behind."""
+"""A server as an engine: the client gets the deltas of the server's engine, and nothing is left over."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ from motet.types import (
     Thinking,
 )
 from tests.api.serving import Served, Serving, WatchedEngine
-from tests.engines.remote.worker import SAMPLING, TellingEngine, counting, deltas_of, endless, engine_at, group
+from tests.engines.remote.worker import SAMPLING, ReportingEngine, counting, deltas_of, endless, engine_at, group
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +76,7 @@ async def test_deltas_arrive_as_the_engine_gives_them(serve: Serving, n: int, sa
     assert served.engine.requests == [request]
 
 
-async def test_resumed_choices_go_on_where_they_were(serve: Serving) -> None:
+async def test_resumed_choices_continue_where_they_were(serve: Serving) -> None:
     served = await serve(counting)
     choices = (ChoiceStart(7, 2**64 - 1, (17, 18)), ChoiceStart(2, 5, ()), ChoiceStart(4, 9, (14, 15, 16, 17)))
     request = group(choices=choices)
@@ -94,7 +94,7 @@ async def test_many_groups_at_once_are_kept_apart(serve: Serving) -> None:
     assert answers == [await deltas_of(FakeEngine(counting), request) for request in requests]
 
 
-async def test_a_group_is_submitted_before_anybody_reads_it(serve: Serving) -> None:
+async def test_a_group_is_submitted_before_it_is_read(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(endless, gated=True))
     async with engine_at(served.url) as engine:
         stream = engine.generate(group())
@@ -104,7 +104,7 @@ async def test_a_group_is_submitted_before_anybody_reads_it(serve: Serving) -> N
 
 
 @pytest.mark.parametrize(
-    ("error", "seen"),
+    ("error", "received"),
     [
         (ContextLengthError("too long", param="prompt"), ContextLengthError),
         (RequestError("no", param="n", code="odd"), RequestError),
@@ -120,7 +120,7 @@ async def test_a_group_is_submitted_before_anybody_reads_it(serve: Serving) -> N
 )
 @pytest.mark.parametrize("step", [0, 2])
 async def test_an_error_of_the_engine_comes_after_the_deltas_before_it(
-    serve: Serving, error: MotetError, seen: type[MotetError], step: int
+    serve: Serving, error: MotetError, received: type[MotetError], step: int
 ) -> None:
     served = await serve(engine=WatchedEngine(counting, fail_after={step: error}))
     async with engine_at(served.url) as engine:
@@ -130,21 +130,21 @@ async def test_an_error_of_the_engine_comes_after_the_deltas_before_it(
             assert await anext(stream) == await anext(expected)
         with pytest.raises(MotetError, match=error.message) as caught:
             await anext(stream)
-    assert type(caught.value) is seen
-    if seen is type(error):
+    assert type(caught.value) is received
+    if received is type(error):
         assert vars(caught.value) == vars(error)
     await served.until_empty()
 
 
-async def test_a_stopped_choice_ends_on_the_server_and_the_others_go_on(serve: Serving) -> None:
-    far = TellingEngine(gated=True)
-    served = await serve(engine=far)
+async def test_a_stopped_choice_ends_on_the_server_and_the_others_continue(serve: Serving) -> None:
+    server_engine = ReportingEngine(gated=True)
+    served = await serve(engine=server_engine)
     async with engine_at(served.url) as engine:
         stream = engine.generate(group(n=3, sampling=SamplingParams(max_tokens=4)))
         served.engine.steps.release()
         assert [choice.index for choice in (await anext(stream)).choices] == [0, 1, 2]
         await engine.stop_choice(group().request_id, 1)
-        await far.stopped.wait()
+        await server_engine.stopped.wait()
         for _ in range(9):
             served.engine.steps.release()
         assert [[choice.index for choice in delta.choices] async for delta in stream] == [[0, 2]] * 3
@@ -195,7 +195,7 @@ async def test_closing_a_stream_before_it_was_sent_opens_nothing(served: Served)
     assert [request.request_id for request in served.engine.requests] == ["other"]
 
 
-async def test_a_reader_that_was_cancelled_can_read_on(serve: Serving) -> None:
+async def test_a_reader_that_was_cancelled_can_continue_to_read(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(counting, gated=True))
     async with engine_at(served.url) as engine:
         stream = engine.generate(group())
@@ -211,15 +211,15 @@ async def test_a_reader_that_was_cancelled_can_read_on(serve: Serving) -> None:
 
 @pytest.mark.slow
 async def test_a_slow_reader_does_not_hold_up_others_or_fill_memory(serve: Serving) -> None:
-    """The server may send only as much ahead as its outbox and the sockets hold."""
+    """The server can send only as much ahead as its outbox and the sockets hold."""
     sampling = SamplingParams(max_tokens=3000, logprobs=20)
     served = await serve(endless)
     async with engine_at(served.url) as engine:
         slow = engine.generate(group("slow", n=64, sampling=sampling))
         await anext(slow)
         assert len(await deltas_of(engine, group("quick", n=2, sampling=SamplingParams(max_tokens=500)))) == 500
-        far = served.engine.open[group("slow").request_id]
-        assert far.step < 1000
+        server_engine = served.engine.open[group("slow").request_id]
+        assert server_engine.step < 1000
         await slow.aclose()
         await served.until_empty()
 

@@ -1,4 +1,4 @@
-"""Workers that break off, hang or send nonsense, played over raw sockets: each leads to the error that says so."""
+"""Fake workers on raw sockets that break off, hang or send nonsense: each leads to the error that describes it."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ async def first_then_error(sent: bytes) -> MotetError:
             await anext(stream)
         except MotetError as error:
             return error
-    raise AssertionError("it went on")
+    raise AssertionError("the stream did not end")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_the_next_group_uses_the_connection_of_an_answer_that_was_read_to_
     assert all(f"x-motet-engine-protocol: {PROTOCOL}".encode() in head.lower() for head in heads)
 
 
-async def test_an_address_where_nobody_listens_means_a_dead_worker() -> None:
+async def test_an_address_without_a_listener_means_a_dead_worker() -> None:
     listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     listener.close()
@@ -128,7 +128,7 @@ async def test_an_address_where_nobody_listens_means_a_dead_worker() -> None:
 
 
 async def test_a_client_that_was_closed_too_early_raises() -> None:
-    """This mistake in our code must not look like a dead worker, nor be waited for."""
+    """Such a mistake in Motet must not look like a dead worker, nor be waited for."""
     client = server_client()
     engine = RemoteEngine(EngineServer("http://127.0.0.1:1", client), REPORT)
     await client.close()
@@ -139,7 +139,7 @@ async def test_a_client_that_was_closed_too_early_raises() -> None:
 
 @pytest.mark.parametrize("url", ["no url", "http://a..b:8000", f"http://{'x' * 64}:8000"])
 async def test_an_invalid_url_does_not_mean_a_dead_worker(url: str) -> None:
-    """The bug: a host name that is not valid ended the whole gateway, also when an operator added the worker."""
+    """The bug: an invalid host name ended the gateway, also when an operator added the worker."""
     async with server_client() as client:
         with pytest.raises(EngineError, match="is not valid") as caught:
             await EngineServer(url, client).report()

@@ -23,7 +23,7 @@ from motet.types import Role
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.engines.remote.worker import (
     LAST_CHUNK,
-    TellingEngine,
+    ReportingEngine,
     asked,
     counting,
     deltas_of,
@@ -38,10 +38,10 @@ from tests.routing.scene import Hold
 pytestmark = pytest.mark.anyio
 
 
-async def cancel_prefill(engine: RemoteEngine, begun: asyncio.Event) -> None:
-    """Cancels a prefill as soon as the server has begun it."""
+async def cancel_prefill(engine: RemoteEngine, started: asyncio.Event) -> None:
+    """Cancels a prefill as soon as the server has started it."""
     prefilling = asyncio.ensure_future(engine.prefill(group()))
-    await begun.wait()
+    await started.wait()
     prefilling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await prefilling
@@ -66,7 +66,7 @@ async def test_lost_ends_groups_and_prefills_with_its_error(serve: Serving) -> N
         assert (await engine.server.report()).state is WorkerState.READY
 
 
-async def test_a_group_that_begins_after_lost_is_sent_as_usual(serve: Serving) -> None:
+async def test_a_group_that_starts_after_lost_is_sent_as_usual(serve: Serving) -> None:
     served = await serve(counting)
     async with engine_at(served.url) as engine:
         engine.lost(EngineSilentError("it hangs"))
@@ -91,7 +91,7 @@ async def test_close_ends_everything_and_sends_nothing_more(serve: Serving) -> N
         await served.until_empty()
 
 
-async def test_a_draining_server_refuses_groups_and_says_why(serve: Serving) -> None:
+async def test_a_draining_server_refuses_groups_with_its_reason(serve: Serving) -> None:
     served = await serve()
     async with engine_at(served.url) as engine:
         served.service.start_drain()
@@ -113,7 +113,7 @@ async def test_a_full_server_is_overloaded_and_not_dead(serve: Serving) -> None:
         await served.until_empty()
 
 
-async def test_a_refusal_has_the_servers_words(served: Served) -> None:
+async def test_a_refusal_has_the_servers_message(served: Served) -> None:
     async with engine_at(served.url) as engine:
         with pytest.raises(EngineError, match="answered 400: prompt holds token id 99999") as caught:
             await deltas_of(engine, group(prompt=(5, 99999)))
@@ -129,7 +129,7 @@ async def test_the_key_is_sent(serve: Serving) -> None:
             pass
 
 
-async def test_a_prefill_gives_a_ticket_and_release_ends_its_lease(serve: Serving) -> None:
+async def test_a_prefill_returns_a_ticket_and_release_ends_its_lease(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(role=Role.PREFILL))
     async with engine_at(served.url) as engine:
         ticket = await engine.prefill(group(n=8), readers=3)
@@ -148,7 +148,7 @@ async def test_a_cancelled_prefill_is_freed(serve: Serving) -> None:
         await served.until_empty()
 
 
-async def test_a_ticket_that_is_on_its_way_when_its_prefill_is_cancelled_is_given_back() -> None:
+async def test_a_ticket_on_its_way_when_its_prefill_is_cancelled_is_released() -> None:
     """The bug: its lease was left to expire. The calls have the client's request id."""
     traced: list[bool] = []
     begun, stopped, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -186,16 +186,16 @@ async def test_a_cancelled_prefill_ends_with_its_connection_if_the_server_does_n
         await ended.wait()
 
 
-async def test_the_ticket_of_a_group_that_was_closed_at_once_is_given_back(serve: Serving) -> None:
-    """It is not known whether the worker has read the request, and so would end the ticket itself."""
-    far = TellingEngine(role=Role.DECODE)
-    served = await serve(engine=far)
-    ticket = far.leases.grant(group(), NOWHERE, readers=1, block_size=16)
+async def test_the_ticket_of_a_group_that_was_closed_at_once_is_released(serve: Serving) -> None:
+    """The gateway does not know if the worker has read the request, and so would release the ticket itself."""
+    server_engine = ReportingEngine(role=Role.DECODE)
+    served = await serve(engine=server_engine)
+    ticket = server_engine.leases.grant(group(), NOWHERE, readers=1, block_size=16)
     async with engine_at(served.url) as engine:
         stream = engine.generate(msgspec.structs.replace(group(), ticket=ticket))
         await stream.aclose()
-        await far.given_back.wait()
-    assert (far.released, far.requests) == ([ticket], [])
+        await server_engine.ticket_released.wait()
+    assert (server_engine.released, server_engine.requests) == ([ticket], [])
 
 
 async def test_the_ticket_of_a_group_is_sent(serve: Serving) -> None:
@@ -206,7 +206,7 @@ async def test_the_ticket_of_a_group_is_sent(serve: Serving) -> None:
     assert (served.engine.pulls, served.engine.released) == (1, [])
 
 
-async def test_a_worker_can_be_told_to_connect_to_another_one(serve: Serving) -> None:
+async def test_a_worker_connects_to_another_one_by_order(serve: Serving) -> None:
     served = await serve()
     async with engine_at(served.url) as engine:
         with pytest.raises(EngineError, match=r"answered 404: .*connects to no other"):

@@ -1,4 +1,4 @@
-"""The gateway's side of a worker: engines over real sockets, and servers that answer by a script."""
+"""The gateway's side of a worker: engines over real sockets, and servers with scripted answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -37,8 +37,7 @@ def group(
 
 
 class PatientServer(EngineServer):
-    """A worker that has as long for a report as tests wait. The usual second may be one in which the machine stands
-    still."""
+    """A worker whose report can take as long as tests wait: a busy machine may stand still for the usual second."""
 
     async def report(self, *, timeout_s: float = PATIENCE_S) -> EngineReport:
         return await super().report(timeout_s=timeout_s)
@@ -69,13 +68,13 @@ def endless(_: GenerateRequest, start: ChoiceStart) -> list[int]:
     return [10 + start.index]
 
 
-class TellingEngine(WatchedEngine):
-    """An engine with events for a stopped choice and for a ticket that was given back."""
+class ReportingEngine(WatchedEngine):
+    """An engine with events for a stopped choice and for a released ticket."""
 
     def __init__(self, *, role: Role = Role.BOTH, gated: bool = False) -> None:
         super().__init__(endless, role=role, gated=gated)
         self.stopped = asyncio.Event()
-        self.given_back = asyncio.Event()
+        self.ticket_released = asyncio.Event()
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         await super().stop_choice(request_id, index)
@@ -83,7 +82,7 @@ class TellingEngine(WatchedEngine):
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
         await super().release(ticket, trace=trace)
-        self.given_back.set()
+        self.ticket_released.set()
 
 
 REPORT = EngineReport(version="0", engine_id="scripted", state=WorkerState.READY, info=fake_info())
