@@ -105,7 +105,7 @@ class CellSleep:
                 await self._give(lambda engine: engine.send(Wake()))
             self.tags -= waking
             if not self.tags:
-                await self._engines.go_on()
+                await self._engines.resume()
             return not self.tags
 
     async def _give(self, order: Callable[[ControlledEngine], Awaitable[object]]) -> None:

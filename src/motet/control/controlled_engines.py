@@ -1,4 +1,4 @@
-"""The engines of a server that take orders, and if they are held."""
+"""The engines of a server that take orders, and the pause in which they are held."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +24,7 @@ class ControlledEngines:
         self._router = router
         self._on_other_servers = on_other_servers
         self._has_paused = False
+        """True once there was a pause, whose end a worker on another server can have missed."""
 
     def all(self) -> list[NamedEngine]:
         """Returns all engines. Raises EngineError unless each is ready and takes orders, and all have one model."""
@@ -52,7 +53,7 @@ class ControlledEngines:
         self, order: Callable[[ControlledEngine], Awaitable[object]], *, to: Sequence[ControlledEngine]
     ) -> None:
         """Gives an order to several engines at the same time. An engine here that dies is ignored: the order is carried
-        out when it is started again. Raises the first other error when all have answered."""
+        out when it is restarted. Raises the first other error when all have answered."""
         answers = await asyncio.gather(*map(order, to), return_exceptions=True)
         for engine, answer in zip(to, answers, strict=True):
             died = isinstance(answer, EngineDiedError | EngineClosedError) and not isinstance(engine, ServerEngine)
@@ -64,7 +65,7 @@ class ControlledEngines:
         self._router.waiting.pause(True)
         await self.hold(True)
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Undoes `halt`. The caller has the lock, and the engines are awake."""
         await self.hold(False)
         self._router.waiting.pause(False)

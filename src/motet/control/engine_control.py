@@ -39,7 +39,7 @@ ControlOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWe
 
 
 class EngineControl:
-    """Owned by the cell or the gateway."""
+    """Carries out the orders of trainers and gateways on all engines. Owned by the cell or the gateway."""
 
     def __init__(self, router: Router, *, on_other_servers: bool = False) -> None:
         """`on_other_servers`: True for a gateway: engines on other servers take the orders too."""
@@ -52,7 +52,7 @@ class EngineControl:
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Held during every order. Who holds it can let an engine join the fleet."""
+        """Held during every order. Its holder can let an engine join the fleet."""
         return self.engines.lock
 
     @property
@@ -94,7 +94,7 @@ class EngineControl:
         """Lets all groups continue. Can be called twice. Raises RequestError while the engines sleep."""
         async with self.lock:
             self._check_awake()
-            await self.engines.go_on()
+            await self.engines.resume()
 
     async def forget_prefixes(self, *, recompute: bool) -> None:
         """Empties the prefix caches of all engines. `recompute`: True if running groups must recompute their KV; else

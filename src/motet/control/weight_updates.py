@@ -172,7 +172,7 @@ class WeightUpdates:
     async def _prepare(self, checkpoint: Checkpoint) -> PreparedUpdate:
         """Lets all engines prepare the checkpoint. If one cannot, all drop it."""
         engines: Sequence[NamedEngine] = ()
-        digests: dict[str, str] = {}
+        prepared: dict[str, PreparedWeights] = {}
         try:
             engines = self._engines.all()
             started_s = time.monotonic()
@@ -184,22 +184,22 @@ class WeightUpdates:
                 return answer
 
             answers = await asyncio.gather(*(prepare(*one) for one in engines), return_exceptions=True)
-            prepared = [answer for answer in answers if isinstance(answer, PreparedWeights)]
             for (id, _), answer in zip(engines, answers, strict=True):
                 if isinstance(answer, PreparedWeights):
-                    digests[id] = answer.digest
+                    prepared[id] = answer
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer  # not earlier: the other engines would read files that are closed
-            first = engines[0][0]
-            if other := next((id for id, digest in digests.items() if digest != digests[first]), None):
+            (first, facts), *others = prepared.items()
+            if other := next((id for id, one in others if one.digest != facts.digest), None):
                 raise EngineError(f"{other} has read other weights in {checkpoint.name} than {first}")
         except BaseException:
             # An engine whose answer got lost may have prepared any weights.
+            digests = {id: one.digest for id, one in prepared.items()}
             await self._fail(checkpoint, [(engine, digests.get(id, "")) for id, engine in engines])
             raise
         slowest = max(ended_s, key=ended_s.__getitem__)
-        return PreparedUpdate(checkpoint, engines, prepared[0], slowest, ended_s[slowest] - started_s, started_s)
+        return PreparedUpdate(checkpoint, engines, facts, slowest, ended_s[slowest] - started_s, started_s)
 
     async def _apply(self, update: PreparedUpdate, version: str | None) -> WeightUpdate:
         """Raises EngineError if no engine has applied the weights."""
@@ -226,7 +226,7 @@ class WeightUpdates:
 
     async def _apply_each(self, engines: Sequence[NamedEngine], order: ApplyWeights) -> str:
         """Applies what all have prepared, and returns the `model_digest` from now on. An engine that dies gets the
-        weights when it is started again. Raises EngineError if all have died."""
+        weights when it is restarted. Raises EngineError if all have died."""
         if not self._engines.paused:
             await self._engines.hold_steps(True, local_only=True)
         answers = await asyncio.gather(*(engine.send(order) for _, engine in engines), return_exceptions=True)
