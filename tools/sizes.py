@@ -55,18 +55,15 @@ TODAY: Mapping[str, Mapping[str, int]] = {
     "attributes": {
         "Declaration": 21,
         "FakeEngine": 18,
-        "LocalKeeper": 15,
         "PackedModel": 14,
         "ResponsesRequest": 14,
         "Service": 20,
         "VLLMGroup": 16,
     },
     "methods": {
-        "ClientConnection": 21,
         "VLLMGroup": 21,
     },
     "classes deep": {
-        "DirectReplica": 3,
         "OpenSpan": 3,
     },
     "classes of this name": {},

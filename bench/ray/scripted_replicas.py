@@ -9,7 +9,6 @@ from ray.serve import Application
 
 from bench.client.fresh_prompts import TEXT
 from bench.frontend.scripted_engine import Pulse, PulsedEngine
-from motet.deploy.cell import LocalEngine
 from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, WorkerReplica
 from motet.deploy.ray.directory import DirectoryReplica
 from motet.deploy.ray.options import DECODE, DIRECTORY, GATEWAY, deployment_options
@@ -30,14 +29,16 @@ def scripted() -> PulsedEngine:
     return PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse())
 
 
+async def start_scripted(config: EngineConfig) -> PulsedEngine:
+    return scripted()
+
+
 class PulsedDecode(WorkerReplica):
-    async def _start_engine(self, config: EngineConfig) -> LocalEngine:
-        return scripted()
+    start_engine = staticmethod(start_scripted)
 
 
 class PulsedDirect(DirectReplica):
-    async def _start_engine(self, config: EngineConfig) -> LocalEngine:
-        return scripted()
+    start_engine = staticmethod(start_scripted)
 
 
 def application(args: Mapping[str, object]) -> Application:

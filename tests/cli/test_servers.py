@@ -228,7 +228,7 @@ def test_a_gateway_that_finds_no_worker_ends_with_an_error() -> None:
     result = motet("gateway", "--worker", URL, "--port", "0", "--start-timeout", "0.05", "--log-level", "error")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert "motet: no worker that answers requests was there within 0.05 s\n" in result.stderr
+    assert "motet: no worker could answer requests within 0.05 s\n" in result.stderr
     assert "\n  127.0.0.1:1 (http://127.0.0.1:1) is " in result.stderr
 
 

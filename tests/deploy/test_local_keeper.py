@@ -6,7 +6,7 @@ import pytest
 
 from motet.control.engine_control import EngineControl
 from motet.deploy.block_events import BlockEvents
-from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, backoff_s, start_all
+from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, RestartSeries, backoff_s, start_all
 from motet.engine import Worker, WorkerState
 from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
@@ -38,10 +38,8 @@ class Scene:
             start_engine=self.starter,
             block_events=BlockEvents(KVEventsConfig(kv_events_port=0)),
             control=EngineControl(Router(self.fleet)),
-            restarts=restarts,
-            longest_backoff_s=30.0,
-            clock=lambda: self.now_s,
-            wait=self._wait,
+            restarts=RestartSeries(restarts, longest_backoff_s=30.0, clock=lambda: self.now_s),
+            sleep=self._sleep,
         )
 
     async def __aenter__(self) -> "Scene":
@@ -70,7 +68,7 @@ class Scene:
         assert engine.met == [PREFILL]  # it has met prefill before it gets a group
         return engine
 
-    async def _wait(self, wait_s: float) -> None:
+    async def _sleep(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
         self.now_s += wait_s
 
@@ -191,8 +189,7 @@ def keepers(starts: SlowEndings) -> list[LocalKeeper]:
             start_engine=starts,
             block_events=events,
             control=EngineControl(Router(fleet)),
-            restarts=0,
-            longest_backoff_s=30.0,
+            restarts=RestartSeries(0, longest_backoff_s=30.0),
         )
         for id, config in CONFIGS.items()
     ]

@@ -10,7 +10,7 @@
 3. `watch` runs next to the server: each engine has a keeper (`LocalKeeper`), which restarts it when it dies. Prefill
    workers on other servers are watched as a gateway watches its workers
 
-       ready ──died──► dead ──back-off──► starting ──► met ──► ready, with a new process
+       ready ──died──► dead ──back-off──► starting ──► joined ──► ready, with a new process
                         └── after `restarts` in a row ──► given up
 
    in a row: without being ready for `STEADY_S` between two deaths; the back-off grows with each death
@@ -23,6 +23,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from motet.control.engine_control import EngineControl
@@ -123,7 +124,7 @@ class Cell:
         for keeper in self._keepers:
             self.router.fleet.expect(keeper.id, "-", role=keeper.role)
         await start_all(self._keepers)
-        # Decode first: each engine that joins meets all workers that have joined.
+        # Decode first: each engine that joins is connected to all workers that have joined.
         for keeper in sorted(self._keepers, key=lambda keeper: keeper.role is Role.PREFILL):
             await keeper.join()
         if plan.cell.prefill_urls:
@@ -168,8 +169,7 @@ async def start_cell(
             start_engine=start_engine,
             block_events=BlockEvents(plan.kv_events, number),
             control=control,
-            restarts=plan.routing.engine_restarts,
-            longest_backoff_s=plan.longest_backoff_s,
+            restarts=RestartSeries(plan.routing.engine_restarts, longest_backoff_s=plan.longest_backoff_s),
             address=address if len(configs) == 1 else None,
         )
         for number, (id, config) in enumerate(configs.items())
@@ -193,7 +193,7 @@ def prefill_members(
     connects_workers: bool = True,
     listed: WorkerList | None = None,
 ) -> Gateway:
-    """Makes the gateway part of a server that decodes and answers clients itself: the prefill servers in its fleet.
+    """Makes the gateway part of a server that decodes and serves clients directly: the prefill servers in its fleet.
 
     They are queried and watched like a gateway's workers. A decode server names them from the start (`--prefill-url`).
     On Ray they join and leave with the directory."""
@@ -204,7 +204,7 @@ def prefill_members(
         if report.info.model != model:
             raise EngineError(
                 f"{server.url} has the model {report.info.model}, and this server {model}: "
-                "give both the same --served-model-name"
+                "set the same --served-model-name on both"
             )
 
     probes = ProbeSettings(config=config, client=client, worker_key=worker_key)
@@ -224,6 +224,38 @@ async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
         raise failures.exceptions[0] from None
 
 
+class RestartSeries:
+    """Counts the restarts of one engine in a row, and returns the time to wait before each."""
+
+    def __init__(
+        self, max_in_a_row: int, *, longest_backoff_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_in_a_row = max_in_a_row
+        self._longest_backoff_s = longest_backoff_s
+        self._clock = clock
+        self._in_a_row = 0
+        self._ready_s = clock()
+        """Time at which the engine became ready."""
+
+    def __str__(self) -> str:
+        """Returns the number of the current start, for people."""
+        return f"start {self._in_a_row} of {self._max_in_a_row}"
+
+    def note_ready(self) -> None:
+        self._ready_s = self._clock()
+
+    def note_death(self) -> None:
+        if self._clock() - self._ready_s >= STEADY_S:
+            self._in_a_row = 0
+
+    def next_backoff_s(self) -> float | None:
+        """Counts a restart. Returns the time in seconds to wait before it; None after the maximum number."""
+        if self._in_a_row >= self._max_in_a_row:
+            return None
+        self._in_a_row += 1
+        return backoff_s(self._in_a_row - 1, longest_s=self._longest_backoff_s)
+
+
 class LocalKeeper:
     """Keeps one engine of this machine alive. The owner starts the engine the first time: `start`, then `join`."""
 
@@ -236,38 +268,32 @@ class LocalKeeper:
         start_engine: StartEngine,
         block_events: BlockEvents,
         control: EngineControl,
-        restarts: int,
-        longest_backoff_s: float,
+        restarts: RestartSeries,
         address: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`restarts`: maximum number of restarts in a row; `address`: address of the worker, by default the
-        address of its side channel."""
+        """`address`: address of the worker, by default the address of its side channel."""
         self.id = id
         self.role = config.role
         self.given_up = asyncio.Event()
         """Set when the engine will not be restarted any more."""
         self.restarted = 0
-        self._config = config
-        self._fleet = fleet
-        self._start_engine = start_engine
         self.block_events = block_events
+        self._fleet = fleet
+        self._start_engine = partial(start_engine, config)
         self._address = address
         self._restarts = restarts
-        self._longest_backoff_s = longest_backoff_s
-        self._clock = clock
-        self._wait = wait
+        self._sleep = sleep
         self._control = control
         self._engine: LocalEngine | None = None
 
     async def start(self) -> None:
         """Starts the engine's process. Raises StartupError."""
-        self._engine = await self._start_engine(self._config)
+        self._engine = await self._start_engine()
 
     async def join(self) -> None:
-        """Adds the started engine to the fleet, with the weights of the other engines: it meets them, and gets groups
-        from now on. Raises MotetError if it cannot get these weights."""
+        """Adds the started engine to the fleet: it gets the weights of the other engines, is connected to the workers
+        with which it exchanges KV, and gets groups from now on. Raises MotetError if it cannot get these weights."""
         async with self._control.lock:
             await self._join()
 
@@ -286,26 +312,23 @@ class LocalKeeper:
 
     async def keep(self) -> None:
         """Runs until it is cancelled, or the engine is given up. Owns only the engine that the fleet knows."""
-        in_a_row = 0
         while self._engine is not None:
-            ready_s = self._clock()
+            self._restarts.note_ready()
             await self._engine.died.wait()
             logger.error("the process of %s (pid %s) died", self.id, self._engine.info.pid)
             self._fleet.mark(self.id, WorkerState.DEAD, why="its process ended")
             await self._engine.close()  # removes its pipes and their folder
             self._engine = None
-            if self._clock() - ready_s >= STEADY_S:
-                in_a_row = 0
-            while self._engine is None and in_a_row < self._restarts:
-                await self._wait(backoff_s(in_a_row, longest_s=self._longest_backoff_s))
-                in_a_row += 1
-                await self._start_again(in_a_row)
+            self._restarts.note_death()
+            while self._engine is None and (wait_s := self._restarts.next_backoff_s()) is not None:
+                await self._sleep(wait_s)
+                await self._restart()
         logger.error("%s is not restarted any more", self.id)
         self._fleet.give_up(self.id)
         self.given_up.set()
 
-    async def _start_again(self, number: int) -> None:
-        self._fleet.mark(self.id, WorkerState.STARTING, why=f"start {number} of {self._restarts}")
+    async def _restart(self) -> None:
+        self._fleet.mark(self.id, WorkerState.STARTING, why=str(self._restarts))
         try:
             await self.start()
             await self.join()

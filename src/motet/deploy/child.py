@@ -1,7 +1,7 @@
-"""A server in a child process, for programs that bring their own: the demo, the chat, benchmarks, tests.
+"""A server in a child process, for programs that start their own: the demo, the chat, benchmarks, tests.
 
-It takes a free port unless one is given, prints its URL in its ready line, and ends with the program that started it,
-which has the other end of its standard input. `read_figures` reads the costs of requests from its /metrics.
+It uses a free port unless one is given, prints its URL in its ready line, and ends with the program that started it,
+which holds the other end of its standard input. `read_figures` reads the costs of requests from its /metrics.
 """
 
 import subprocess
@@ -25,7 +25,7 @@ CACHE_FACTS = f"{PREFIX}cache_config_info"
 
 
 class ChildServer:
-    """`motet serve`, or another command that serves, as a context manager. `url` is known once it is entered."""
+    """`motet serve`, or another command that serves, as a context manager. `url` is known inside the context."""
 
     def __init__(
         self,
@@ -37,7 +37,8 @@ class ChildServer:
         under: Sequence[str] = (),
         popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
     ) -> None:
-        """`environ`: the environment in place of our own; `under`: a command that runs it, such as `taskset`."""
+        """`environ`: the child's environment, by default the environment of this process; `under`: a command that runs
+        it, such as `taskset`."""
         self._popen = popen
         self.url = ""
         self._environ = environ
@@ -65,12 +66,12 @@ class ChildServer:
         return self._process.pid
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Returns the exit code once the server has ended by itself or by a signal."""
+        """Waits until the server has ended without `__exit__`, for example by a signal. Returns its exit code."""
         return self._process.wait(timeout_s)
 
     @property
     def log(self) -> str:
-        """Returns all that the server has logged so far."""
+        """Returns the complete log of the server so far."""
         self._log.seek(0)
         return self._log.read()
 
@@ -102,7 +103,7 @@ class ChildServer:
 
 @dataclass(frozen=True)
 class CounterSnapshot:
-    """Counters at one moment, summed over the workers. The difference of two shows what happened in between."""
+    """Counters at one moment, summed over the workers. The difference of two snapshots is the work between them."""
 
     prompt_tokens: int
     prefill_tokens: int
@@ -126,18 +127,18 @@ class CounterSnapshot:
 
 @dataclass(frozen=True)
 class BlockSize:
-    """The KV block size of the workers, which is the same for all, since they share KV."""
+    """KV block size of the workers. It is the same for all, since they exchange KV."""
 
     tokens: int
     bytes: int
 
     def bytes_of(self, num_tokens: int) -> int:
-        """Returns the KV bytes of the blocks that hold that many tokens."""
+        """Returns the KV bytes of the blocks that hold this number of tokens."""
         return -(-num_tokens // self.tokens) * self.bytes
 
 
 def read_figures(client: httpx.Client) -> CounterSnapshot:
-    """Asks the server of `client`."""
+    """Reads the counters of the server of `client`."""
     return figures_in(read_metrics(client))
 
 

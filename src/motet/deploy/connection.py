@@ -1,12 +1,12 @@
-"""One HTTP connection, and what a client may make it cost: uvicorn's own has no limits.
+"""One HTTP connection with limits on the resources that a client can use. Uvicorn's own connections have none.
 
-    waiting    no request is here: up to `KEEP_ALIVE_S` after an answer, up to `receive_s` at the start
+    waiting    there is no request: up to `KEEP_ALIVE_S` after an answer, up to `receive_s` at the start
     head       up to `MAX_HEAD_BYTES` and `MAX_HEADERS`, within `receive_s` of its first byte
-    body       within `receive_s` of its head; what an answer leaves unread is dropped
-    answer     a client that takes nothing of it for `STALLED_S` is cut off
+    body       within `receive_s` of its head; the part that an answer does not read is discarded
+    answer     the connection of a client that reads nothing for `STALLED_S` is closed
 
-There are up to `max_connections`. For one more, the one that has waited longest is closed. If each has a request, a few
-more are served: the routes that tell the server's health answer there, and every other route 503.
+There are up to `max_connections`. When another client connects, the connection that has waited longest for a request is
+closed. If all have a request, a few more are accepted: on those, health routes are answered, and all others get 503.
 """
 
 import asyncio
@@ -29,42 +29,43 @@ from motet.settings.server_config import ServerConfig
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's head, or of what stands between two pieces of its body; proxies stop at a quarter of it."""
+"""Maximum size of a request's head, or of the framing between two chunks of its body. Common proxies allow a quarter of
+this."""
 MAX_HEADERS = 200
 MAX_PIPELINED = 4
-"""Requests that wait for the answer before theirs; clients of APIs send none. Uvicorn would read nothing more while one
-waits, and not notice that the client leaves."""
+"""Maximum number of requests that wait for the answer to an earlier one on the same connection. Clients of APIs do not
+pipeline. Uvicorn would stop reading while one waits, and not detect that the client leaves."""
 RESERVE = 64
-"""Connections above the limit, for whoever asks for the server's health."""
+"""Number of connections above the limit, for health checks."""
 STALLED_S = 300.0
 LINGER_S = 2.0
-"""Time that a client has to read why its connection ends."""
+"""Time that a client has to read the reason for which its connection is closed."""
 
 
 @dataclass
 class ConnectionLimits:
-    """The limits of one server's connections, and those that wait for a request."""
+    """The limits of one server's connections, and the connections that wait for a request."""
 
     receive_s: float = 60.0
     max_connections: int = 8192
     stalled_s: float = STALLED_S
     waiting: dict["ClientConnection", None] = field(default_factory=dict)
-    """The one that has waited longest is the first."""
-    silent_until: float = 0.0
-    """The loop's time from which a line may say again that there are as many as may be."""
+    """Connections that wait for a request; the first one has waited longest."""
+    next_warning_s: float = 0.0
+    """Event-loop time before which "the connection limit is reached" is not logged again."""
 
-    def tell_full(self, now: float) -> None:
-        if now >= self.silent_until:
-            self.silent_until = now + 60.0
-            log.warning("%d connections are open, as many as there may be (--max-connections)", self.max_connections)
+    def warn_full(self, now_s: float) -> None:
+        if now_s >= self.next_warning_s:
+            self.next_warning_s = now_s + 60.0
+            log.warning("%d connections are open: the limit is reached (--max-connections)", self.max_connections)
 
 
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
-    """Half of the open files are for workers and engines; without one left, a connection can be neither taken nor
-    refused."""
-    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = config.max_connections if open_files == resource.RLIM_INFINITY else max(1, open_files // 2)
-    return ConnectionLimits(config.receive_timeout_s, min(config.max_connections, most))
+    """Returns the limits of a server. Half of the file descriptors are reserved for workers and engines: without one, a
+    connection can be neither accepted nor refused."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    maximum = config.max_connections if descriptors == resource.RLIM_INFINITY else max(1, descriptors // 2)
+    return ConnectionLimits(config.receive_timeout_s, min(config.max_connections, maximum))
 
 
 class HeadTooLargeError(RequestError, status=431, code="request_header_fields_too_large"): ...
@@ -73,40 +74,67 @@ class HeadTooLargeError(RequestError, status=431, code="request_header_fields_to
 class RequestTimeoutError(RequestError, status=408, code="request_timeout"): ...
 
 
-class ClientConnection(HttpToolsProtocol):
-    """Callbacks of the parser that raise end its work: `refusal` is then the answer."""
+class _Timer:
+    """A timer of a connection."""
 
-    def __init__(self, *, limits: ConnectionLimits, **of_uvicorn: Any) -> None:
-        super().__init__(**of_uvicorn)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._handle is not None
+
+    def start(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Starts the timer, or starts it again."""
+        self.stop()
+        self._handle = self._loop.call_later(delay_s, self._fire, callback)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self, callback: Callable[[], None]) -> None:
+        self._handle = None
+        callback()
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One connection. A callback of the parser that raises ends the parsing, and `_refusal` is then the answer."""
+
+    def __init__(self, *, limits: ConnectionLimits, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
         self._limits = limits
-        self._deadline: asyncio.TimerHandle | None = None
-        """It ends the wait for a request, or for the rest of one."""
-        self._stalled: asyncio.TimerHandle | None = None
+        self._deadline = _Timer(self.loop)
+        """Ends the wait for a request, or for the rest of one."""
+        self._stalled = _Timer(self.loop)
+        """Closes the connection of a client that does not read its answer."""
         self._unread_bytes = 0
-        """Bytes that came since the last byte of a body, or the last request's end."""
+        """Number of bytes received since the last byte of a body, or since the end of the last request."""
         self._in_body = False
         self._ended = False
-        """True if the client has been told why its connection ends; what it still sends is dropped."""
+        """True if the reason for the end has been sent to the client; all further data from it is discarded."""
         self._refusal: RequestError | OverloadedError | None = None
         self._answered: RequestResponseCycle | None = None
-        """The request whose turn it is; `cycle` is the last one that has come."""
+        """The request that is being answered; `cycle` is the last request that was received."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         limits = self._limits
         if len(self.connections) > limits.max_connections:
-            limits.tell_full(self.loop.time())
+            limits.warn_full(self.loop.time())
             if limits.waiting:
                 next(iter(limits.waiting)).displace()
         limits.waiting[self] = None
         if len(self.connections) > limits.max_connections + RESERVE:
             transport.abort()
             return
-        self._expect(self._late)
+        self._expect_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._expect(None)
-        self._stop_stalled()
+        self._deadline.stop()
+        self._stalled.stop()
         self._limits.waiting.pop(self, None)
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
@@ -114,7 +142,7 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def displace(self) -> None:
-        """Ends it at once, because another one takes its place."""
+        """Closes it at once, because another connection takes its place."""
         self._limits.waiting.pop(self, None)
         self.connections.discard(self)
         self.transport.abort()
@@ -123,8 +151,8 @@ class ClientConnection(HttpToolsProtocol):
         if self._ended:
             return
         self._unread_bytes += len(data)
-        if self._deadline is None:
-            self._expect(self._late)
+        if not self._deadline.runs:
+            self._expect_rest()
         super().data_received(data)
         if self._unread_bytes > MAX_HEAD_BYTES and not self._ended:
             self._refusal = HeadTooLargeError(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
@@ -139,11 +167,11 @@ class ClientConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(RequestError(f"More than {MAX_PIPELINED} requests wait on one connection."))
         if len(self.connections) > self._limits.max_connections and not self._asks_for_health():
-            self._refuse(OverloadedError("The server has as many connections as it takes. Try again later."))
+            self._refuse(OverloadedError("The server has reached its limit of connections. Try again later."))
         self._unread_bytes = 0
         self._limits.waiting.pop(self, None)
         self._in_body = True
-        self._expect(self._late)
+        self._expect_rest()
         super().on_headers_complete()
         if self.pipeline:
             self.flow.resume_reading()
@@ -151,13 +179,13 @@ class ClientConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
         if self.pipeline and len(self.cycle.body) + len(body) > HIGH_WATER_LIMIT:
-            self._refuse(RequestError("A request with a long body waits for the answer before its own."))
+            self._refuse(RequestError("A request with a long body waits for the answer to an earlier one."))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._unread_bytes = 0
         self._in_body = False
-        self._expect(None)
+        self._deadline.stop()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -166,9 +194,9 @@ class ClientConnection(HttpToolsProtocol):
             self._limits.waiting[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        """Uvicorn calls it for whatever the parser does not take."""
+        """Called by uvicorn when the parser fails, and by this class to refuse a request."""
         if self._answering or self.transport.is_closing():
-            self.transport.abort()  # words would stand in the middle of an answer, or after its end
+            self.transport.abort()  # an error would be sent in the middle of an answer, or after its end
             return
         error = self._refusal or RequestError(msg)
         body, again = error_json(error), b"retry-after: 1\r\n" if error.retry_after_s else b""
@@ -176,23 +204,22 @@ class ClientConnection(HttpToolsProtocol):
         phrase = http.HTTPStatus(error.status).phrase.encode()
         self.transport.write(head % (error.status, phrase, again, len(body)) + body)
         self._ended = True
-        self._expect(None)
+        self._deadline.stop()
         self._limits.waiting[self] = None
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        # A socket that is closed before all has been read resets the connection, and the client may lose the answer.
+        # A socket that is closed with unread data resets the connection, and the client can lose the answer.
         self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stop_stalled()
-        self._stalled = self.loop.call_later(self._limits.stalled_s, self.transport.abort)
+        self._stalled.start(self._limits.stalled_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._stop_stalled()
+        self._stalled.stop()
         super().resume_writing()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -200,41 +227,35 @@ class ClientConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, error: RequestError | OverloadedError) -> None:
-        """Ends the parser's work."""
+        """Ends the parsing with this error as the answer."""
         self._refusal = error
         raise error
 
     def _asks_for_health(self) -> bool:
         return httptools.parse_url(self.url).path.decode("latin-1") in OPEN_ROUTES
 
-    def _expect(self, late: Callable[[], None] | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = None if late is None else self.loop.call_later(self._limits.receive_s, late)
+    def _expect_rest(self) -> None:
+        self._deadline.start(self._limits.receive_s, self._late)
 
     def _late(self) -> None:
-        """The rest of a request did not come in time, or no request at all."""
-        self._deadline = None
-        if self.flow.read_paused:  # it is the server that is late
-            self._expect(self._late)
+        """Called when no request, or not all of a request, was received in time."""
+        if self.flow.read_paused:  # it is the server that does not read
+            self._expect_rest()
         elif self._in_body and not self.cycle.response_complete:
             self._end_late("body")
         elif self._in_body or not self._unread_bytes:
             self.transport.abort()
-        elif not self._answering:  # else the beginning of a next request would end the answer to this one
+        elif not self._answering:  # else the start of a next request would end the answer to this one
             self._end_late("head")
 
     def _end_late(self, what: str) -> None:
-        self._refusal = RequestTimeoutError(f"The request's {what} did not come within {self._limits.receive_s:g} s.")
+        self._refusal = RequestTimeoutError(
+            f"The request's {what} was not received within {self._limits.receive_s:g} s."
+        )
         self.send_400_response("")
 
     @property
     def _answering(self) -> bool:
-        """True if bytes of an answer are on their way, or another's turn comes before that of the last request."""
+        """True if an answer is being sent, or if another request is answered before the last one."""
         cycle = self.cycle
         return bool(self.pipeline) or (cycle is not None and cycle.response_started and not cycle.response_complete)
-
-    def _stop_stalled(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None

@@ -24,18 +24,19 @@ logger = logging.getLogger(__name__)
 Send = Callable[[dict[str, object]], Awaitable[None]]
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-"""Seconds; clients keep idle connections for less, so that none is closed while a request is on its way."""
+"""Time for which idle connections stay open. Clients keep idle connections for a shorter time, so that none is closed
+while a request is being sent."""
 LINGER_S = 3
-"""Seconds after the end at which connections that are still open are cut."""
+"""Time after the end of the server at which open connections are closed."""
 CUT_S = 0.1
-"""The same seconds for a server that ends at once."""
-LOOK_EVERY_S = 0.005
+"""The same time for a server that ends at once."""
+POLL_S = 0.005
 OPEN_FILES = 65_536
-"""Wanted limit of open files: a gateway has five for each worker, and two for each group."""
+"""Requested limit of file descriptors. A gateway uses five for each worker, and two for each group."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a bound, listening socket; port 0 takes a free one. Raises `ConfigError` naming the flag to change."""
+    """Returns a bound, listening socket; port 0 means any free port. Raises `ConfigError` with the flag to change."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -51,17 +52,17 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as exc:
         listener.close()
-        said = {
+        messages = {
             errno.EADDRINUSE: f"--port {port}: another program listens there; choose another port, or 0 for a free one",
             errno.EACCES: f"--port {port}: this user may not listen on port {port}; choose one above 1023",
             errno.EADDRNOTAVAIL: f"--host {host}: this machine has no such address",
         }
-        raise ConfigError(said.get(exc.errno or 0, f"--host {host} --port {port}: {exc.strerror}")) from exc
+        raise ConfigError(messages.get(exc.errno or 0, f"--host {host} --port {port}: {exc.strerror}")) from exc
     return listener
 
 
 def port_of(listener: socket.socket) -> int:
-    """Returns the real port of the socket, also if the setting was 0."""
+    """Returns the actual port of the socket, also if the setting is 0."""
     return int(listener.getsockname()[1])
 
 
@@ -79,11 +80,11 @@ def url_at(host: str, port: int) -> str:
 class HttpServer(uvicorn.Server):
     """Serves one app from `serve` to `stop`: uvicorn without its own handling of signals and logs.
 
-    It ends when there is nothing to wait for. Uvicorn's own loops look ten times a second, once for each thing.
+    It ends as soon as all answers are complete. Uvicorn's own loops check this only ten times a second.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], limits: ConnectionLimits | None = None) -> None:
-        """`app`: any ASGI application. In each scope is the extension `WRITE_EXTENSION`."""
+        """`app`: any ASGI application. Each scope contains the extension `WRITE_EXTENSION`."""
 
         async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
             scope["extensions"] = {WRITE_EXTENSION: writer_of(receive_and_send[1])}
@@ -95,36 +96,36 @@ class HttpServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # it warns of every odd request, and anybody may send a flood of them
+            log_level="error",  # uvicorn warns about every malformed request, and any client can send many of them
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # `scope["client"]` is who holds the socket, whatever a header says
+            proxy_headers=False,  # `scope["client"]` is the peer of the socket, without regard to headers
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=LINGER_S,
         )
         super().__init__(config)
-        self._told_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves signals to the deployment: the first one drains, which uvicorn would not do."""
+        """Leaves signals to `StopSignals`: the first one drains, which uvicorn does not do."""
         yield
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Ends `serve` when open answers are complete, or without waiting for them."""
+        """Ends `serve` when open answers are complete, or `at_once`."""
         self.should_exit = True
         self.force_exit = at_once
-        self._told_to_stop.set()
+        self._stop_requested.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(_tell)
+        asyncio.get_running_loop().set_exception_handler(_log_error)
         await super().startup(sockets)
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # it writes the date that answers carry
+        while not await self.on_tick(0):  # it updates the date header of answers
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):  # unlike `wait_for` it makes no task
-                    await self._told_to_stop.wait()
+                async with asyncio.timeout(1.0):  # unlike `wait_for`, it creates no task
+                    await self._stop_requested.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -135,13 +136,14 @@ class HttpServer(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S if self.force_exit else LINGER_S):
                 while state.connections or state.tasks:  # noqa: ASYNC110  uvicorn sets no event
-                    await asyncio.sleep(LOOK_EVERY_S)
+                    await asyncio.sleep(POLL_S)
         for task in state.tasks:
             task.cancel()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs what asyncio reports. A connection that it cannot accept is tried again each second, with a traceback."""
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an error that asyncio reports. Asyncio retries a connection that it cannot accept each second, with a
+    traceback each time."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in NO_FILES:
         logger.error(NO_FILES_LEFT, extra=ONCE_A_MINUTE)
@@ -150,27 +152,29 @@ def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def writer_of(send: Send) -> Write | None:
-    """Returns what does uvicorn's `send` for a piece of a body, at less cost; None for any other `send`."""
+    """Returns a function that sends a chunk of a body as uvicorn's `send` does, at less cost; None for any other
+    `send`."""
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
         return None
     flow, write = cycle.flow, cycle.transport.write
 
-    def write_piece(piece: bytes) -> Awaitable[None] | None:
+    def write_chunk(chunk: bytes) -> Awaitable[None] | None:
         if flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return send({"type": "http.response.body", "body": piece, "more_body": True})
-        write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            return send({"type": "http.response.body", "body": chunk, "more_body": True})
+        write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
         return None
 
-    return write_piece
+    return write_chunk
 
 
-def allow_open_files(wanted: int = OPEN_FILES) -> int:
-    """Raises this process's limit of open files to `wanted`, if the system allows it; returns the new limit."""
+def allow_open_files(requested: int = OPEN_FILES) -> int:
+    """Raises this process's limit of file descriptors to `requested`, if the system permits it. Returns the new
+    limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    most = wanted if hard == unlimited else min(wanted, hard)
-    if soft == unlimited or soft >= most:
+    limit = requested if hard == unlimited else min(requested, hard)
+    if soft == unlimited or soft >= limit:
         return soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit

@@ -38,8 +38,8 @@ process itself did not run."""
 STALL_S = 300.0
 TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-"""Errors that end a task. All others are defects, including those of a Rust library that panics, which are not derived
-from `Exception`."""
+"""Errors that end a task. All others are defects, including the error of a Rust library that panics, which is not
+derived from `Exception`."""
 BUSY = 6
 """Factor for the allowed silence of a worker that still sends tokens: it is busy."""
 
@@ -61,7 +61,7 @@ class KeptEngine(Protocol):
 
 @dataclass(frozen=True)
 class WorkerCalls:
-    """The calls by which a keeper watches its worker."""
+    """The calls with which a keeper watches its worker."""
 
     report: Callable[[], Awaitable[EngineReport]]
     """Requests a report. Raises EngineSilentError, EngineDiedError, or another EngineError for an invalid answer."""

@@ -1,13 +1,14 @@
-"""One server: workers in processes of their own, here or elsewhere, and text and HTTP in this one, in one event loop.
+"""One server: HTTP and text processing in this process, in one event loop; engines in processes of their own, or
+workers on other servers.
 
-1. the socket is bound, the tokenizer or the workers' file read, so that simple mistakes are found at once
+1. the socket is bound, and the tokenizer or the workers' file is read, so that simple mistakes are found at once
 2. the engines start (`deploy.cell`), or the server waits for the first worker that answers and for its tokenizer
-   (`deploy.gateway`); a signal meanwhile ends that
+   (`deploy.gateway`); a signal during this time ends the server
 3. ready: requests are served
-4. the first signal, or POST /drain: new groups get 503, those that run may finish, for `drain_timeout_s` at most
-   the second signal, or the time is up: open groups end with an error event
-   no engine is left to decode: open groups have ended with an error event, /health says 503, and the server ends
-5. the engines, connections and tasks that watched them are closed; no process, socket or file is left
+4. the first signal, or POST /drain: new groups get 503, and running groups have `drain_timeout_s` to finish
+   the second signal, or the end of that time: open groups end with an error event
+   no engine is left to decode: open groups have ended with an error event, /health returns 503, and the server ends
+5. the engines, connections and the tasks that watched them are closed; no process, socket or file is left
 """
 
 import asyncio
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005
 M_ARENA_MAX = -8
-"""From glibc's malloc.h."""
+"""Value from glibc's malloc.h."""
 
 T = TypeVar("T")
 W = TypeVar("W", covariant=True)
@@ -68,7 +69,7 @@ C = TypeVar("C", Cell, Gateway)
 
 
 class Outcome(IntEnum):
-    """How a server ended; the value is the exit code of its process."""
+    """The reason for which a server ended; the value is the exit code of its process."""
 
     STOPPED = 0
     ENGINE_DIED = 70
@@ -77,20 +78,20 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True)
 class Serving(Generic[W]):
-    """A server that takes requests."""
+    """A server that accepts requests."""
 
     url: str
     app: FastAPI
-    """The application; it may be mounted elsewhere too."""
+    """The application, which can be mounted in another server, too."""
     service: Service
     workforce: W
-    """Its workers: a `Cell` or a `Gateway`."""
+    """The workers of the server: a `Cell` or a `Gateway`."""
 
 
 async def run_server(
     plan: ServerPlan, *, start_engine: StartEngine, on_ready: Callable[[Serving[Cell]], None], signals: StopSignals
 ) -> Outcome:
-    """Runs a server until it is told to stop or no engine is left to decode. Raises `StartupError`."""
+    """Runs a server until a signal stops it or no engine is left to decode. Raises `StartupError`."""
     allow_open_files()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
@@ -126,7 +127,7 @@ async def run_server(
 async def run_gateway(
     plan: GatewayPlan, *, on_ready: Callable[[Serving[Gateway]], None], signals: StopSignals
 ) -> Outcome:
-    """Runs a gateway until it is told to stop. Raises `StartupError`."""
+    """Runs a gateway until a signal stops it. Raises `StartupError`."""
     allow_open_files()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
@@ -157,7 +158,7 @@ def receiver_for(fleet: Fleet) -> NcclReceiver:
 
 
 def tracer_of(config: ServerConfig) -> AbstractAsyncContextManager[Tracer]:
-    """Returns what makes the spans of this server, as a context. Raises ConfigError as `traces_wanted` does."""
+    """Returns a context with the tracer of this server. Raises ConfigError for invalid settings of OpenTelemetry."""
     name = f"{config.host}:{config.port}"
     return tracer_for(config.otlp_endpoint, name=name, environ=environment(), log_format=config.log_format)
 
@@ -189,22 +190,20 @@ def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACE
 
 
 async def first_models(gateway: Gateway, models: Models, *, timeout_s: float) -> list[str]:
-    """Waits until all workers were asked and one answers requests; returns the models' names. The StartupError has the
-    state of each worker."""
+    """Waits until a report of every worker has been requested and one can answer requests; returns the names of the
+    models. Raises StartupError with the state of each worker."""
     fleet = gateway.router.fleet
-    known = ", ".join(member.id for member in fleet.members) or "none is named yet"
-    logger.info("waiting for a worker that answers, for %g s at most: %s", timeout_s, known)
+    known = ", ".join(member.id for member in fleet.members) or "no worker is listed so far"
+    logger.info("waiting at most %g s for a worker that answers: %s", timeout_s, known)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s), gateway.watched():
             while not _can_answer(fleet):
                 await fleet.changes.wait()
     if not _can_answer(fleet):
-        said = "".join(
+        states = "".join(
             f"\n  {member.id} ({member.address}) is {member.state}: {member.note}" for member in fleet.members
         )
-        raise StartupError(
-            f"no worker that answers requests was there within {timeout_s:g} s{said or '; none was named'}"
-        )
+        raise StartupError(f"no worker could answer requests within {timeout_s:g} s{states or '; none was listed'}")
     return [*models()]
 
 
@@ -233,7 +232,7 @@ async def serve(
     signals: StopSignals,
     linger_s: float = 0.0,
 ) -> Outcome:
-    """Serves with these workers until it is told to stop or no engine is left to decode; then closes them."""
+    """Serves with these workers until a signal stops it or no engine is left to decode; then closes the workers."""
     serving = Serving(url_of(listener), create_app(service), service, workforce)
     http = HttpServer(serving.app, connection_limits(service.config))
     async with asyncio.TaskGroup() as tasks:
@@ -245,16 +244,16 @@ async def serve(
         if not workforce.dead:
             service.start_drain()
             limit_s = service.config.drain_timeout_s
-            await first_of(_let_go_on(service), signals.at_once.wait(), timeout_s=limit_s)
-            logger.info("stopping: answers under way have %g s; a second signal stops at once", limit_s)
+            await first_of(_end_pause(service), signals.at_once.wait(), timeout_s=limit_s)
+            logger.info("stopping: running answers have %g s; a second signal stops at once", limit_s)
             await first_of(service.admission.empty(), signals.at_once.wait(), workforce.death(), timeout_s=limit_s)
         if workforce.dead:
             outcome = Outcome.ENGINE_DIED
             logger.error("no engine is left to decode; the server ends in %g s", linger_s)
             await first_of(signals.drain.wait(), timeout_s=linger_s)
         watching.cancel()
-        await asyncio.wait([watching])  # it would start engines again that are ended now
-        # Before the connections: answers that are still open end with an error event, and close theirs.
+        await asyncio.wait([watching])  # else it would restart the engines that end now
+        # Before the connections: open answers end with an error event, and close their connections.
         await workforce.close()
         if service.receiver is not None:
             await service.receiver.close()
@@ -262,7 +261,7 @@ async def serve(
     return outcome
 
 
-async def _let_go_on(service: Service) -> None:
+async def _end_pause(service: Service) -> None:
     """Ends a pause or a sleep before the server stops: groups that were kept would not end."""
     if (control := service.control) is None:
         return
@@ -273,10 +272,11 @@ async def _let_go_on(service: Service) -> None:
 
 
 def favour_streams() -> None:
-    """Keeps the interpreter from holding up streams. All present objects are exempt from garbage collection, of which a
-    full round would stop every stream for 30 to 60 ms. And threads that work in Python let the event loop in after
-    half a millisecond, not after 5: it gives way at each call of a socket, and would wait as often. Their memory comes
-    from one arena."""
+    """Keeps the interpreter from delaying streams.
+
+    All present objects are exempt from garbage collection, since a full collection would stop every stream for 30 to 60
+    ms. Threads that run Python code release the interpreter's lock after 0.5 ms instead of 5 ms: the event loop
+    releases it at each socket call, and waits for it after each. All threads use one memory arena."""
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)
@@ -284,7 +284,7 @@ def favour_streams() -> None:
 
 
 def share_arena() -> None:
-    """Makes all threads take memory from one arena, where glibc is the C library. By default each may have one of its
-    own, which keeps what its largest piece of work took: 50 MB more after some thousand forms."""
+    """Makes all threads allocate memory from one arena, if glibc is the C library. By default each thread can have an
+    arena of its own, which keeps the memory of the thread's largest task: 50 MB more after some thousand grammars."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_ARENA_MAX, 1)

@@ -1,4 +1,4 @@
-"""The plan of a server or a gateway, made before anything is started, and the configs of its engine processes."""
+"""The plan of a server or a gateway, made before any process starts, and the configs of its engine processes."""
 
 import os
 import secrets
@@ -20,7 +20,8 @@ from motet.text.formats import ParserNames
 from motet.types import Role
 
 SIDE_CHANNEL_PORTS = {Role.PREFILL: 20000, Role.DECODE: 22000, Role.BOTH: 0}
-"""Default side-channel ports of servers by role, so that others know them; 0, a free one, if nobody needs to."""
+"""Default side-channel ports of servers by role, known to other servers. 0, any free port, if no other server
+connects."""
 CLUSTER_KEY_BYTES = 16
 
 
@@ -29,21 +30,21 @@ class ServerPlan:
     """The parts of one server."""
 
     engine: EngineConfig
-    """The config of every engine, without the fields that `engine_configs` sets for each."""
+    """Config of all engines, without the fields that `engine_configs` sets for each engine."""
     server: ServerConfig
     tokenizer_path: Path
     chat_template: str | None
-    """Jinja text in place of the model's own."""
+    """Jinja text that replaces the model's own template; None to use the model's own."""
     cell: CellConfig = field(default=CellConfig())
     routing: RoutingConfig = field(default=RoutingConfig())
     kv_events: KVEventsConfig = field(default=KVEventsConfig())
     parsers: ParserNames = field(default=ParserNames())
     worker_id: str = ""
-    """Id of its worker, if it is one engine; empty: its role with a number."""
+    """Id of the worker, if there is one engine; empty for its role with a number."""
     death_linger_s: float = 2.0
-    """Seconds for which a server that has lost its engines still answers 503, to health checks and clients."""
+    """Time for which a server that has lost its engines still answers health checks and clients with 503."""
     longest_backoff_s: float = 30.0
-    """Most seconds from an engine's death to its next start; they grow with each death in a row."""
+    """Maximum time from an engine's death to its next start. The time grows with each death in a row."""
 
     @property
     def role(self) -> Role:
@@ -52,7 +53,7 @@ class ServerPlan:
 
 
 def server_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> ServerPlan:
-    """Finds, or can_fetch, the model of the settings. `say` tells people about slow stages. Raises StartupError."""
+    """Finds or downloads the model of the settings. `say` reports slow stages to people. Raises StartupError."""
     model = settings.model
     server = server_config(settings)
     template, parsers = read_template(model.chat_template), parser_names(settings)
@@ -69,23 +70,23 @@ class GatewayPlan:
 
     gateway: GatewayConfig
     server: ServerConfig
-    """If its `served_model_name` is empty, models have their workers' names."""
+    """If its `served_model_name` is empty, models have the names that their workers report."""
     tokenizers: TokenizerRules = field(default=TokenizerRules({}))
     find_tokenizer: FindTokenizer | None = None
-    """Finds the tokenizer of a model whose workers only name its source; None: such models have none."""
+    """Finds the tokenizer of a model whose workers only report its source; None if it must not be looked up."""
     routing: RoutingConfig = field(default=RoutingConfig())
     cell: CellConfig = field(default=CellConfig())
     """The rules for prefill."""
     heartbeat_s: float = HEARTBEAT_S
-    """Time between two questions to a worker."""
+    """Time between two requests for a worker's report."""
     connects_workers: bool = True
     """True if the gateway connects workers that exchange KV; False if they connect to each other without it."""
     listed: WorkerList | None = None
-    """A list of workers that come and go; None: the workers' file, if there is one."""
+    """List of workers that come and go; None for the workers' file, if there is one."""
 
 
 def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> GatewayPlan:
-    """Finds, or can_fetch, the tokenizers that the settings name, as `server_plan` does. Raises StartupError."""
+    """Finds or downloads the tokenizers that the settings name, as `server_plan` does. Raises StartupError."""
     model = settings.model
     named = (text.partition("=") for text in settings.gateway.tokenizer_of)
     return GatewayPlan(
@@ -104,8 +105,8 @@ def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None])
 
 
 def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
-    """Returns the config of each process to be started, by worker id. The engines of a cell share the cores, listen on
-    free ports, and have a cluster key of their own, so that two cells on one machine never connect."""
+    """Returns the config of each engine process, by worker id. The engines of a cell share the cores, listen on free
+    ports, and have a cluster key of their own, so that two cells on one machine never connect."""
     engine, cell = plan.engine, plan.cell
     if cell.prefill + cell.decode == 0:
         port = engine.side_channel_port
@@ -118,14 +119,14 @@ def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
         side_channel_port=0,
         cluster_key=engine.cluster_key or secrets.token_hex(CLUSTER_KEY_BYTES),
     )
-    # Without prefill engines there is no KV to fetch: decode engines do it all.
+    # Without prefill engines there is no KV to fetch, and decode engines also compute prompts.
     decode = Role.DECODE if cell.prefill else Role.BOTH
     named = ((Role.PREFILL, Role.PREFILL, cell.prefill), (Role.DECODE, decode, cell.decode))
     return {f"{name}-{i}": replace(shared, role=role) for name, role, number in named for i in range(number)}
 
 
 def cores() -> int:
-    """Returns the number of cores that this process may use."""
+    """Returns the number of cores that this process is allowed to use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -135,12 +136,12 @@ def server_config(settings: Settings) -> ServerConfig:
 
 
 def parser_names(settings: Settings) -> ParserNames:
-    """Returns the names of the parsers. Raises ConfigError for an unknown one."""
+    """Returns the names of the parsers. Raises ConfigError for an unknown name."""
     return ParserNames(tools=settings.model.tool_parser, reasoning=settings.model.reasoning_parser)
 
 
 def read_template(file: str | None) -> str | None:
-    """Reads a chat template, if a file is named. Raises ConfigError."""
+    """Reads a chat template; None without a file. Raises ConfigError."""
     if file is None:
         return None
     try:

@@ -1,6 +1,7 @@
-"""How a server and its starter talk: signals that end it, and the line that says that it is ready.
+"""Communication between a server and the program that started it: signals that end it, and the line that reports that
+it is ready.
 
-The first SIGTERM or SIGINT asks it to drain, the second to stop at once.
+The first SIGTERM or SIGINT makes the server drain, the second one makes it stop at once.
 """
 
 import asyncio
@@ -27,13 +28,13 @@ class StopSignals:
         self.at_once = asyncio.Event()
 
     def ask(self) -> None:
-        """Asks to drain; the second time, to stop at once."""
+        """Requests draining; the second time, requests stopping at once."""
         if self.drain.is_set():
             self.at_once.set()
         self.drain.set()
 
     def watch_stdin(self, stdin: TextIO) -> None:
-        """Stops at once when the program at the other end of standard input has ended, in whatever way."""
+        """Stops at once when the program at the other end of standard input has ended."""
 
         def read() -> None:
             if not os.read(stdin.fileno(), 4096):
@@ -61,7 +62,8 @@ class StopSignals:
 
 
 async def first_of(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
-    """Returns as soon as one of the waits is done (raising what it raised) or the time is up; cancels the others."""
+    """Returns when one of the waits is done, or after `timeout_s`, and cancels the others. Raises what that wait
+    raises."""
     futures = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -84,18 +86,18 @@ def ready_line(url: str, workers: Sequence[Worker]) -> str:
 def gateway_ready_line(url: str, models: Sequence[str], *, workers: Sequence[WorkerReport]) -> str:
     """Returns the ready line of a gateway, with the workers that are ready."""
     ready = [worker.id for worker in workers if worker.state is WorkerState.READY]
-    there = f"{len(ready)} worker{'s' * (len(ready) != 1)}: {', '.join(ready)}"
-    return f"Motet gateway is ready: {', '.join(models)} at {url} ({there})"
+    counted = f"{len(ready)} worker{'s' * (len(ready) != 1)}: {', '.join(ready)}"
+    return f"Motet gateway is ready: {', '.join(models)} at {url} ({counted})"
 
 
 def ray_ready_line(model: str, url: str, *, replicas: Mapping[str, int]) -> str:
     """Returns the ready line of a cell on Ray, with the number of replicas of each deployment."""
-    there = ", ".join(f"{number} {name}" for name, number in replicas.items())
-    return f"Motet on Ray is ready: {model} at {url} ({there})"
+    counted = ", ".join(f"{number} {name}" for name, number in replicas.items())
+    return f"Motet on Ray is ready: {model} at {url} ({counted})"
 
 
 def roles_of(workers: Sequence[Worker]) -> str:
-    """Returns `2 prefill and 1 decode engines, each with `, or nothing for an engine that does it all."""
+    """Returns `2 prefill and 1 decode engines, each with `; empty for one engine with both roles."""
     roles = [worker.engine.info.role for worker in workers]
     match roles:
         case [Role.BOTH]:
@@ -107,6 +109,6 @@ def roles_of(workers: Sequence[Worker]) -> str:
 
 
 def url_in(line: str) -> str | None:
-    """Returns the URL of a ready line; None if it is another line."""
+    """Returns the URL in a ready line; None if the line is not a ready line."""
     found = READY.match(line)
     return found["url"] if found else None

@@ -1,10 +1,10 @@
-"""A cell past one machine: its servers run in replicas of Ray Serve, which places, scales and replaces them.
+"""A cell on several machines: its servers run in replicas of Ray Serve, which places, scales and replaces them.
 
-    prefill, decode    a whole server each: an engine, and HTTP on the address of its node (`worker`)
-    gateway            a gateway as `motet gateway` runs it, mounted into Serve's HTTP (`running`)
-    directory          the list of workers: they announce themselves, and others follow it (`directory`)
+    prefill, decode    a complete server each: an engine, and HTTP on the address of its node (`worker`)
+    gateway            a gateway as `motet gateway` runs it, mounted into Serve's HTTP (`running_server`)
+    directory          the list of workers: workers announce themselves, and other replicas follow it (`directory`)
 
-Routing, migration and the transfer of KV are those of any cell. Only Ray's part is here: how replicas are made, find
-each other, are chosen and counted. Modules that import `ray` are imported by name only, so everything else runs without
-the extra.
+Routing, migration and the transfer of KV work as in any cell. This folder contains only the part of Ray: how replicas
+are made, find each other, are chosen and counted. Modules that import `ray` are imported by name only, so all other
+modules work without the extra.
 """

@@ -9,13 +9,12 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 
-from motet.deploy.cell import LocalEngine
-from motet.deploy.gateway import Gateway
+from motet.deploy.cell import StartEngine
 from motet.deploy.ray.balance import LoadReport
 from motet.deploy.ray.clients import ClientStreams
 from motet.deploy.ray.directory import Handle, RayDirectory
 from motet.deploy.ray.replica_plans import ReplicaPlace, gateway_replica_plan, worker_plan, worker_role
-from motet.deploy.ray.running_server import RunningServer, running_gateway
+from motet.deploy.ray.running_server import running_gateway
 from motet.deploy.ray.worker import RayWorker
 from motet.deploy.server import favour_streams
 from motet.engines.native.client import NativeEngine
@@ -23,7 +22,7 @@ from motet.log import setup_logging
 from motet.settings.declaration import ServerCommand
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
-from motet.settings.server_config import EngineConfig, environment
+from motet.settings.server_config import environment
 from motet.types import Role
 
 logger = logging.getLogger(__name__)
@@ -35,79 +34,93 @@ Arguments = Mapping[str, object]
 """Settings by name, as the application received them."""
 
 
-class Replica:
-    """The common part of all replicas that run a server of Motet."""
-
-    server: RayWorker | RunningServer[Gateway]
-    streams: ClientStreams | None = None
-    """None unless the replica serves clients."""
-
-    async def check_health(self) -> None:
-        (self.streams or self.server).check()
-
-    async def __del__(self) -> None:
-        await (self.streams or self.server).close()
-
-
-class WorkerReplica(Replica):
+class WorkerReplica:
     """Computes prompts and provides their KV, or generates choices for gateways."""
 
-    server: RayWorker
+    start_engine: StartEngine = staticmethod(NativeEngine.start)
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, arguments: Arguments, directory: Handle, *, role: Role | None = None
     ) -> None:
         """`role`: None for replicas that decode."""
-        settings = settings_here(arguments)
-        plan = worker_plan(settings, role or worker_role(settings), place=place_here(), environ=environment())
-        self.server = RayWorker(plan, RayDirectory(directory), start_engine=self._start_engine)
-        await self.server.start()
-        favour_streams()
+        self._worker = await started_worker(arguments, directory, role=role, start_engine=self.start_engine)
 
-    async def _start_engine(self, config: EngineConfig) -> LocalEngine:
-        return await NativeEngine.start(config)
+    async def check_health(self) -> None:
+        self._worker.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return await self.server.load()
+        return await self._worker.load()
 
     async def wake(self) -> None:
         """Returns at once, so that the caller knows that there is a replica."""
 
+    async def __del__(self) -> None:
+        await self._worker.close()
+
 
 @serve.ingress(None)
-class DirectReplica(WorkerReplica):
+class DirectReplica:
     """Generates choices, and serves clients directly."""
+
+    start_engine: StartEngine = staticmethod(NativeEngine.start)
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Arguments, directory: Handle, *, prefill: Handle | None = None
     ) -> None:
-        await WorkerReplica.__init__(self, arguments, directory)
+        self._worker = await started_worker(arguments, directory, role=None, start_engine=self.start_engine)
+        self._streams = ClientStreams(self._worker, prefill, any_ending=any_ending)
         self._reports = 0
-        self.streams = ClientStreams(self.server, prefill, any_ending=any_ending)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        return self.server.serving.app
+        return self._worker.serving.app
+
+    async def check_health(self) -> None:
+        self._streams.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return await self._worker.load()
+
+    async def __del__(self) -> None:
+        await self._streams.close()
 
     def record_routing_stats(self) -> dict[str, int]:
         """Reports the load to Serve, which passes it to the routers."""
         self._reports += 1
-        return msgspec.structs.asdict(LoadReport(self._reports, self.server.serving.service.key_limits.num_choices))
+        return msgspec.structs.asdict(LoadReport(self._reports, self._worker.serving.service.key_limits.num_choices))
 
 
 @serve.ingress(None)
-class GatewayReplica(Replica):
+class GatewayReplica:
     """Serves clients, with workers in other replicas."""
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Arguments, directory: Handle, *, decode: Handle, prefill: Handle | None = None
     ) -> None:
         plan = gateway_replica_plan(settings_here(arguments), place_here(), environ=environment())
-        self.server = await running_gateway(plan, RayDirectory(directory))
-        self.streams = ClientStreams(self.server, prefill, any_ending=any_ending)
+        self._server = await running_gateway(plan, RayDirectory(directory))
+        self._streams = ClientStreams(self._server, prefill, any_ending=any_ending)
         favour_streams()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        return self.server.serving.app
+        return self._server.serving.app
+
+    async def check_health(self) -> None:
+        self._streams.check()
+
+    async def __del__(self) -> None:
+        await self._streams.close()
+
+
+async def started_worker(
+    arguments: Arguments, directory: Handle, *, role: Role | None, start_engine: StartEngine
+) -> RayWorker:
+    """Starts the worker of this replica. `role`: None for the role of replicas that decode."""
+    settings = settings_here(arguments)
+    plan = worker_plan(settings, role or worker_role(settings), place=place_here(), environ=environment())
+    worker = RayWorker(plan, RayDirectory(directory), start_engine=start_engine)
+    await worker.start()
+    favour_streams()
+    return worker
 
 
 def settings_here(arguments: Arguments) -> Settings:

@@ -39,7 +39,7 @@ SHUTDOWN_MARGIN_S = 15.0
 SHUTDOWN_POLL_S = 0.2
 """Time between two checks by Serve if a replica that is being ended still has requests."""
 MIN_HEALTH_CHECK_S, MAX_HEALTH_CHECK_S = HEALTH_CHECK_S, 10.0
-"""Limits of the time between two health checks of a replica, by which Serve detects that it is dead."""
+"""Limits of the time between two health checks of a replica. Serve detects with them that it is dead."""
 MAX_HEALTH_CHECKS_PER_S = 100.0
 """Maximum number of health checks of one deployment per second: Serve's controller is one process."""
 LOAD_PERIOD_S = 2.0

@@ -85,7 +85,7 @@ class RayWorker:
         self._announcer = Announcer(self._copy, self._announcement, limits=limits)
         self._server = RunningServer[Cell]()
         self._connections: PrefillConnections | None = None
-        """None unless it is a decode worker whose server has started."""
+        """Connections to prefill workers; None unless it is a decode worker whose server has started."""
         self._announced = False
         """True while the directory can know this worker."""
         self._stats = EngineStats()
@@ -132,7 +132,7 @@ class RayWorker:
         await self._withdraw()
 
     async def _withdraw(self) -> None:
-        """Withdraws from the directory. If the directory is ending too, it does not answer, which is no problem."""
+        """Withdraws from the directory. It does not matter if the directory is ending too and does not answer."""
         if self._announced:
             with contextlib.suppress(DirectoryError, TimeoutError):
                 async with asyncio.timeout(self._limits.leave_s):
