@@ -50,7 +50,7 @@ from bench.soak.soak_client import (
 )
 from bench.traces import collector
 from motet.deploy.child import ChildServer
-from motet.grammar.compiled_grammar import MAX_KEPT_MB
+from motet.grammar.compiled_grammar import MAX_CACHED_MB
 from motet.settings.server_config import environment
 
 CELL = ("--prefill", "1", "--decode", "2", "--kv-cache-gb", "0.25")
@@ -59,7 +59,7 @@ SINGLE = ("--kv-cache-gb", "0.25")
 NAME = "soaked"
 SPARED, ONLY = "decode-1", "engine-0"
 """The engine that is never killed: in a cell, and alone."""
-FILLINGS = 3 * MAX_KEPT_MB
+FILLINGS = 3 * MAX_CACHED_MB
 """Number of grammars sent at first: enough to fill the caches of both decode engines and of the API process."""
 FAULT_EVERY_S = 20.0
 SETTLED_MINUTES = 5.0

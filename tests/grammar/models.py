@@ -1,4 +1,4 @@
-"""Makes grammars over the tiny vocabulary, and reads what their matchers allow."""
+"""Makes grammars over the tiny vocabulary, and returns the tokens that their matchers allow."""
 
 import numpy as np
 
@@ -12,9 +12,9 @@ VOCAB_SIZE = TOKENIZER.vocab_size
 
 
 def grammars_of(
-    *, vocab_size: int = VOCAB_SIZE, eos_token_ids: tuple[int, ...] = (EOS_ID,), keep_mb: int = 512
+    *, vocab_size: int = VOCAB_SIZE, eos_token_ids: tuple[int, ...] = (EOS_ID,), max_cached_mb: int = 512
 ) -> Grammars:
-    return Grammars(lambda: TOKENIZER, vocab_size=vocab_size, eos_token_ids=eos_token_ids, keep_mb=keep_mb)
+    return Grammars(lambda: TOKENIZER, vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_cached_mb=max_cached_mb)
 
 
 def lark(source: str, thinking: Thinking | None = None) -> Grammar:
@@ -30,7 +30,7 @@ def json(source: str, thinking: Thinking | None = None) -> Grammar:
 
 
 def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """Returns the token ids that may come next."""
+    """Returns the ids of the tokens that can come next."""
     out = np.zeros((1, mask_words(vocab_size)), np.int32)
     assert fill_masks([matcher], out) == {}
     bits = np.unpackbits(out.view(np.uint8)[0], bitorder="little")[:vocab_size]
@@ -38,12 +38,12 @@ def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
 
 
 def allowed_texts(matcher: Matcher) -> set[str]:
-    """Returns the texts of the tokens that may come next."""
+    """Returns the texts of the tokens that can come next."""
     return {TOKENIZER.token_text(token) for token in allowed(matcher)}
 
 
 def follows(grammars: Grammars, grammar: Grammar, text: str) -> bool:
-    """Returns True if a whole answer may be this text; special tokens in it are tokens."""
+    """Returns True if this text is a complete answer that the grammar allows. Special tokens in it count as tokens."""
     matcher = grammars.get(grammar).matcher()
     for token in TOKENIZER.encode(text, add_special_tokens=False):
         if token not in allowed(matcher):

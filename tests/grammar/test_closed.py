@@ -1,4 +1,4 @@
-"""Objects have the properties that their schema names, and no others, unless it says something else."""
+"""Objects have the properties that their schema names, and no others, unless the schema itself decides."""
 
 import json
 from typing import Any
@@ -40,31 +40,32 @@ LINKED = obj(a=INTEGER, next={"$ref": "#"})
         (BASE | {"$defs": {"base": A}}, ['{"a":1}'], ['{"a":1,"x":2}']),
         ({"allOf": [BASE], "default": {}, "$defs": {"base": A}}, ['{"a":1}'], ['{"a":1,"x":2}']),
         (LINKED, ['{"a":1,"next":{"a":2,"next":{}}}'], ['{"next":{"x":1}}', '{"next":{"next":{"x":1}}}']),
-        # Two closed parts could not both hold.
+        # No value could satisfy two closed parts.
         (IN_ALL, ['{"a":1,"b":2}'], ['{"a":1,"b":2,"x":3}', '{"a":1}']),
         ({"allOf": [A, {"anyOf": [B, C]}]}, ['{"a":1,"b":2}', '{"a":1,"c":{"a":1}}'], ['{"a":1,"b":2,"x":3}']),
         (B | {"$ref": "#/$defs/base", "$defs": {"base": A}}, ['{"b":2,"a":1}'], ['{"b":2,"a":1,"x":3}']),
         (A | {"anyOf": [B, C]}, ['{"a":1,"b":2}', '{"a":1,"c":{"a":1}}'], ['{"a":1}', '{"a":1,"b":2,"x":3}']),
         (obj(a=INTEGER, b=INTEGER) | {"anyOf": ONE_OF_TWO}, ['{"b":1}'], ["{}", '{"b":1,"x":1}']),
         ({"required": ["k"], "anyOf": [A, B]}, ['{"a":1,"k":2}'], ['{"a":1}']),
-        # A part of several stays open where it is used alone. Closed there, a circular one could not be compiled.
+        # A part that another schema combines stays open where it is used alone: a circular part that is closed there
+        # could not be compiled.
         (obj("both", "one", both={"allOf": [BASE, B]}, one=BASE) | {"$defs": {"base": A}},
          ['{"both":{"a":1,"b":2},"one":{"a":1,"x":2}}'], ['{"both":{"a":1,"b":2,"x":2},"one":{"a":1}}']),
         (obj(up={"$ref": "#/$defs/up"}) | {"$defs": {"up": {"allOf": [BASE]}, "base": obj(a=INTEGER, up=BASE)}},
          ['{"up":{"a":1,"up":{"a":1}}}'], ['{"up":{"x":1}}', '{"up":{"up":{"x":1}}}']),
-        # What the schema says itself is kept.
+        # The schema itself decides.
         (A | OPEN, ['{"a":1,"x":2}'], ['{"x":2}']),
         (A | {"additionalProperties": {"type": "null"}}, ['{"a":1,"x":null}'], ['{"a":1,"x":2}']),
         ({"allOf": [A | OPEN, B]}, ['{"a":1,"b":2,"x":3}'], ['{"a":1}']),
         (obj(o=A) | OPEN, ['{"o":{"a":1},"x":2}'], ['{"o":{"a":1,"x":2}}']),
         ({"type": "object"}, ['{"x":1}'], ["1"]),
         ({"type": "object", "properties": {}, "patternProperties": {"^x$": INTEGER}}, ['{"x":1}'], ['{"y":1}']),
-        # Closed they could not be written at all.
+        # Closed, these schemas would allow no value.
         (obj(a=INTEGER) | {"minProperties": 2, "required": ["a"]}, ['{"a":1,"x":2}'], ['{"a":1}']),
         ({"const": {"a": 1, "x": 2}, "properties": {"a": INTEGER}}, ['{"a":1,"x":2}'], ['{"a":1}']),
     ],
 )  # fmt: skip
-def test_objects_are_closed_unless_the_schema_says_otherwise(schema: Schema, good: list[str], bad: list[str]) -> None:
+def test_objects_are_closed_unless_the_schema_decides(schema: Schema, good: list[str], bad: list[str]) -> None:
     closed = models.json(closed_source(json.dumps(schema)))
     assert [text for text in good if not follows(GRAMMARS, closed, text)] == []
     assert [text for text in bad if follows(GRAMMARS, closed, text)] == []
@@ -84,13 +85,13 @@ def test_objects_are_closed_unless_the_schema_says_otherwise(schema: Schema, goo
         '{"title":"' + "x" * MAX_SOURCE_CHARS + '","properties":{}}',
     ],
 )
-def test_what_is_wrong_with_a_schema_stays_for_the_check_to_find(source: str) -> None:
+def test_errors_of_a_schema_are_left_for_the_check(source: str) -> None:
     closed = closed_source(source)
     assert closed.startswith(source.removesuffix("}"))
 
 
 def test_a_schema_stays_open_where_it_would_become_too_wide_or_too_long() -> None:
-    """Beyond these limits it would be refused, and open it is not."""
+    """A schema beyond these limits would be refused, and the open schema is not."""
     wide = {"allOf": [obj(**{f"{letter}{n}": {} for n in range(250)}) for letter in "ab"]}
     parts = [obj(**{f"{n:02}" + "x" * 4_000: {}}) for n in range(40)]
     large: list[Schema] = [wide, {"allOf": parts}, {"allOf": [{"properties": {}}] * MAX_WORK}]

@@ -1,3 +1,5 @@
+"""Matchers allow exactly the tokens of their grammar; grammars are cached; reasoning can precede them."""
+
 import pytest
 
 from motet.errors import GrammarError
@@ -9,7 +11,7 @@ from tests.tiny_tokenizer import EOS_ID, IM_END, IM_END_ID, IM_START, IM_START_I
 YES = TOKENIZER.encode("y")[0]
 
 
-def test_only_what_the_grammar_allows_may_come_and_then_the_end_of_sequence() -> None:
+def test_only_allowed_tokens_can_come_and_then_the_end_of_sequence() -> None:
     matcher = grammars_of().get(regex("[xy]z?")).matcher()
     assert allowed_texts(matcher) == {"x", "y"}
     assert not matcher.inner.is_accepting()
@@ -21,7 +23,7 @@ def test_only_what_the_grammar_allows_may_come_and_then_the_end_of_sequence() ->
     assert allowed(matcher) == [EOS_ID]
 
 
-def test_every_end_of_sequence_may_end_an_answer() -> None:
+def test_every_end_of_sequence_token_can_end_an_answer() -> None:
     matcher = grammars_of(eos_token_ids=(EOS_ID, IM_END_ID)).get(regex("y")).matcher()
     matcher.consume(YES)
     assert allowed(matcher) == [EOS_ID, IM_END_ID]
@@ -50,22 +52,22 @@ def test_special_tokens_do_not_match_as_text() -> None:
     ("grammar", "before"),
     [(regex(f"a{IM_END}b".replace("|", r"\|")), "a"), (Grammar(GrammarKind.CHOICE, f'["{IM_END}"]'), "")],
 )
-def test_the_name_of_a_special_token_in_a_grammar_is_written_as_plain_text(grammar: Grammar, before: str) -> None:
+def test_the_text_of_a_special_token_in_a_grammar_is_generated_as_plain_text(grammar: Grammar, before: str) -> None:
     matcher = grammars_of().get(grammar).matcher(TOKENIZER.encode(before) if before else ())
     assert "<" in allowed_texts(matcher)
     assert not {IM_END, IM_START} & allowed_texts(matcher)
 
 
-def test_a_matcher_goes_on_after_what_was_written() -> None:
+def test_a_matcher_continues_after_output_tokens() -> None:
     compiled = grammars_of().get(json('{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'))
-    whole = compiled.matcher()
+    undisturbed = compiled.matcher()
     for token in TOKENIZER.encode('{"a": 1'):
-        whole.consume(token)
-    assert allowed(compiled.matcher(TOKENIZER.encode('{"a": 1'))) == allowed(whole)
+        undisturbed.consume(token)
+    assert allowed(compiled.matcher(TOKENIZER.encode('{"a": 1'))) == allowed(undisturbed)
 
 
-def test_written_tokens_that_do_not_follow_the_grammar_are_refused() -> None:
-    with pytest.raises(GrammarError, match="does not follow its grammar"):
+def test_output_tokens_that_do_not_follow_the_grammar_are_refused() -> None:
+    with pytest.raises(GrammarError, match="do not follow its grammar"):
         grammars_of().get(regex("[xy]")).matcher(TOKENIZER.encode("q"))
 
 
@@ -81,13 +83,13 @@ def test_matchers_of_one_grammar_are_independent() -> None:
     assert allowed_texts(first) == {"z"} and allowed_texts(second) == {"y"}
 
 
-def test_the_grammars_used_last_are_kept() -> None:
-    grammars = grammars_of(keep_mb=2)
+def test_the_most_recently_used_grammars_are_cached() -> None:
+    grammars = grammars_of(max_cached_mb=2)
     first = grammars.get(regex("a"))
     grammars.get(regex("b"))
-    assert grammars.kept(regex("a")) is first  # asked for last, so it stays
+    assert grammars.cached(regex("a")) is first  # the most recently used, so it stays
     grammars.get(regex("c"))
-    assert grammars.kept(regex("b")) is None
+    assert grammars.cached(regex("b")) is None
     assert grammars.get(regex("a")) is first
 
 
@@ -103,13 +105,13 @@ def test_the_grammars_used_last_are_kept() -> None:
         (Thinking(IM_START, IM_END, opened=True), f"hm{IM_END}yes"),
     ],
 )
-def test_a_model_may_think_before_the_grammar_begins(thinking: Thinking, text: str) -> None:
+def test_a_model_can_reason_before_the_grammar_applies(thinking: Thinking, text: str) -> None:
     assert follows(grammars_of(), regex("yes", thinking), text)
     assert not follows(grammars_of(), regex("yes", thinking), text + "!")
 
 
 MIXED = Thinking(f"{IM_START}thought", f"{IM_END}{IM_START}", opened=False, before_answer=f"final{IM_END}")
-"""Special tokens with text between them, some of them in both."""
+"""Tags of special tokens with text between them. One special token is in both tags."""
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ MIXED = Thinking(f"{IM_START}thought", f"{IM_END}{IM_START}", opened=False, befo
         (HARMONY_THOUGHT, "<|channel|>analysis<|message|>so<|end|><|start|>assistant", "<|channel|>final<|message|>"),
     ],
 )
-def test_an_answer_has_its_fixed_beginning_whether_the_model_thought_or_not(
+def test_an_answer_has_its_fixed_start_with_and_without_reasoning(
     thinking: Thinking, thought: str, before: str
 ) -> None:
     grammar = regex("yes", thinking)
@@ -129,13 +131,13 @@ def test_an_answer_has_its_fixed_beginning_whether_the_model_thought_or_not(
     assert not follows(grammars_of(), grammar, f"{thought}yes")
 
 
-def test_a_model_that_is_already_thinking_cannot_answer_before_it_has_finished() -> None:
+def test_a_model_whose_reasoning_is_open_cannot_answer_before_it_is_closed() -> None:
     thinking = Thinking("<think>", "</think>", opened=True)
     assert not follows(grammars_of(), regex("yes", thinking), "yes")
     assert EOS_ID not in allowed(grammars_of().get(regex("yes", thinking)).matcher())
 
 
-def test_json_may_be_pretty_printed_but_not_padded_without_end() -> None:
+def test_json_can_be_indented_but_not_padded_without_limit() -> None:
     grammar = json('{"type":"object"}')
     assert follows(grammars_of(), grammar, '{\n  "a": [\n    1,\n    2\n  ]\n}')
     assert follows(grammars_of(), grammar, '{"a":1}')
@@ -143,11 +145,11 @@ def test_json_may_be_pretty_printed_but_not_padded_without_end() -> None:
     assert not follows(grammars_of(), grammar, '{"a":   1}')
 
 
-def test_a_tag_that_is_a_special_token_is_written_as_that_token() -> None:
+def test_a_tag_that_is_a_special_token_is_generated_as_that_token() -> None:
     assert follows(grammars_of(), lark(f'start: "{IM_START}" "yes"'), f"{IM_START}yes")
 
 
-def test_grammars_in_the_form_of_llama_cpp_are_read() -> None:
+def test_grammars_of_llama_cpp_are_converted() -> None:
     grammar = lark('root ::= "yes" | "no" [0-9]+')
     assert follows(grammars_of(), grammar, "no12")
     assert not follows(grammars_of(), grammar, "yes12")

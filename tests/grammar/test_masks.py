@@ -1,3 +1,5 @@
+"""Masks of several matchers, and the limits of their work."""
+
 import numpy as np
 import pytest
 
@@ -18,17 +20,17 @@ def masks_of(grammars: Grammars, sources: list[str]) -> list[list[int]]:
     return [row.tolist() for row in out[:-1]]
 
 
-def test_each_row_is_what_its_matcher_allows() -> None:
+def test_each_row_has_the_tokens_that_its_matcher_allows() -> None:
     grammars = grammars_of()
     alone = [masks_of(grammars, [source])[0] for source in "aba"]
     assert masks_of(grammars, ["a", "b", "a"]) == alone
 
 
-def test_masks_of_no_matchers_can_be_filled() -> None:
+def test_masks_can_be_filled_without_matchers() -> None:
     assert fill_masks([], np.zeros((0, WORDS), np.int32)) == {}
 
 
-def test_a_matcher_that_takes_too_much_work_fails_alone() -> None:
+def test_a_matcher_that_exceeds_a_limit_fails_alone() -> None:
     grammars = grammars_of()
     heavy = grammars.get(lark('start: (("a"{1,1000}){1,1000}){1,1000}')).matcher()
     letter = TOKENIZER.encode("a")[0]

@@ -1,3 +1,5 @@
+"""Schemas are checked: errors name the place, constraints that are not enforced are refused, limits hold."""
+
 import json
 import time
 from collections.abc import Mapping
@@ -5,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from motet.errors import GrammarError
-from motet.grammar.compiled_grammar import MAX_TRIES, WHOLE, find_wrong_part
+from motet.grammar.compiled_grammar import MAX_TRIES, ROOT_KEY, find_invalid_part
 from motet.grammar.grammar_source import read_schema
 from motet.grammar.json_schema import NOT_ENFORCED
 from motet.grammar.limits import MAX_LEVELS, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS, MAX_TEXT_CHARS
@@ -30,7 +32,7 @@ def test_keywords_that_are_not_enforced_are_refused_with_their_place(keyword: st
     )
 
 
-def test_a_property_may_have_the_name_of_a_keyword() -> None:
+def test_a_property_can_have_the_name_of_a_keyword() -> None:
     schema = json.dumps(obj(**{"not": {"type": "integer"}, "$ref": {"const": 1}}))
     assert follows(grammars_of(), models.json(schema), '{"not":5,"$ref":1}')
 
@@ -42,26 +44,26 @@ def test_a_property_may_have_the_name_of_a_keyword() -> None:
         ({"minLength": True}, "at minLength: expected an integer of 0 or more, got true"),
         ({"minItems": -1}, "at minItems: expected an integer of 0 or more, got -1"),
         ({"maximum": "x"}, 'at maximum: expected a number, got "x"'),
-        ({"multipleOf": 0}, "at multipleOf: expected a number above 0, got 0"),
-        ({"enum": []}, "at enum: expected an array, not empty, got []"),
-        ({"anyOf": []}, "at anyOf: expected an array of schemas, not empty, got []"),
+        ({"multipleOf": 0}, "at multipleOf: expected a number greater than 0, got 0"),
+        ({"enum": []}, "at enum: expected a non-empty array, got []"),
+        ({"anyOf": []}, "at anyOf: expected a non-empty array of schemas, got []"),
         ({"anyOf": [3]}, "at anyOf[0]: expected a schema (an object or a boolean)"),
         ({"required": "a"}, 'at required: expected an array of strings, got "a"'),
         ({"properties": []}, "at properties: expected an object, got []"),
-        ({"type": []}, "at type: the array of types is empty: nothing could be written"),
+        ({"type": []}, "at type: the array of types is empty, so no value is valid"),
+        ({"patternProperties": {"^k": False}}, "at patternProperties.^k: forbidden keys are not supported"),
         (
-            {"patternProperties": {"^k": False}},
-            "at patternProperties.^k: keys that may not be written are not supported",
+            {"minLength": 3, "maxLength": 2},
+            "at minLength: 'minLength' 3 is greater than 'maxLength' 2, so no value is valid",
         ),
-        ({"minLength": 3, "maxLength": 2}, "at minLength: 'minLength' 3 is more than 'maxLength' 2: nothing could be"),
-        ({"minimum": 3, "maximum": 2}, "at minimum: 'minimum' 3 is more than 'maximum' 2: nothing could be written"),
+        ({"minimum": 3, "maximum": 2}, "at minimum: 'minimum' 3 is greater than 'maximum' 2, so no value is valid"),
         ({"$ref": "#/$defs/a"}, "at $ref: '#/$defs/a' does not exist: there is no '$defs'"),
         ({"$ref": "https://a/b"}, "at $ref: 'https://a/b' is not supported; only references into this schema are"),
         ({"$ref": "#/$defs/a", "$defs": {"a": 3}}, "at $ref: '#/$defs/a' is not a schema"),
         ({"format": "isbn"}, "at format: the format 'isbn' is not supported"),
-        ({"x-guidance": {"lenient": True}}, "at x-guidance: expected nothing"),
+        ({"x-guidance": {"lenient": True}}, "at x-guidance: expected no value, because this keyword is not supported"),
         ({"$ref": "#/other/a", "other": {"a": {"not": {}}}}, "at other.a.not: the keyword 'not' is not supported"),
-        # llguidance cannot compile the rest.
+        # The errors below come from llguidance.
         (obj(a={"anyOf": [{"type": "string"}, {"pattern": "(?=a)b"}]}), "at properties.a.anyOf[1]: look-around"),
         (obj(a={"type": "integer", "minimum": 3.2, "maximum": 3.4}), "at properties.a: Unsatisfiable schema"),
         (obj(a=False), "at the top: Unsatisfiable schema: required property 'a'"),
@@ -69,15 +71,15 @@ def test_a_property_may_have_the_name_of_a_keyword() -> None:
             {"$defs": {"n": obj(q={"pattern": "("})}, **obj(a={"$ref": "#/$defs/n"})},
             "at $defs.n.properties.q: unclosed",
         ),
-        ({"$ref": "#"}, "at the top: nothing satisfies it"),
+        ({"$ref": "#"}, "at the top: no value is valid"),
     ],
 )
-def test_a_schema_that_cannot_be_followed_is_refused_with_the_place_of_the_fault(schema: object, message: str) -> None:
+def test_an_invalid_schema_is_refused_with_the_place_of_the_error(schema: object, message: str) -> None:
     assert refusal(schema).startswith(message)
 
 
-def test_keywords_count_whatever_draft_the_schema_names() -> None:
-    """llguidance ignores keywords that the named draft does not have, such as `const` in draft 4."""
+def test_all_keywords_are_enforced_whatever_draft_the_schema_names() -> None:
+    """llguidance alone ignores keywords that the named draft does not have, such as `const` in draft 4."""
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", **obj(a={"const": 1})}
     assert not follows(grammars_of(), models.json(json.dumps(schema)), '{"a":2}')
     assert refusal({"$schema": "http://json-schema.org/draft-04/schema#", "if": {}}).startswith("at if")
@@ -109,8 +111,8 @@ def of_optional(number: int) -> dict[str, object]:
         ({"title": "a" * (MAX_SOURCE_CHARS - 100)}, {"title": "a" * MAX_SOURCE_CHARS}),
     ],
 )
-def test_schemas_are_bounded_and_up_to_the_bound_they_compile(allowed: object, too_much: object) -> None:
-    """Beyond such bounds llguidance overflows its stack, which ends the whole process."""
+def test_schemas_are_limited_and_compile_up_to_the_limit(allowed: object, too_much: object) -> None:
+    """Beyond such limits llguidance overflows its stack, which ends the process."""
     grammars_of().get(models.json(json.dumps(allowed)))
     assert "allowed" in refusal(too_much) or "deeper" in refusal(too_much)
 
@@ -120,34 +122,34 @@ def test_a_schema_nested_deeper_than_json_can_be_read_is_refused() -> None:
         read_schema('{"items":' * 5000 + "{}" + "}" * 5000)
 
 
-def test_the_search_for_the_wrong_part_ends_after_a_number_of_tries() -> None:
-    tried: list[Mapping[str, object]] = []
+def test_the_search_for_the_invalid_part_ends_after_the_maximum_number_of_tries() -> None:
+    compiled: list[Mapping[str, object]] = []
 
-    def fault(part: Mapping[str, object]) -> str | None:
-        tried.append(part)
+    def error_in(part: Mapping[str, object]) -> str | None:
+        compiled.append(part)
         return None
 
     schema = {"anyOf": [{"const": i} for i in range(3 * MAX_TRIES)]}
-    assert find_wrong_part(schema, "why", error_in=fault) == ((), "why")
-    assert len(tried) == MAX_TRIES
+    assert find_invalid_part(schema, "bad", error_in=error_in) == ((), "bad")
+    assert len(compiled) == MAX_TRIES
 
 
-def test_references_still_resolve_while_parts_are_tried_alone() -> None:
-    tried: list[Mapping[str, object]] = []
+def test_references_still_resolve_while_parts_are_compiled_alone() -> None:
+    compiled: list[Mapping[str, object]] = []
 
-    def fault(part: Mapping[str, object]) -> str | None:
-        tried.append(part)
-        return "bad" if part.get("$ref") == f"#/{WHOLE}/$defs/b" else None
+    def error_in(part: Mapping[str, object]) -> str | None:
+        compiled.append(part)
+        return "bad" if part.get("$ref") == f"#/{ROOT_KEY}/$defs/b" else None
 
     schema = {"items": {"$ref": "#/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
-    assert find_wrong_part(schema, "bad", error_in=fault) == (("items",), "bad")
-    assert tried[0][WHOLE] == {"items": {"$ref": f"#/{WHOLE}/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
+    assert find_invalid_part(schema, "bad", error_in=error_in) == (("items",), "bad")
+    assert compiled[0][ROOT_KEY] == {"items": {"$ref": f"#/{ROOT_KEY}/$defs/b"}, "$defs": {"b": {"type": "integer"}}}
 
 
-def test_the_search_for_the_wrong_part_takes_a_second_at_most() -> None:
+def test_the_search_for_the_invalid_part_takes_a_second_at_most() -> None:
     times = iter(range(10))
     schema: dict[str, object] = {"items": {"items": {"items": {}}}}
-    path, _ = find_wrong_part(schema, "bad", error_in=lambda _: "bad", clock=lambda: next(times))
+    path, _ = find_invalid_part(schema, "bad", error_in=lambda _: "bad", clock=lambda: next(times))
     assert path == ("items",)
 
 
@@ -157,7 +159,7 @@ def integer(multiple_of: float) -> dict[str, object]:
 
 @pytest.mark.parametrize("number", [10_001, 999_983, 1e300, 2**64 - 1, 1.00003, 1e-9, 0.123456789])
 def test_a_multiple_with_too_many_remainders_is_refused_before_it_is_compiled(number: float) -> None:
-    """The bug: 999,983 took 25 s, and 390 MB that were never given back."""
+    """The bug: 999,983 took 25 s, and 390 MB that were never freed."""
     assert refusal(obj(a=integer(number))).startswith(f"at properties.a.multipleOf: {number} is too much work: without")
 
 
@@ -166,7 +168,7 @@ def test_a_multiple_with_too_many_remainders_is_refused_before_it_is_compiled(nu
     [
         # 101 * 103 = 10,403
         ({"anyOf": [integer(101), {"type": "null"}, integer(103)]}, "anyOf[2]", 10_403),
-        # 997 * 996 * 995 took minutes; 997 * 996 is too much already.
+        # 997 * 996 * 995 took minutes; 997 * 996 exceeds the limit already.
         ({"anyOf": [integer(997 - i) for i in range(399)]}, "anyOf[1]", 993_012),
         ({"allOf": [integer(101), {"anyOf": [integer(103)]}]}, "allOf[1].anyOf[0]", 10_403),
         ({"multipleOf": 101, "$ref": "#/$defs/a", "$defs": {"a": integer(103)}}, "$defs.a", 10_403),
@@ -176,16 +178,17 @@ def test_a_multiple_with_too_many_remainders_is_refused_before_it_is_compiled(nu
         ({"anyOf": [{"multipleOf": 0.25}, {"multipleOf": 99.97}]}, "anyOf[1]", 249_925),
     ],
 )
-def test_too_many_multiples_are_refused_at_the_first_that_is_too_much(schema: object, where: str, total: int) -> None:
-    assert refusal(schema).startswith(f"at {where}.multipleOf: together with those before it, it makes {total}, and")
+def test_the_multiple_that_exceeds_the_limit_is_refused(schema: object, where: str, total: int) -> None:
+    message = f"the sum of this 'multipleOf' and the preceding ones is {total}; at most 10000 is allowed"
+    assert refusal(schema).startswith(f"at {where}.multipleOf: {message}")
 
 
 def test_schemas_inside_one_lark_grammar_count_together() -> None:
     lark = "start: a | b\na: %json {0}\nb: %json {1}"
     parts = [json.dumps(integer(number)) for number in (6000, 4001)]
-    with pytest.raises(GrammarError, match="makes 10001"):
+    with pytest.raises(GrammarError, match="is 10001; at most 10000 is allowed"):
         grammars_of().get(models.lark(lark.format(*parts)))
-    grammars_of().get(models.lark(lark.format(parts[0], parts[0])))  # the same one is counted once
+    grammars_of().get(models.lark(lark.format(parts[0], parts[0])))  # equal numbers count once
 
 
 def test_everyday_multiples_are_allowed() -> None:
@@ -207,7 +210,7 @@ def test_everyday_multiples_are_allowed() -> None:
 def test_the_largest_allowed_multiples_compile_in_a_moment() -> None:
     grammars = grammars_of()
     grammars.get(models.json("{}"))
-    began_s = time.process_time()
+    started_s = time.process_time()
     grammars.get(models.json(json.dumps({"anyOf": [integer(100), integer(9999 // 101), {"type": "null"}]})))
     grammars.get(models.json(json.dumps(obj(a=integer(9973)))))
-    assert time.process_time() - began_s < 1.0  # 0.1 s; 10 times the number takes 1 to 2 s
+    assert time.process_time() - started_s < 1.0  # 0.1 s; 10 times the number takes 1 to 2 s

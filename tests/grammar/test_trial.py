@@ -1,4 +1,4 @@
-"""A heavy grammar is compiled in a process first, which ends when it takes too much."""
+"""A heavy grammar is compiled in a process first, which ends when it exceeds a limit."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from motet.errors import GrammarError
 from motet.grammar import trial
-from motet.grammar.limits import HEAVY_MB, is_heavy, kept_mb
+from motet.grammar.limits import HEAVY_MB, compiled_mb, is_heavy
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
 from tests.tiny_tokenizer import EOS_ID
@@ -25,7 +25,7 @@ def both(*patterns: str) -> Grammar:
 
 
 ENDLESS = both(*(f"a{i}|b{i}" for i in range(40)))
-"""Compiling it has no end that anybody has seen."""
+"""A grammar whose compilation has never been observed to end."""
 LARGE = schema(enum=[f"value number {i}" for i in range(9000)])
 
 
@@ -45,7 +45,7 @@ LARGE = schema(enum=[f"value number {i}" for i in range(9000)])
         (regex("a" * 600), True),
     ],
 )
-def test_a_grammar_is_light_only_if_compiling_takes_little_for_certain(grammar: Grammar, heavy: bool) -> None:
+def test_a_grammar_is_light_only_if_its_text_guarantees_little_work(grammar: Grammar, heavy: bool) -> None:
     assert is_heavy(grammar) is heavy
 
 
@@ -55,7 +55,7 @@ def test_a_grammar_is_light_only_if_compiling_takes_little_for_certain(grammar: 
         (LARGE, "", None),
         (schema(anyOf=[{"type": "text"}], title="t" * 20_000), "", "at anyOf[0].type: 'text' is not a type"),
         pytest.param(ENDLESS, "trial.CPU_S = 0", trial.TOO_LONG, marks=pytest.mark.slow),
-        (LARGE, "trial.HEAVY_MB = 1", "compiled, it takes "),
+        (LARGE, "trial.HEAVY_MB = 1", "its compiled form takes "),
         pytest.param(
             LARGE,
             "import mmap; trial.Grammars.get = lambda *_: bytearray(mmap.mmap(-1, 2**30)[:1])",
@@ -64,27 +64,27 @@ def test_a_grammar_is_light_only_if_compiling_takes_little_for_certain(grammar: 
         ),
     ],
 )
-def test_the_process_says_what_is_wrong_or_is_ended(
+def test_the_process_reports_the_error_or_is_ended(
     grammar: Grammar, limit: str, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`limit`: what is different in the process."""
+    """`limit`: code that changes limits in the process."""
     code = f"from motet.grammar import trial\n{limit}\ntrial.main()"
     monkeypatch.setattr(trial, "COMMAND", (sys.executable, "-c", code))
     with pytest.raises(GrammarError, match=f"^{re.escape(error)}") if error else nullcontext():
-        trial.try_apart(grammar, TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
+        trial.compile_in_process(grammar, TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
 
 
-def test_what_is_kept_is_bounded_by_its_memory() -> None:
-    grammars = grammars_of(keep_mb=HEAVY_MB + 1)
+def test_the_memory_of_the_cache_is_limited() -> None:
+    grammars = grammars_of(max_cached_mb=HEAVY_MB + 1)
     light = [regex(letter) for letter in "abc"]
     for grammar in light:
         grammars.get(grammar)
     grammars.get(LARGE)
-    assert [grammars.kept(grammar) is None for grammar in (*light, LARGE)] == [True, True, False, False]
-    grammars.forget(LARGE)
+    assert [grammars.cached(grammar) is None for grammar in (*light, LARGE)] == [True, True, False, False]
+    grammars.evict(LARGE)
     for number in range(HEAVY_MB):
         grammars.get(regex(f"d{number}"))
-    assert grammars.kept(light[-1]) is not None
+    assert grammars.cached(light[-1]) is not None
 
 
 NAMES = [f"property number {i}" for i in range(200)]
@@ -95,11 +95,11 @@ WIDE = schema(type="object", properties={name: {"type": "number"} for name in NA
 @pytest.mark.parametrize(
     "grammar", [schema(type="integer", multipleOf=9973), WIDE, lark("start: A\nA: /[a-z]{1,400}/")]
 )
-def test_a_light_grammar_keeps_no_more_than_it_counts_for(grammar: Grammar) -> None:
+def test_a_light_grammar_takes_no_more_memory_than_estimated(grammar: Grammar) -> None:
     grammars = grammars_of()
     grammars.get(regex("a"))
     before_mb = trial.memory_mb()[1]
     for number in range(4):
         grammars.get(msgspec.structs.replace(grammar, source=grammar.source + " " * number))
     assert not is_heavy(grammar)
-    assert trial.memory_mb()[1] - before_mb <= 4 * kept_mb(grammar)
+    assert trial.memory_mb()[1] - before_mb <= 4 * compiled_mb(grammar)

@@ -1,15 +1,15 @@
-"""Small random schemas of everything that is enforced."""
+"""Small random schemas with all keywords that are enforced."""
 
 from hypothesis import strategies as st
 
 from tests.structured.schemas.case import Schema
 
-# Steps that a double has exactly: the reference implementation divides doubles.
+# Steps that a double can represent exactly, because the reference implementation divides doubles.
 STEPS = (2, 3, 10, 0.5, 0.25)
 PATTERNS = ("^a+$", "^.{0,2}b", "^[0-9]{2,4}$", "^(x|yz)*$", r"^\w-\d$", "^é")
 FORMATS = ("date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 SHORT_FORMATS = ("date", "date-time", "time", "ipv4", "uuid")
-"""Formats so short that a walk ends whatever the pattern beside them asks for."""
+"""Formats so short that a walk ends with any additional pattern."""
 NAMES = ("a", "b", "kind", "with space", "é")
 
 counts = st.integers(0, 4)
@@ -18,7 +18,7 @@ values = st.none() | st.booleans() | bounds | st.text('ab"\\é😀', max_size=3)
 
 
 def keywords(**strategies: st.SearchStrategy[object]) -> st.SearchStrategy[Schema]:
-    """Draws schemas with any of these keywords, or none."""
+    """Generates schemas with any of these keywords, or none."""
     return st.fixed_dictionaries({}, optional=dict(strategies))
 
 
@@ -61,8 +61,8 @@ def arrays(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 
 def objects(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    """Draws schemas of objects. They have no `minProperties`, as a key that comes twice is not refused. Patterns of
-    keys have values that can be written: llguidance lets a key begin whose value cannot, and such a key has no end."""
+    """Generates schemas of objects. They have no `minProperties`, because a repeated key is not refused. Schemas for
+    patterns of keys always allow a value: otherwise llguidance would allow the start of a key that can never end."""
     return of_type(
         "object",
         properties=st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
@@ -77,8 +77,8 @@ def combined(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     return st.builds(combination, st.just({}) | leaves, st.sampled_from(("anyOf", "oneOf", "allOf")), parts)
 
 
-def combination(beside: Schema, name: str, parts: list[Schema]) -> Schema:
-    return {**beside, name: parts}
+def combination(schema: Schema, keyword: str, parts: list[Schema]) -> Schema:
+    return {**schema, keyword: parts}
 
 
 def nested(leaf: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
@@ -88,4 +88,4 @@ def nested(leaf: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 schemas = st.tuples(nested(leaves | st.just({"$ref": "#/$defs/part"})), nested(leaves)).map(
     lambda both: {**both[0], "$defs": {"part": both[1]}}
 )
-"""Whole schemas, which may refer to a part."""
+"""Complete schemas, some of which refer to a part."""

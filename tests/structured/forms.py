@@ -1,4 +1,4 @@
-"""Answers that are asked for by `structured_outputs`: regular expressions, choices and grammars."""
+"""Forms that requests demand with `structured_outputs`: regular expressions, choices and grammars."""
 
 import re
 from collections.abc import Callable
@@ -7,23 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Form:
-    """One form, and how an answer in it is recognised."""
+    """One form, and a check of answers in this form."""
 
     name: str
     structured_outputs: dict[str, object]
-    ask: str
+    message: str
+    """User message of the request."""
     follows: Callable[[str], bool]
-    few: bool = False
-    """True if there are so few answers that several choices may well agree."""
+    few_answers: bool = False
+    """True if the form allows so few answers that several choices can be equal."""
 
 
-def regex(name: str, pattern: str, ask: str, *, few: bool = False) -> Form:
-    """Returns a form whose oracle is Python's `re`, so the pattern must mean the same in Rust."""
-    return Form(name, {"regex": pattern}, ask, matching(pattern), few)
+def regex(name: str, pattern: str, message: str) -> Form:
+    """Returns a form whose oracle is Python's `re`, so the pattern must have the same meaning there as in Rust."""
+    return Form(name, {"regex": pattern}, message, matching(pattern))
 
 
-def choice(name: str, choices: list[str], ask: str) -> Form:
-    return Form(name, {"choice": choices}, ask, lambda text: text in choices, few=True)
+def choice(name: str, choices: list[str], message: str) -> Form:
+    return Form(name, {"choice": choices}, message, lambda text: text in choices, few_answers=True)
 
 
 def matching(pattern: str) -> Callable[[str], bool]:
@@ -67,7 +68,7 @@ FORMS = (
     regex("regex_of_several_lines", r"(- [a-z ]{3,20}\n){2,4}", "A shopping list, please."),
     regex("regex_beyond_ascii", r"(ä|ö|ü|ß|é|[0-9]){3,9}(€|¥|😀)", "How much?"),
     choice("choice_of_words", ["positive", "negative", "neutral"], "Is 'I love it' positive or negative?"),
-    choice("choice_of_words_that_begin_alike", ["a", "ab", "abc", "abc def\n"], "Which?"),
+    choice("choice_of_words_with_a_common_start", ["a", "ab", "abc", "abc def\n"], "Which?"),
     choice("choice_beyond_ascii", ["да", "нет", "はい", "いいえ", "👍🏽", 'so "so"', "\\"], "Yes or no?"),
     Form(
         "grammar_in_lark",
@@ -75,7 +76,7 @@ FORMS = (
         "All names of people who are 30.",
         matching(r"SELECT (\*|[a-z]{1,8}(,[a-z]{1,8}){0,2}) FROM [a-z]{1,8}( WHERE [a-z]{1,8} = [0-9]{1,4})?;"),
     ),
-    Form("grammar_in_lark_with_rules_inside_rules", {"grammar": BRACKETS}, "Write brackets.", balanced),
+    Form("grammar_in_lark_with_nested_rules", {"grammar": BRACKETS}, "Write brackets.", balanced),
     Form(
         "grammar_in_lark_with_a_schema",
         {"grammar": JSON_INSIDE},

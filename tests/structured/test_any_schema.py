@@ -1,8 +1,8 @@
-"""Random schemas: what their grammars allow, against the reference implementation.
+"""Random schemas: the texts that their grammars allow are compared with the reference implementation.
 
-Grammars are known to allow two things that are not valid, so no schema asks for them: a key that comes twice where keys
-are counted, and a number with more digits than a double has, just inside an excluded bound. They refuse much that is
-valid, as a grammar writes each value in one way; that is not checked here.
+Grammars are known to allow two kinds of invalid texts, and no schema here leads to them: a repeated key where keys are
+counted, and a number with more digits than a double has, next to an exclusive bound. Grammars refuse many valid texts,
+because they allow only one notation of each value. This is not tested here.
 """
 
 import json
@@ -18,9 +18,9 @@ from motet.types import Grammar, GrammarKind
 from tests.grammar.models import grammars_of
 from tests.property_settings import examples
 from tests.structured.any_schema import schemas
-from tests.structured.judge import Judge
+from tests.structured.oracle import SchemaOracle
 from tests.structured.schemas.case import Schema
-from tests.structured.walking import accepts, walk
+from tests.structured.walk import accepts, walk
 
 pytestmark = pytest.mark.slow
 
@@ -31,25 +31,25 @@ LETTERS = '0123456789-.eE"{}[],:abT \\n'
 
 @examples(80)
 @given(schemas, st.integers(0, 2**32))
-def test_whatever_a_grammar_allows_is_valid_and_what_is_not_valid_is_refused(schema: Schema, seed: int) -> None:
+def test_texts_that_a_grammar_allows_are_valid_and_invalid_ones_are_refused(schema: Schema, seed: int) -> None:
     try:
         grammar = GRAMMARS.get(Grammar(GrammarKind.JSON, json.dumps(schema)))
     except GrammarError:
         event("refused")
         return
     event("compiled")
-    judge, random = Judge(schema), Random(seed)
+    oracle, random = SchemaOracle(schema), Random(seed)
     text = walk(grammar, random)
-    assert judge.faults(text) == "", text
+    assert oracle.errors(text) == "", text
     for _ in range(MUTANTS):
         other = mutant(text, random)
-        if judge.faults(other):
+        if oracle.errors(other):
             assert not accepts(grammar, other), other
 
 
 @examples(80)
 @given(schemas, st.integers(0, 2**32))
-def test_a_schema_with_closed_objects_can_be_written_too_and_its_answers_are_valid(schema: Schema, seed: int) -> None:
+def test_a_schema_with_closed_objects_has_answers_too_and_they_are_valid(schema: Schema, seed: int) -> None:
     source = json.dumps(schema)
     try:
         GRAMMARS.get(Grammar(GrammarKind.JSON, source))
@@ -58,7 +58,7 @@ def test_a_schema_with_closed_objects_can_be_written_too_and_its_answers_are_val
         return
     event("unchanged" if json.loads(closed_source(source)) == schema else "closed")
     text = walk(GRAMMARS.get(Grammar(GrammarKind.JSON, closed_source(source))), Random(seed))
-    assert Judge(schema).faults(text) == "", text
+    assert SchemaOracle(schema).errors(text) == "", text
 
 
 def mutant(text: str, random: Random) -> str:

@@ -20,7 +20,7 @@ from motet.engines.upstream.text_source import TextGenerate
 from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
 from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import is_heavy
-from motet.grammar.trial import try_apart
+from motet.grammar.trial import compile_in_process
 from motet.settings.server_config import ServerConfig
 from motet.text.formats import ModelFormats
 from motet.text.prepare import PromptPreparer
@@ -79,7 +79,9 @@ class ServedModel:
         """The checks of grammars, made for the first request with a grammar."""
         vocab_size, eos_token_ids = self.info.vocab_size, self.info.eos_token_ids
         grammars = Grammars(lambda: self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-        apart = partial(try_apart, tokenizer=self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        apart = partial(
+            compile_in_process, tokenizer=self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids
+        )
         return GrammarChecks(grammars, try_apart=apart)
 
     def max_group(self, config: ServerConfig) -> int:
@@ -181,7 +183,7 @@ class GrammarChecks:
         """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time.
         `clients_own`: the rules of the grammar are from the client. Some such grammars made llguidance run without an
         end, and a thread cannot be ended, so a process compiles them first."""
-        if self._grammars.kept(grammar) is not None:
+        if self._grammars.cached(grammar) is not None:
             return
         threads = self._heavy if clients_own or is_heavy(grammar) else self._light
         try:
@@ -212,7 +214,7 @@ class GrammarChecks:
         def ended(future: asyncio.Future[None]) -> None:
             del threads.compiling[grammar]
             if compiling.refused:
-                self._grammars.forget(grammar)
+                self._grammars.evict(grammar)
             error = None if future.cancelled() else future.exception()  # retrieved also if every request has left
             if threads is self._heavy and isinstance(error, GrammarError):
                 self._refused[_digest(grammar)] = error.message

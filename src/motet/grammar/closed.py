@@ -1,17 +1,23 @@
-"""Closes the objects of a client's schema: they have the properties that the schema names, and no others.
+"""Closes the objects of a client's schema: they can have the properties that the schema names, and no others.
 
-By the standard an object may have any other property too, and small models write them until their tokens run out. Most
-clients send schemas without `additionalProperties` and mean closed objects.
+According to the standard, an object can have any additional properties, and small models generate them until they reach
+`max_tokens`. Most clients send schemas without `additionalProperties` and mean closed objects.
 
-    {properties: a}                               gets additionalProperties: false
-    anyOf, oneOf, $ref, and nothing beside them   each part is closed by itself
-    allOf, or parts beside properties             two closed parts could never both hold, so the parts stay open, and
-                                                  what holds them gets all their names and is closed. A part
-                                                  stays open where it is used alone, too: llguidance takes no
-                                                  keywords beside a circular reference that could close it there
+    {properties: a}                              gets additionalProperties: false
+    only anyOf, oneOf or $ref                    each part is closed separately
+    allOf, or parts in addition to properties    No value could satisfy two closed parts. The parts therefore stay open,
+                                                 and the schema that combines them gets all their names and is closed.
+                                                 Such a part also stays open where another schema uses it alone:
+                                                 llguidance accepts no keywords next to a circular reference, so
+                                                 nothing could close the part there.
 
-What the schema says itself is kept: `additionalProperties` in one part leaves all that apply to the same object as they
-are. A schema is read before it is checked here, so whatever is wrong in it stays as it is, for the check to find.
+1. `run` collects the schemas that values must satisfy (`_value_schemas`), and among these the ones to close
+   (`_closable_schemas`).
+2. It collects the parts that a closable schema combines.
+3. It closes each closable schema that is not such a part.
+
+A schema that decides itself is unchanged: if one part has `additionalProperties`, all parts that apply to the same
+object stay as they are. Schemas are closed before they are checked, so errors in them are left for the check.
 """
 
 import json
@@ -21,15 +27,16 @@ from typing import Final
 import msgspec
 
 from motet.errors import GrammarError
-from motet.grammar.json_schema import SchemaPath, inner_schemas, target
+from motet.grammar.json_schema import SchemaPath, inner_schemas, resolve_ref
 from motet.grammar.limits import MAX_OPTIONAL, MAX_SOURCE_CHARS
 
 MAX_WORK: Final = 10_000
-"""Most parts and names that are added up in one schema. Objects behind that stay open."""
+"""Maximum number of parts and property names that are processed for one root schema. Objects after that stay open."""
 
-IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
-"""Keywords whose schemas apply to the same object as the schema that has them; so does that of a reference."""
-OF_OBJECTS: Final = (
+COMBINING: Final = ("allOf", "anyOf", "oneOf")
+"""Keywords with a list of schemas that apply to the same value as the schema itself. The schema of a `$ref` does
+too."""
+OBJECT_KEYWORDS: Final = (
     "additionalProperties",
     "const",
     "enum",
@@ -38,21 +45,21 @@ OF_OBJECTS: Final = (
     "properties",
     "required",
 )
-SAID: Final = ("additionalProperties", "const", "enum", "unevaluatedProperties")
-"""Keywords that say themselves which other properties there may be."""
+DECIDING: Final = ("additionalProperties", "const", "enum", "unevaluatedProperties")
+"""Keywords with which a schema itself decides which other properties are allowed."""
 
 Schema = dict[str, object]
 
 
 def closed_source(source: str) -> str:
-    """Returns the text of a schema with its objects closed; a text that is no schema as it is."""
+    """Returns a schema in JSON with its objects closed. A text that is not a JSON object is returned unchanged."""
     if len(source) > MAX_SOURCE_CHARS:
         return source
     try:
         schema = msgspec.json.decode(source, type=Schema)
     except (msgspec.MsgspecError, RecursionError):
         return source
-    _Closing(schema).run()
+    _ObjectCloser(schema).run()
     closed = msgspec.json.encode(schema).decode()
     return closed if len(closed) <= MAX_SOURCE_CHARS else source
 
@@ -63,101 +70,103 @@ def closed_schema(schema: Mapping[str, object]) -> Mapping[str, object]:
     return closed
 
 
-class _Closing:
-    """Closes one schema in place."""
+class _ObjectCloser:
+    """Closes the objects of one root schema in place."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._left = MAX_WORK
+        self._work_left = MAX_WORK
 
     def run(self) -> None:
-        whole = list(self._whole())
-        heads = list(self._heads(whole))
-        shared = {id(part) for head in heads for part in self._parts(head)[1:]}
-        for head in heads:
-            if id(head) not in shared:
-                self._close(head)
+        closable = list(self._closable_schemas(self._value_schemas()))
+        parts_of_others = {id(part) for schema in closable for part in self._parts(schema)[1:]}
+        for schema in closable:
+            if id(schema) not in parts_of_others:
+                self._close(schema)
 
-    def _whole(self) -> Iterator[Schema]:
-        """Yields the schemas that a value must follow, but not those which are only a part of one."""
-        waiting, seen = [SchemaPath((), self._root)], set[int]()
+    def _value_schemas(self) -> Iterator[Schema]:
+        """Yields the schemas of values: all inner schemas except those that are only a part of another schema."""
+        waiting, visited = [SchemaPath((), self._root)], set[int]()
         while waiting:
             path, schema = waiting.pop()
             if not isinstance(schema, dict):
                 continue
-            if not path or path[0] not in (*IN_PLACE, "$defs", "definitions", "$ref"):
+            if not path or path[0] not in (*COMBINING, "$defs", "definitions", "$ref"):
                 yield schema
-            if id(schema) in seen:
+            if id(schema) in visited:
                 continue
-            seen.add(id(schema))
+            visited.add(id(schema))
             waiting += inner_schemas(schema)
             waiting += [SchemaPath(("$ref",), found) for found in self._referred(schema)]
 
-    def _heads(self, whole: Iterable[Schema]) -> Iterator[Schema]:
-        """Yields the schemas that are closed by themselves, each once."""
-        waiting, seen = list(whole), set[int]()
+    def _closable_schemas(self, value_schemas: Iterable[Schema]) -> Iterator[Schema]:
+        """Yields the schemas to close, each once: those with properties, and those that combine several parts."""
+        waiting, visited = list(value_schemas), set[int]()
         while waiting:
             schema = waiting.pop()
-            if id(schema) in seen:
+            if id(schema) in visited:
                 continue
-            seen.add(id(schema))
+            visited.add(id(schema))
             members = self._members(schema)
-            several = sum(key in schema for key in (*IN_PLACE, "$ref")) > 1 or ("allOf" in schema and len(members) > 1)
-            if several or not schema.keys().isdisjoint(OF_OBJECTS):
+            num_keywords = sum(key in schema for key in (*COMBINING, "$ref"))
+            combines = num_keywords > 1 or ("allOf" in schema and len(members) > 1)
+            if combines or not schema.keys().isdisjoint(OBJECT_KEYWORDS):
                 yield schema
             else:
                 waiting += members
 
-    def _parts(self, head: Schema) -> list[Schema]:
-        """Returns a schema and all others that apply to the same value, in the order in which they are written."""
+    def _parts(self, schema: Schema) -> list[Schema]:
+        """Returns a schema and all others that apply to the same value, in the order of the document."""
         parts: dict[int, Schema] = {}
-        waiting = [head]
-        while waiting and self._left > 0:
+        waiting = [schema]
+        while waiting and self._work_left > 0:
             part = waiting.pop()
             if id(part) not in parts:
-                self._left -= 1
+                self._work_left -= 1
                 parts[id(part)] = part
                 waiting += reversed(self._members(part))
         return [*parts.values()]
 
-    def _close(self, head: Schema) -> None:
-        parts = self._parts(head)
+    def _close(self, schema: Schema) -> None:
+        """Closes a schema, unless it is invalid, decides itself, or would then allow no value or exceed a limit."""
+        parts = self._parts(schema)
         properties = [part["properties"] for part in parts if "properties" in part]
         patterns = [part["patternProperties"] for part in parts if "patternProperties" in part]
-        named = [*properties, *(dict.fromkeys(_texts(part.get("required"))) for part in parts)]
-        if any(key in part for part in parts for key in SAID) or not all(isinstance(each, dict) for each in named):
+        named = [*properties, *(dict.fromkeys(_strings(part.get("required"))) for part in parts)]
+        if any(key in part for part in parts for key in DECIDING) or not all(isinstance(each, dict) for each in named):
             return
-        if not (properties or patterns) or patterns not in ([], [head.get("patternProperties")]):
+        if not (properties or patterns) or patterns not in ([], [schema.get("patternProperties")]):
             return
         names = dict.fromkeys(name for each in named if isinstance(each, dict) for name in each)
-        self._left -= len(names) if len(parts) > 1 else 0
-        least = [most for part in parts if isinstance(most := part.get("minProperties"), int)]
-        too_few = not patterns and max(least, default=0) > len(names)
-        if self._left <= 0 or too_few or (len(parts) > 1 and len(names) > MAX_OPTIONAL):
+        self._work_left -= len(names) if len(parts) > 1 else 0
+        minimums = [minimum for part in parts if isinstance(minimum := part.get("minProperties"), int)]
+        too_few = not patterns and max(minimums, default=0) > len(names)
+        if self._work_left <= 0 or too_few or (len(parts) > 1 and len(names) > MAX_OPTIONAL):
             return
-        given = head.get("properties")
-        own: Schema = given if isinstance(given, dict) else {}
-        if patterns and names.keys() - own.keys():  # these may follow a pattern
+        value = schema.get("properties")
+        own: Schema = value if isinstance(value, dict) else {}
+        if patterns and names.keys() - own.keys():  # these names can match a pattern
             return
-        head["properties"] = dict.fromkeys(names, True) | own
-        head["additionalProperties"] = False
+        schema["properties"] = dict.fromkeys(names, True) | own
+        schema["additionalProperties"] = False
 
     def _members(self, schema: Schema) -> list[Schema]:
-        """Returns the schemas that apply to the same value because this one names them."""
-        lists = [schema.get(key) for key in IN_PLACE]
-        members = [each for named in lists if isinstance(named, list) for each in named if isinstance(each, dict)]
+        """Returns the schemas that this one directly applies to the same value."""
+        lists = [schema.get(key) for key in COMBINING]
+        members = [each for listed in lists if isinstance(listed, list) for each in listed if isinstance(each, dict)]
         return members + self._referred(schema)
 
     def _referred(self, schema: Schema) -> list[Schema]:
+        """Returns the schema of a `$ref`; empty without a valid one."""
         ref = schema.get("$ref")
         if not isinstance(ref, str):
             return []
         try:
-            found = target((), self._root, ref=ref).schema
+            found = resolve_ref((), self._root, ref=ref).schema
         except GrammarError:
             return []
         return [found] if isinstance(found, dict) else []
 
 
-def _texts(names: object) -> list[str]:
+def _strings(names: object) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

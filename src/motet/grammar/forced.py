@@ -1,12 +1,13 @@
-"""Finds grammars that may leave an answer no choice for a long stretch of text.
+"""Finds grammars that can force a long text: a stretch of characters without any alternative.
 
-Where only one text may follow, llguidance writes it out to its end at every token, and allows only the tokens that a
-tokenizer makes of it. That is good for the words of a form, and takes half a millisecond for 1,000 characters. But a
-few characters may repeat a text a million times (`((a{100}){100}){100}`): a second a token, and 200 MB. So a grammar
-that could force more than `MAX_FORCED` characters is compiled without it: then any tokens that spell the text may come.
+Where only one text can follow, llguidance generates it to its end at every token, and allows only the tokens into which
+the tokenizer splits it. This makes the fixed parts of an answer better, and takes half a millisecond for 1,000
+characters. But a few characters can repeat a text a million times (`((a{100}){100}){100}`), which takes a second per
+token, and 200 MB. A grammar that could force more than `MAX_FORCED` characters is therefore compiled with the option
+`no_forcing`: any tokens that spell the text are then allowed.
 
-Nothing is worked out here but a bound, and a rough one: all alternatives of a rule are added up, and the least numbers
-of all repetitions in it are multiplied.
+The code here only computes a rough upper bound, the *reach* of a rule or schema: the lengths of all alternatives are
+added up, and the minimum counts of all repetitions are multiplied.
 """
 
 import json
@@ -16,12 +17,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from motet.errors import GrammarError
-from motet.grammar.json_schema import inner_schemas, target
+from motet.grammar.json_schema import inner_schemas, resolve_ref
 
 MAX_FORCED: Final = 4_000
-"""Two milliseconds a token at worst."""
+"""Maximum number of forced characters with forcing. They take two milliseconds per token at worst."""
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
-"""Behind a grammar: the last one of a grammar's options counts, and a client may write some too."""
+"""Text to append to a grammar. It goes to the end because the last of a grammar's options counts, and a client's
+grammar can contain options too."""
 
 _PARTS = re.compile(
     r"""
@@ -31,19 +33,19 @@ _PARTS = re.compile(
     | (?P<json>%json\s*(?=\{))
     | (?P<nested>%lark\b)
     | ^[ \t]*[!?]?(?P<head>[\w-]+)(?:\.-?\d+)?(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:
-    | [{~][ \t]*(?P<least>\d+)(?P<open>[ \t]*,[ \t]*\}|[ \t]*\.\.(?!\d))?
+    | [{~][ \t]*(?P<minimum>\d+)(?P<open>[ \t]*,[ \t]*\}|[ \t]*\.\.(?!\d))?
     | (?P<loop>[*+])
     | (?P<word>[\w-]+)
     """,
     re.VERBOSE | re.MULTILINE,
 )
-_LEAST = re.compile(r"\{(\d{1,9})")
+_MINIMUM = re.compile(r"\{(\d{1,9})")
 _LOOP = re.compile(r"(?<!\.)(?<!\.\))[*+]|\{\d+,\}")
-"""A part that may be repeated without end, unless it is any character."""
+"""A repetition without an upper limit, except a repetition of `.`."""
 
 
 def forces_much(lark: str) -> bool:
-    """Returns True if an answer in this Lark could have a long stretch without a choice."""
+    """Returns True if this Lark grammar could force more than `MAX_FORCED` characters."""
     try:
         return _Rules(lark).reach("start") > MAX_FORCED
     except RecursionError:
@@ -51,7 +53,7 @@ def forces_much(lark: str) -> bool:
 
 
 def schema_forces_much(schema: Mapping[str, object]) -> bool:
-    """Returns True if a value of this schema, which has been checked, could have such a stretch."""
+    """Returns True if this schema, which has been checked, could force more than `MAX_FORCED` characters."""
     try:
         return _reach_of_schema(schema, schema, known={}) > MAX_FORCED
     except RecursionError:
@@ -59,20 +61,24 @@ def schema_forces_much(schema: Mapping[str, object]) -> bool:
 
 
 class _Rules:
-    """The rules of one grammar: what each has of its own, and which others it has."""
+    """The rules of one Lark grammar."""
 
     def __init__(self, lark: str) -> None:
         self._chars: dict[str, float] = {}
+        """Number of characters that each rule has itself."""
         self._times: dict[str, float] = {}
+        """Product of the minimum counts of all repetitions in each rule."""
         self._words: dict[str, list[str]] = {}
+        """Words in each rule, some of them names of other rules."""
         self._reach: dict[str, float] = {}
+        """Results of `reach`."""
         rule, at = "", 0
         while (found := _PARTS.search(lark, at)) is not None:
             at = found.end()
             if (head := found["head"]) is not None:
                 rule = head
-            elif (least := found["least"]) is not None:
-                self._times[rule] = self._times.get(rule, 1.0) * max(1.0, float(least))
+            elif (minimum := found["minimum"]) is not None:
+                self._times[rule] = self._times.get(rule, 1.0) * max(1.0, float(minimum))
                 self._add(rule, math.inf if found["open"] and _is_terminal(rule) else 0.0)
             elif found["loop"] is not None:
                 self._add(rule, math.inf if _is_terminal(rule) else 0.0)
@@ -82,13 +88,14 @@ class _Rules:
                 schema, at = json.JSONDecoder().raw_decode(lark, at)
                 self._add(rule, _reach_of_schema(schema, schema, known={}))
             elif found["regex"] is not None:
-                # Several in a row have no end: `A A` with `A: /a+/` is a text of which no letter may be the last.
+                # Two repetitions in a row can force a text without end: in `A A` with `A: /a+/`, no letter of the first
+                # A can be its last one.
                 self._add(rule, math.inf if _LOOP.search(found[0]) else _reach_of_regex(found[0]))
             elif found["comment"] is None:
                 self._add(rule, math.inf if found["nested"] else len(found[0]))
 
     def reach(self, rule: str) -> float:
-        """Returns the most characters of the rule's text, infinite for one that has itself in it."""
+        """Returns an upper bound of the number of characters of the rule's text; infinity for a recursive rule."""
         if rule not in self._reach:
             self._reach[rule] = math.inf
             known = (word for word in self._words.get(rule, ()) if word in self._chars or word in self._words)
@@ -106,13 +113,14 @@ def _is_terminal(rule: str) -> bool:
 
 def _reach_of_regex(regex: str) -> float:
     times = 1.0
-    for least in _LEAST.findall(regex):
-        times *= max(1.0, float(least))
+    for minimum in _MINIMUM.findall(regex):
+        times *= max(1.0, float(minimum))
     return len(regex) * times
 
 
 def _reach_of_schema(schema: object, root: object, *, known: dict[int, float]) -> float:
-    """`known`: the results so far, by the ids of the schemas; infinite for one that is under way."""
+    """Returns an upper bound of the number of characters that a schema forces. `known`: results by the ids of schemas;
+    infinity for a schema whose result is being computed, because it is recursive."""
     if not isinstance(schema, dict):
         return 0.0
     if id(schema) in known:
@@ -120,7 +128,7 @@ def _reach_of_schema(schema: object, root: object, *, known: dict[int, float]) -
     known[id(schema)] = math.inf
     texts = [schema[key] for key in ("const", "minimum", "maximum", "format") if key in schema]
     fixed = max((len(json.dumps(value)) for value in schema.get("enum", ())), default=0)
-    reach = fixed + sum(len(json.dumps(text)) for text in texts) + _least(schema, "minLength")
+    reach = fixed + sum(len(json.dumps(text)) for text in texts) + _minimum(schema, "minLength")
     reach += sum(len(json.dumps(name)) + 2 for name in schema.get("properties", ()))
     for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
         reach += _reach_of_regex(pattern)
@@ -129,18 +137,19 @@ def _reach_of_schema(schema: object, root: object, *, known: dict[int, float]) -
             reach += _reach_of_schema(inner, root, known=known)
     if "$ref" in schema:
         reach += _reach_of_ref(schema["$ref"], root, known=known)
-    known[id(schema)] = reach * max(1.0, _least(schema, "minItems")) * max(1.0, _least(schema, "minProperties"))
+    repeats = max(1.0, _minimum(schema, "minItems")) * max(1.0, _minimum(schema, "minProperties"))
+    known[id(schema)] = reach * repeats
     return known[id(schema)]
 
 
 def _reach_of_ref(ref: str, root: object, *, known: dict[int, float]) -> float:
     try:
-        found = target((), root, ref=ref).schema
+        found = resolve_ref((), root, ref=ref).schema
     except GrammarError:
         return math.inf
     return _reach_of_schema(found, root, known=known)
 
 
-def _least(schema: Mapping[str, object], keyword: str) -> float:
-    least = schema.get(keyword, 0)
-    return float(min(least, 10**9)) if isinstance(least, int) else 0.0
+def _minimum(schema: Mapping[str, object], keyword: str) -> float:
+    minimum = schema.get(keyword, 0)
+    return float(min(minimum, 10**9)) if isinstance(minimum, int) else 0.0

@@ -1,8 +1,12 @@
-"""Checks a client's JSON Schema by a walk of our own before llguidance compiles it.
+"""Checks a client's JSON Schema before llguidance compiles it.
 
-The walk knows the place, so its errors say where a schema is wrong. It refuses constraints that llguidance would ignore
-in silence (a schema must not promise what is not enforced), and limits depth and width. Names that no draft knows are
-annotations by the standard, and are ignored as titles and descriptions are.
+1. `check_schema` walks over all schemas inside the schema and all schemas that it refers to.
+2. At each schema it checks the types of the keywords, their values, and bounds that contradict each other.
+3. It limits depth, width and the work for `multipleOf`.
+
+The walk knows the path of each schema, so its errors name the place. It rejects constraints that llguidance would
+silently ignore, because the schema would promise what is not enforced. According to the standard, unknown keywords are
+annotations; they are ignored like titles and descriptions.
 """
 
 import math
@@ -43,10 +47,10 @@ NOT_ENFORCED: Final = frozenset(
         "uniqueItems",
     ]
 )
-"""Constraints that llguidance does not enforce."""
+"""Keywords of constraints that llguidance does not enforce."""
 
 ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The only allowed value of `x-guidance`, which tells llguidance how to compile; formats of tool calls use it."""
+"""The only allowed value of `x-guidance`, a keyword with options for llguidance. Formats of tool calls use it."""
 
 SCHEMA_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
@@ -56,16 +60,16 @@ Path = tuple[str | int, ...]
 
 
 class SchemaPath(NamedTuple):
-    """A schema inside a schema, or a value where one should be."""
+    """A schema inside another schema, or a value in the place of a schema, with its path."""
 
     path: Path
     schema: object
 
 
-def wrong(path: Path, what: str) -> GrammarError:
-    """Returns an error with the place, such as `properties.a.anyOf[0]`."""
+def schema_error(path: Path, message: str) -> GrammarError:
+    """Returns an error that names the place, such as `at properties.a.anyOf[0]: <message>`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return GrammarError(f"at {text.removeprefix('.') or 'the top'}: {what}")
+    return GrammarError(f"at {text.removeprefix('.') or 'the top'}: {message}")
 
 
 def check_schema(
@@ -74,10 +78,10 @@ def check_schema(
     """Returns all schemas in `root`, each once, and the schema of each reference.
 
     `multiples` has counted the other schemas of the same grammar. Raises `GrammarError` for a schema that cannot be
-    enforced, has a wrong type in it, contradicts itself, or is too much work.
+    enforced, has a value of a wrong type, contradicts itself, or exceeds a limit.
     """
     _check_nesting(root)
-    waiting, seen = [SchemaPath((), root)], {id(root)}
+    waiting, visited = [SchemaPath((), root)], {id(root)}
     schemas: list[tuple[Path, dict[str, object]]] = []
     refs: dict[str, object] = {}
     while waiting:
@@ -85,25 +89,26 @@ def check_schema(
         if isinstance(schema, bool):
             continue
         if not isinstance(schema, dict):
-            raise wrong(path, "expected a schema (an object or a boolean)")
+            raise schema_error(path, "expected a schema (an object or a boolean)")
         _check_keywords(path, schema)
         _check_values(path, schema)
         _check_bounds(path, schema)
         schemas.append((path, schema))
-        below = [SchemaPath((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
+        found = [SchemaPath((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
         ref = schema.get("$ref")
         if isinstance(ref, str) and ref not in refs:
-            below.append(target(path, root, ref=ref))
-            refs[ref] = below[-1].schema
-        waiting.extend(place for place in reversed(below) if id(place.schema) not in seen)
-        seen.update(id(place.schema) for place in below if isinstance(place.schema, dict))
+            found.append(resolve_ref(path, root, ref=ref))
+            refs[ref] = found[-1].schema
+        waiting.extend(inner for inner in reversed(found) if id(inner.schema) not in visited)
+        visited.update(id(inner.schema) for inner in found if isinstance(inner.schema, dict))
     _check_levels(root, refs)
     (multiples or Multiples()).add(schemas, refs)
     return [schema for _, schema in schemas], refs
 
 
 def inner_schemas(schema: object) -> Iterator[SchemaPath]:
-    """Yields the schemas one level below, in order; their paths begin at `schema`. Values of a wrong type have none."""
+    """Yields the schemas one level below `schema`, in order, with paths relative to it. A value that is not an object
+    has none."""
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
@@ -116,16 +121,16 @@ def inner_schemas(schema: object) -> Iterator[SchemaPath]:
 
 
 def _check_nesting(root: object) -> None:
-    """Raises for more than `MAX_NESTING` arrays and objects inside one another, in any place."""
+    """Raises `GrammarError` if arrays and objects are nested more than `MAX_NESTING` levels deep, in any place."""
     level: list[tuple[Path, object]] = [((), root)]
     for _ in range(MAX_NESTING):
         level = [((*path, key), inner) for path, value in level for key, inner in _members(value)]
     if level:
-        raise wrong(level[0][0][:6], f"the schema goes deeper than {MAX_NESTING} levels here")
+        raise schema_error(level[0][0][:6], f"the schema is nested deeper than {MAX_NESTING} levels")
 
 
 def _members(value: object) -> list[tuple[str | int, object]]:
-    """Returns the arrays and objects in an array or object."""
+    """Returns the arrays and objects directly in an array or object."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [(key, inner) for key, inner in pairs if isinstance(inner, dict | list)]
 
@@ -134,59 +139,61 @@ def _check_levels(root: object, refs: Mapping[str, object]) -> None:
     levels = len(refs) if len(refs) > MAX_LEVELS else sum(map(_depth, (root, *refs.values())))
     if levels > MAX_LEVELS:
         raise GrammarError(
-            f"it and the {len(refs)} parts that it refers to are {levels} levels deep together, or more; at most "
-            f"{MAX_LEVELS} are allowed"
+            f"the depths of the schema and of the {len(refs)} schemas that it refers to add up to at least {levels} "
+            f"levels; at most {MAX_LEVELS} are allowed"
         )
 
 
 def _check_keywords(path: Path, schema: Mapping[str, object]) -> None:
     for key, value in schema.items():
         if key in NOT_ENFORCED:
-            raise wrong((*path, key), f"the keyword '{key}' is not supported")
+            raise schema_error((*path, key), f"the keyword '{key}' is not supported")
         if key in EXPECTED:
-            what, holds = EXPECTED[key]
-            if not holds(value):
-                raise wrong((*path, key), f"expected {what}, got {_shown(value)}")
+            expected, is_valid = EXPECTED[key]
+            if not is_valid(value):
+                raise schema_error((*path, key), f"expected {expected}, got {_shortened(value)}")
     old_items = "additionalItems" in schema or isinstance(schema.get("items"), list)
     if old_items and "prefixItems" in schema:
-        raise wrong((*path, "prefixItems"), "it cannot be used with 'additionalItems', or 'items' that is an array")
+        message = "'prefixItems' cannot be combined with 'additionalItems' or with an array in 'items'"
+        raise schema_error((*path, "prefixItems"), message)
 
 
 def _check_values(path: Path, schema: Mapping[str, object]) -> None:
-    """Checks keywords whose values are names, and the length of texts."""
+    """Checks keywords whose values are names, and the lengths of strings."""
     types = schema.get("type", [])
     for name in types if isinstance(types, list) else [types]:
         if name not in TYPES:
-            raise wrong((*path, "type"), f"'{name}' is not a type; {', '.join(sorted(TYPES))} are")
+            raise schema_error((*path, "type"), f"'{name}' is not a type; the types are {', '.join(sorted(TYPES))}")
     if types == [] and "type" in schema:
-        raise wrong((*path, "type"), "the array of types is empty: nothing could be written")
+        raise schema_error((*path, "type"), "the array of types is empty, so no value is valid")
     named = schema.get("format")
     if named is not None and named not in FORMATS:
-        raise wrong((*path, "format"), f"the format '{named}' is not supported; {', '.join(sorted(FORMATS))} are")
+        supported = ", ".join(sorted(FORMATS))
+        raise schema_error((*path, "format"), f"the format '{named}' is not supported; use one of {supported}")
     names = [name for key in ("properties", "patternProperties") for name in _map(schema, key)]
     for text in (schema.get("pattern"), schema.get("const"), *_list(schema, "enum"), *names):
         if isinstance(text, str) and len(text) > MAX_TEXT_CHARS:
-            raise wrong(path, f"a string has {len(text)} characters, and {MAX_TEXT_CHARS} are allowed")
+            raise schema_error(path, f"a string has {len(text)} characters; at most {MAX_TEXT_CHARS} are allowed")
     for pattern, value in _map(schema, "patternProperties").items():
-        if value is False:  # llguidance would let such a key begin, and never end
-            raise wrong((*path, "patternProperties", pattern), "keys that may not be written are not supported")
+        if value is False:  # llguidance would allow the start of such a key, which could then never end
+            raise schema_error((*path, "patternProperties", pattern), "forbidden keys are not supported")
 
 
 def _check_bounds(path: Path, schema: Mapping[str, object]) -> None:
-    for least, most in BOUNDS:
-        low, high = schema.get(least), schema.get(most)
+    for minimum, maximum in BOUNDS:
+        low, high = schema.get(minimum), schema.get(maximum)
         if not (is_number(low) and is_number(high)):
             continue
         if low > high:
-            raise wrong((*path, least), f"'{least}' {low} is more than '{most}' {high}: nothing could be written")
-        if low == high and "exclusive" in least + most:
-            raise wrong((*path, least), f"'{least}' is '{most}', {low}: nothing could be written")
+            message = f"'{minimum}' {low} is greater than '{maximum}' {high}, so no value is valid"
+            raise schema_error((*path, minimum), message)
+        if low == high and "exclusive" in minimum + maximum:
+            message = f"'{minimum}' and '{maximum}' are both {low}, so no value is valid"
+            raise schema_error((*path, minimum), message)
     optional = _map(schema, "properties").keys() - set(_list(schema, "required"))
     if len(optional) > MAX_OPTIONAL:
-        raise wrong(
-            (*path, "properties"),
-            f"{len(optional)} properties are not required, and at most {MAX_OPTIONAL} such properties are allowed",
-        )
+        message = f"{len(optional)} properties are not required; at most {MAX_OPTIONAL} such properties are allowed"
+        raise schema_error((*path, "properties"), message)
 
 
 def _map(schema: Mapping[str, object], key: str) -> Mapping[str, object]:
@@ -199,10 +206,11 @@ def _list(schema: Mapping[str, object], key: str) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def target(path: Path, root: object, *, ref: str) -> SchemaPath:
-    """Finds the schema of a reference as llguidance does, which uses the steps as they are written."""
+def resolve_ref(path: Path, root: object, *, ref: str) -> SchemaPath:
+    """Returns the schema that `ref` refers to. Like llguidance, uses the steps of the reference without unescaping."""
     if ref != "#" and not ref.startswith("#/"):
-        raise wrong((*path, "$ref"), f"'{ref}' is not supported; only references into this schema are, as '#/$defs/a'")
+        message = f"'{ref}' is not supported; only references into this schema are supported, such as '#/$defs/a'"
+        raise schema_error((*path, "$ref"), message)
     steps: list[str | int] = []
     found = root
     for step in ref.split("/")[1:] if ref not in ("#", "#/") else []:
@@ -213,14 +221,14 @@ def target(path: Path, root: object, *, ref: str) -> SchemaPath:
             steps.append(int(step))
             found = found[int(step)]
         else:
-            raise wrong((*path, "$ref"), f"'{ref}' does not exist: there is no '{step}'")
+            raise schema_error((*path, "$ref"), f"'{ref}' does not exist: there is no '{step}'")
     if not isinstance(found, dict | bool):
-        raise wrong((*path, "$ref"), f"'{ref}' is not a schema")
+        raise schema_error((*path, "$ref"), f"'{ref}' is not a schema")
     return SchemaPath(tuple(steps), found)
 
 
 def _depth(value: object) -> int:
-    """Counts schemas inside one another, without following references."""
+    """Returns the number of levels of nested schemas, without following references."""
     depth, level = 0, [value]
     while level:
         level = [inner.schema for schema in level for inner in inner_schemas(schema) if inner.path[0] not in _DEFS]
@@ -228,26 +236,26 @@ def _depth(value: object) -> int:
     return depth
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 class Multiples:
-    """Adds up the work for `multipleOf` in all schemas of one grammar, and refuses too much of it.
+    """Adds up the work for `multipleOf` in all schemas of one grammar, and limits it to `MAX_MULTIPLES`.
 
-    A number costs one state for each remainder, without regard to its decimal point. Numbers that may apply to the
-    same value (through `allOf`, `anyOf`, `oneOf`, `$ref`) cost their least common multiple. Equal ones count once.
+    A number costs one state for each remainder; its decimal point is ignored. Numbers that can apply to the same value
+    (through `allOf`, `anyOf`, `oneOf`, `$ref`) cost their least common multiple. Equal costs count once.
     """
 
     def __init__(self) -> None:
         self._uses: Counter[int] = Counter()
-        """Number of states -> number of values that need this many."""
+        """Number of values for each number of states."""
         self._total = 0
-        """The sum of the different numbers of states."""
+        """Sum of the different numbers of states."""
 
     def add(self, schemas: Sequence[tuple[Path, Mapping[str, object]]], refs: Mapping[str, object]) -> None:
-        """Raises `GrammarError` for the number at which it becomes too much."""
+        """Counts the schemas of one root. Raises `GrammarError` at the number that exceeds the limit."""
         given = [
             ((*path, "multipleOf"), schema, _in_last_places(path, schema["multipleOf"]))
             for path, schema in schemas
@@ -263,10 +271,10 @@ class Multiples:
             common[group] = number
             self._count(number, 1)
             if self._total > MAX_MULTIPLES:
-                raise wrong(
+                raise schema_error(
                     path,
-                    f"together with those before it, it makes {self._total}, and at most {MAX_MULTIPLES} is allowed "
-                    "(those for the same value count with their least common multiple)",
+                    f"the sum of this 'multipleOf' and the preceding ones is {self._total}; at most {MAX_MULTIPLES} is "
+                    "allowed (for numbers that apply to the same value, their least common multiple counts)",
                 )
 
     def _count(self, number: int, change: int) -> None:
@@ -277,19 +285,20 @@ class Multiples:
 
 
 def _in_last_places(path: Path, value: object) -> int:
-    """Returns a number as a multiple of 10 to the power of -MAX_DECIMALS. Raises `GrammarError` for too much work."""
+    """Returns a number as a multiple of 10 to the power of -MAX_DECIMALS. Raises `GrammarError` if the number exceeds
+    the limit by itself."""
     scaled = Decimal(repr(value)).scaleb(MAX_DECIMALS)
     if scaled != int(scaled) or _without_point(int(scaled)) > MAX_MULTIPLES:
-        raise wrong(
+        raise schema_error(
             (*path, "multipleOf"),
-            f"{value} is too much work: without its decimal point it may be at most {MAX_MULTIPLES}, with up to "
-            f"{MAX_DECIMALS} places behind the point",
+            f"{value} is too much work: without its decimal point it must be at most {MAX_MULTIPLES}, and it can have "
+            f"at most {MAX_DECIMALS} decimal places",
         )
     return int(scaled)
 
 
 def _without_point(number: int) -> int:
-    """Takes off the zeros at the end of the decimal places."""
+    """Removes up to `MAX_DECIMALS` zeros from the end of a number: the unused decimal places."""
     for _ in range(MAX_DECIMALS):
         if number % 10:
             break
@@ -298,12 +307,13 @@ def _without_point(number: int) -> int:
 
 
 def _same_value(schemas: Sequence[tuple[Path, Mapping[str, object]]], refs: Mapping[str, object]) -> dict[int, int]:
-    """Maps the id of each schema to the id of one schema for all that may apply to the same value."""
-    leader = {id(schema): id(schema) for _, schema in schemas}
+    """Maps the id of each schema to the id of one representative of all schemas that can apply to the same value
+    (union-find)."""
+    parent = {id(schema): id(schema) for _, schema in schemas}
 
-    def lead(schema: int) -> int:
-        while leader[schema] != schema:
-            leader[schema] = schema = leader[leader[schema]]
+    def representative(schema: int) -> int:
+        while parent[schema] != schema:
+            parent[schema] = schema = parent[parent[schema]]
         return schema
 
     for _, schema in schemas:
@@ -312,8 +322,8 @@ def _same_value(schemas: Sequence[tuple[Path, Mapping[str, object]]], refs: Mapp
             parts += _list(schema, key)
         for part in parts:
             if isinstance(part, dict):
-                leader[lead(id(part))] = lead(id(schema))
-    return {schema: lead(schema) for schema in leader}
+                parent[representative(id(part))] = representative(id(schema))
+    return {schema: representative(schema) for schema in parent}
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -332,11 +342,11 @@ _COUNTS: Final = ("maxItems", "maxLength", "maxProperties", "minItems", "minLeng
 _EXPECTATIONS: Final[Sequence[tuple[str, Callable[[object], bool], Sequence[str]]]] = (
     ("a string", lambda value: isinstance(value, str), ("$ref", "format", "pattern")),
     ("a number", is_number, ("maximum", "minimum")),
-    # Booleans in draft 4.
+    # A boolean is allowed too: it is the form of draft 4.
     ("a number", lambda value: isinstance(value, int | float), ("exclusiveMaximum", "exclusiveMinimum")),
-    ("a number above 0", lambda value: is_number(value) and value > 0, ("multipleOf",)),
+    ("a number greater than 0", lambda value: is_number(value) and value > 0, ("multipleOf",)),
     ("an integer of 0 or more", lambda value: type(value) is int and value >= 0, _COUNTS),
-    ("an array, not empty", _is_filled, ("enum",)),
+    ("a non-empty array", _is_filled, ("enum",)),
     ("an array of strings", _is_string_list, ("required",)),
     ("a type or an array of types", lambda value: isinstance(value, str) or _is_string_list(value), ("type",)),
     (
@@ -345,12 +355,13 @@ _EXPECTATIONS: Final[Sequence[tuple[str, Callable[[object], bool], Sequence[str]
         ("additionalItems", "additionalProperties"),
     ),
     ("a schema", lambda value: isinstance(value, dict | bool | list), ("items",)),  # a list before 2020-12
-    ("an array of schemas, not empty", _is_filled, SCHEMA_LISTS),
+    ("a non-empty array of schemas", _is_filled, SCHEMA_LISTS),
     ("an object", lambda value: isinstance(value, dict), SCHEMA_MAPS),
-    ("nothing: it is not supported", lambda value: value == ONE_LINE, ("x-guidance",)),
+    ("no value, because this keyword is not supported", lambda value: value == ONE_LINE, ("x-guidance",)),
 )
-"""The allowed values of keywords, in words and as a check."""
-EXPECTED: Final = {keyword: (what, holds) for what, holds, keywords in _EXPECTATIONS for keyword in keywords}
+"""Description, check and keywords of each kind of value."""
+EXPECTED: Final = {keyword: (text, is_valid) for text, is_valid, keywords in _EXPECTATIONS for keyword in keywords}
+"""Description and check of the value of each keyword."""
 
 BOUNDS: Final = (
     ("minLength", "maxLength"),
@@ -361,4 +372,5 @@ BOUNDS: Final = (
     ("minimum", "exclusiveMaximum"),
     ("exclusiveMinimum", "exclusiveMaximum"),
 )
-"""Pairs of keywords: the first number may not be larger, and with an exclusive bound it must be smaller."""
+"""Pairs of keywords for bounds. The first number must not be greater than the second; if one of the bounds is
+exclusive, it must be smaller."""

@@ -110,7 +110,7 @@ async def test_objects_stay_open_for_a_server_or_a_schema_that_wants_them_so(
         ),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
         ({"structured_outputs": {"grammar": "start: other"}}, "structured_outputs.grammar", "unknown name"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "it is not JSON"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "it is not valid JSON"),
         (  # a process compiles it first
             {"structured_outputs": {"json": {"type": "object", "patternProperties": {"^(": {"type": "null"}}}}},
             "structured_outputs.json",

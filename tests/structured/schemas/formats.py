@@ -6,7 +6,7 @@ from tests.structured.schemas.case import SchemaCase, of_value
 def case(name: str, ask: str, good: tuple[str, ...], bad: tuple[str, ...], **more: object) -> SchemaCase:
     texts, others = (tuple(f'"{text}"' for text in texts) for texts in (good, bad))
     return of_value(
-        f"format_{name.replace('-', '_')}", {"type": "string", "format": name, **more}, texts, others, ask=ask
+        f"format_{name.replace('-', '_')}", {"type": "string", "format": name, **more}, texts, others, message=ask
     )
 
 

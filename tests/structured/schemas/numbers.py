@@ -4,7 +4,7 @@ from tests.structured.schemas.case import SchemaCase, of_value
 
 
 def case(name: str, good: tuple[str, ...], bad: tuple[str, ...], kind: str = "number", **bounds: object) -> SchemaCase:
-    return of_value(name, {"type": kind, **bounds}, good, bad, ask="How many legs does a cat have?")
+    return of_value(name, {"type": kind, **bounds}, good, bad, message="How many legs does a cat have?")
 
 
 CASES = (

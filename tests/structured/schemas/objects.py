@@ -5,20 +5,20 @@ from tests.structured.schemas.case import SchemaCase, closed, text
 INTEGER = {"type": "integer"}
 
 CASES = (
-    SchemaCase("object_without_properties", closed(), good=("{}",), bad=('{"a":1}', "[]"), few=True),
+    SchemaCase("object_without_properties", closed(), good=("{}",), bad=('{"a":1}', "[]"), few_answers=True),
     SchemaCase(
         "object_of_anything",
         {"type": "object"},
         good=("{}", '{"a":[1,{"b":null}],"c":"d"}'),
         bad=('["a"]', '{"a":}', '{"a":1'),
-        ask="Give me an object with one key.",
+        message="Give me an object with one key.",
     ),
     SchemaCase(
         "properties_that_are_required",
         closed(name=text(), age={"type": "integer", "minimum": 0, "maximum": 150}),
         good=('{"name":"Ada","age":36}',),
         bad=('{"name":"Ada"}', '{"name":"Ada","age":36,"x":1}'),
-        ask="Name a person and their age.",
+        message="Name a person and their age.",
     ),
     SchemaCase(
         "property_that_may_be_left_out",
@@ -31,7 +31,7 @@ CASES = (
         closed(a=INTEGER, b={"type": "boolean"}, c=text(5)) | {"required": []},
         good=("{}", '{"b":true}', '{"a":1,"c":"x"}'),
         bad=('{"d":1}', '{"b":"true"}'),
-        few=True,
+        few_answers=True,
     ),
     SchemaCase(
         "other_properties_by_default",
@@ -54,11 +54,11 @@ CASES = (
         },
         good=("{}", '{"apples":3}', '{"apples":3,"pears":4}'),
         bad=('{"apples":"3"}', '{"a":1,"b":2,"c":3,"d":4}'),
-        ask="How many of which fruit?",
-        few=True,
+        message="How many of which fruit?",
+        few_answers=True,
     ),
     SchemaCase(
-        "other_properties_beside_named_ones",
+        "other_properties_in_addition_to_named_ones",
         {
             "type": "object",
             "properties": {"id": INTEGER},
@@ -120,6 +120,6 @@ CASES = (
             '{"user":{"name":"Ada","home":{"city":"Rome"}}}',
             '{"user":{"name":"Ada","home":{"city":"Rome","zip":"118"}}}',
         ),
-        ask="Who lives where?",
+        message="Who lives where?",
     ),
 )

@@ -1,4 +1,4 @@
-"""Schemas as pydantic writes them, with titles, defaults, `$defs` and unions."""
+"""Schemas in the form that pydantic generates, with titles, defaults, `$defs` and unions."""
 
 from datetime import date
 from enum import Enum
@@ -27,7 +27,7 @@ class Address(BaseModel):
 
 
 class Person(BaseModel):
-    """Optional parts have defaults and may be left out."""
+    """Optional fields have defaults and can be omitted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,7 +51,7 @@ class Call(BaseModel):
 
 
 class Plan(BaseModel):
-    """A union that is told apart by its kind (`oneOf` with a discriminator)."""
+    """A union with a tag, its kind (`oneOf` with a discriminator)."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Schemas that people send: from OpenAI's documentation, and for arguments of tools."""
+"""Schemas that clients send: from OpenAI's documentation, and for arguments of tools."""
 
 from tests.structured.schemas.case import Schema, SchemaCase, closed, text
 
@@ -33,14 +33,14 @@ CASES = (
         ),
         good=('{"name":"Science Fair","date":"2026-05-08","participants":["Alice","Bob"]}',),
         bad=('{"name":"Science Fair","date":"Friday","participants":[]}', '{"name":"Science Fair","participants":[]}'),
-        ask="Extract the event: Alice and Bob are going to a science fair on Friday.",
+        message="Extract the event: Alice and Bob are going to a science fair on Friday.",
     ),
     SchemaCase(
         "steps_of_mathematics",
         closed(steps={"type": "array", "items": STEP, "minItems": 1, "maxItems": 2}, final_answer=text(20)),
         good=('{"steps":[{"explanation":"minus 7","output":"8x = -30"}],"final_answer":"x = -3.75"}',),
         bad=('{"steps":[{"explanation":"minus 7"}],"final_answer":"x"}', '{"steps":[],"final_answer":"x"}'),
-        ask="How can I solve 8x + 7 = -23?",
+        message="How can I solve 8x + 7 = -23?",
     ),
     SchemaCase(
         "tree_of_a_user_interface",
@@ -53,14 +53,14 @@ CASES = (
             '{"type":"form","label":"Login","children":[{"type":"link","label":"","children":[],"attributes":[]}],"attributes":[]}',
             '{"type":"form","label":"Login","children":[]}',
         ),
-        ask='Repeat this: {"type": "button", "label": "OK", "children": [], "attributes": []}',
+        message='Repeat this: {"type": "button", "label": "OK", "children": [], "attributes": []}',
     ),
     SchemaCase(
         "linked_list_of_the_documentation",
         LINKED_LIST,
         good=('{"linked_list":{"value":1,"next":{"value":2,"next":null}}}',),
         bad=('{"linked_list":null}', '{"linked_list":{"value":1,"next":2}}'),
-        ask='Repeat this: {"linked_list": {"value": 1, "next": null}}',
+        message='Repeat this: {"linked_list": {"value": 1, "next": null}}',
     ),
     SchemaCase(
         "arguments_of_a_weather_tool",
@@ -70,7 +70,7 @@ CASES = (
         ),
         good=('{"location":"Paris, France","units":"celsius"}', '{"location":"Paris","units":null}'),
         bad=('{"location":"Paris","units":"kelvin"}', '{"location":"Paris"}'),
-        ask="What is the weather in Paris?",
+        message="What is the weather in Paris?",
     ),
     SchemaCase(
         "moderation_of_content",
@@ -81,7 +81,7 @@ CASES = (
         ),
         good=('{"is_violating":false,"category":null,"explanation_if_violating":null}',),
         bad=('{"is_violating":"no","category":null,"explanation_if_violating":null}', '{"is_violating":false}'),
-        ask="How do I prepare for a job interview?",
+        message="How do I prepare for a job interview?",
     ),
     SchemaCase(
         "item_that_is_a_user_or_an_address",
@@ -94,7 +94,7 @@ CASES = (
         },
         good=('{"item":{"name":"Ada","age":36}}', '{"item":{"number":"1","street":"Main","city":"Rome"}}'),
         bad=('{"item":{"name":"Ada","age":360}}', '{"item":{"number":"1","street":"Main"}}'),
-        ask="Ada is 36 years old.",
+        message="Ada is 36 years old.",
     ),
     SchemaCase(
         "arguments_of_an_order_tool",
@@ -109,6 +109,6 @@ CASES = (
             '{"sku":"AB-0001","quantity":0,"price":9.99,"gift":false}',
             '{"sku":"ab-0001","quantity":1,"price":9,"gift":true}',
         ),
-        ask="Order three hammers.",
+        message="Order three hammers.",
     ),
 )

@@ -34,7 +34,7 @@ CASES = (
         bad=('{"line":[{"x":1,"y":2},{"x":3,"z":4}]}',),
     ),
     SchemaCase(
-        "reference_with_more_beside_it",
+        "reference_with_other_keywords",
         closed(v={"$ref": "#/$defs/word", "maxLength": 3})
         | {"$defs": {"word": {"type": "string", "pattern": "^[a-z]*$"}}},
         good=('{"v":"abc"}', '{"v":""}'),
@@ -46,15 +46,15 @@ CASES = (
         | {"$defs": {"node": closed(value={"enum": [1, 2, 3]}, next=or_null(ref("node")))}},
         good=('{"head":null}', '{"head":{"value":1,"next":{"value":2,"next":null}}}'),
         bad=('{"head":{"value":1}}', '{"head":{"value":1,"next":{"value":4,"next":null}}}'),
-        ask='Repeat this: {"head": {"value": 1, "next": null}}',
-        few=True,
+        message='Repeat this: {"head": {"value": 1, "next": null}}',
+        few_answers=True,
     ),
     SchemaCase(
         "tree_that_is_its_own_root",
         closed(name=text(8), children={"type": "array", "items": {"$ref": "#"}, "maxItems": 2}),
         good=('{"name":"a","children":[{"name":"b","children":[]}]}',),
         bad=('{"name":"a","children":[{"name":"b"}]}', '{"name":"a","children":["b"]}'),
-        ask='Repeat this: {"name": "Ada", "children": []}',
+        message='Repeat this: {"name": "Ada", "children": []}',
     ),
     SchemaCase(
         "expressions_that_contain_each_other",
@@ -67,8 +67,8 @@ CASES = (
         },
         good=('{"value":1}', '{"value":{"op":"+","left":1,"right":{"op":"*","left":2,"right":3}}}'),
         bad=('{"value":{"op":"/","left":1,"right":2}}', '{"value":{"op":"+","left":1}}'),
-        ask='Repeat this: {"value": 1}',
-        few=True,
+        message='Repeat this: {"value": 1}',
+        few_answers=True,
     ),
     SchemaCase(
         "values_of_json_as_a_definition",

@@ -1,4 +1,4 @@
-"""Keys and values of all scripts, and names that are hard to write."""
+"""Keys and values of all scripts, and names with characters that must be escaped."""
 
 from tests.structured.schemas.case import SchemaCase, closed, of_value, text
 
@@ -14,22 +14,22 @@ CASES = (
         closed(**{"🎵": {"enum": ["♩", "♪", "♫"]}, "👩‍🚀": {"type": "boolean"}}),
         good=('{"🎵":"♪","👩‍🚀":true}',),
         bad=('{"🎵":"♬","👩‍🚀":true}', '{"🎵":"♪","👩":true}'),
-        few=True,
+        few_answers=True,
     ),
     SchemaCase(
         "words_of_several_scripts",
         closed(word={"enum": ["schön", "красиво", "美しい", "جميل", "נוף", "सुंदर", "😀"]}),
         good=('{"word":"美しい"}', '{"word":"😀"}', '{"word":"جميل"}'),
         bad=('{"word":"schon"}', '{"word":"美"}', '{"word":"😁"}'),
-        ask="A beautiful word?",
-        few=True,
+        message="A beautiful word?",
+        few_answers=True,
     ),
     SchemaCase(
         "pattern_of_letters_beyond_ascii",
         closed(v={"type": "string", "pattern": "^[ぁ-ん]{3,8}$"}),
         good=('{"v":"こんにちは"}',),
         bad=('{"v":"konnichiwa"}', '{"v":"はい"}', '{"v":"コンニチハ"}'),
-        ask="日本語で挨拶して。",
+        message="日本語で挨拶して。",
     ),
     SchemaCase(
         "keys_that_must_be_escaped",
@@ -37,5 +37,7 @@ CASES = (
         good=(r'{"the \"name\"":"a","back\\slash":"b","a b/c":"c","$ref":"d","":"e"}',),
         bad=(r'{"the name":"a","back\\slash":"b","a b/c":"c","$ref":"d","":"e"}',),
     ),
-    of_value("constant_that_looks_the_same_as_another", {"const": "e\u0301"}, ('"é"',), ('"é"', '"e"'), few=True),
+    of_value(
+        "constant_that_looks_the_same_as_another", {"const": "e\u0301"}, ('"é"',), ('"é"', '"e"'), few_answers=True
+    ),
 )

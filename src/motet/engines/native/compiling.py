@@ -129,4 +129,4 @@ def at_once(grammars: Grammars | None, request: GenerateRequest) -> bool:
     grammar = request.sampling.grammar
     if grammar is None or grammars is None:
         return True
-    return grammars.kept(grammar) is not None and not any(start.output_tokens for start in request.choices)
+    return grammars.cached(grammar) is not None and not any(start.output_tokens for start in request.choices)

@@ -1,4 +1,4 @@
-"""Parts of JSON Schema that llguidance does not enforce by itself."""
+"""Parts of JSON Schema that llguidance does not enforce without rewriting."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from motet.errors import GrammarError
 from motet.grammar.grammar_source import read_schema
-from motet.grammar.mend import LEAST, MAX_PARTS, PATTERNS
+from motet.grammar.rewrite import MAX_PARTS, NEXT_TO_ZERO, PATTERNS
 from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 
@@ -50,33 +50,33 @@ def text(**more: object) -> Schema:
         ({"type": "integer", "exclusiveMinimum": 4, "maximum": 6}, "5 6", "4 7"),
     ],
 )
-def test_an_excluded_bound_cannot_be_written(schema: Schema, good: str, bad: str) -> None:
+def test_an_exclusive_bound_is_not_allowed(schema: Schema, good: str, bad: str) -> None:
     assert [value for value in good.split() if not allows(schema, value)] == []
     assert [value for value in bad.split() if allows(schema, value)] == []
 
 
-def test_an_excluded_bound_on_the_side_of_zero_becomes_the_next_number() -> None:
+def test_an_exclusive_bound_on_the_side_of_zero_becomes_the_next_number() -> None:
     assert read_schema('{"exclusiveMinimum":10}') == {"minimum": 10.0000000000001}
     assert read_schema('{"exclusiveMaximum":-0.5}') == {"maximum": -0.500000000000001}
-    assert read_schema('{"exclusiveMaximum":0}') == {"maximum": -LEAST}
-    for left in (
+    assert read_schema('{"exclusiveMaximum":0}') == {"maximum": -NEXT_TO_ZERO}
+    for unchanged in (
         '{"exclusiveMinimum":1e16}',
         '{"exclusiveMinimum":-1}',
         '{"exclusiveMaximum":1}',
         '{"type":"integer","exclusiveMinimum":10}',
         '{"exclusiveMinimum":true}',
     ):
-        assert read_schema(left) == json.loads(left)
+        assert read_schema(unchanged) == json.loads(unchanged)
 
 
 @pytest.mark.parametrize(
     ("low", "high"),
     [("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "exclusiveMaximum")],
 )
-def test_bounds_that_leave_nothing_between_them_are_refused(low: str, high: str) -> None:
-    with pytest.raises(GrammarError, match=f"at {low}: '{low}' is '{high}', 5: nothing could be written"):
+def test_bounds_that_allow_no_value_are_refused(low: str, high: str) -> None:
+    with pytest.raises(GrammarError, match=f"at {low}: '{low}' and '{high}' are both 5, so no value is valid"):
         read_schema(json.dumps({low: 5, high: 5}))
-    with pytest.raises(GrammarError, match=f"at {low}: '{low}' 6 is more than '{high}' 5: nothing could be written"):
+    with pytest.raises(GrammarError, match=f"at {low}: '{low}' 6 is greater than '{high}' 5, so no value is valid"):
         read_schema(json.dumps({low: 6, high: 5}))
 
 
@@ -86,13 +86,13 @@ def test_the_pattern_of_dates_matches_the_days_of_the_calendar() -> None:
         assert (dates.match(f"{number:04}-02-29") is not None) == (monthrange(number, 2)[1] == 29)
     years = ("0000", "0001", "1900", "2000", "2023", "2024", "9999")
     for year, month, day in product(years, range(14), range(33)):
-        written = f"{year}-{month:02}-{day:02}"
-        assert (dates.match(written) is not None) == is_date(written), written
+        value = f"{year}-{month:02}-{day:02}"
+        assert (dates.match(value) is not None) == is_date(value), value
 
 
-def is_date(written: str) -> bool:
+def is_date(value: str) -> bool:
     try:
-        date.fromisoformat(written)
+        date.fromisoformat(value)
     except ValueError:
         return False
     return True
@@ -122,7 +122,7 @@ def test_formats_follow_their_standards(schema: Schema, good: str, bad: str) -> 
     assert [value for value in bad.split() if allows(schema, f'"{value}"')] == []
 
 
-def test_a_format_binds_only_strings() -> None:
+def test_a_format_applies_only_to_strings() -> None:
     schema: Schema = {"type": ["string", "integer"], "format": "date", "pattern": "1$"}
     assert allows(schema, "7") and allows(schema, '"2024-02-01"') and not allows(schema, '"2024-02-02"')
 
@@ -137,7 +137,7 @@ def pets(*parts: object, **dog: object) -> Schema:
     return {"$ref": "#/$defs/pet", "$defs": defs}
 
 
-def test_parts_of_one_of_may_be_references_with_different_kinds() -> None:
+def test_parts_of_one_of_can_be_references_with_different_kinds() -> None:
     schema = pets(REF_CAT, REF_DOG, {"type": "null"})
     assert allows(schema, '{"kind":"dog","of":{"kind":"cat"}}') and allows(schema, "null")
     assert not allows(schema, '{"kind":"cow"}') and not allows(schema, "{}")
@@ -156,7 +156,7 @@ def test_parts_of_one_of_may_be_references_with_different_kinds() -> None:
         {"oneOf": [{"type": "integer"}, {"type": "number"}]},
     ],
 )
-def test_parts_that_may_overlap_are_refused_with_a_way_out(schema: Schema) -> None:
+def test_parts_that_can_overlap_are_refused_with_an_alternative(schema: Schema) -> None:
     with pytest.raises(GrammarError, match="the parts of 'oneOf' exclude one another; use 'anyOf'") as refused:
         GRAMMARS.get(models.json(json.dumps(schema)))
     assert "coerce" not in refused.value.message
