@@ -59,7 +59,7 @@ def take_all(browser: Browser, url: str) -> None:
     take(page, "streaming")
     page.locator("#legend button").click()
     expect(page.locator(".choice[data-moved=true]").first).to_be_visible(timeout=PATIENCE_MS)
-    expect(page.locator("#said")).to_contain_text("go on", timeout=PATIENCE_MS)
+    expect(page.locator("#announcement")).to_contain_text("continue on", timeout=PATIENCE_MS)
     left = page.locator(".choice[data-state=writing][data-moved=false]")
     expect(left).to_have_count(0, timeout=PATIENCE_MS)
     take(page, "killed")

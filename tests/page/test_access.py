@@ -136,5 +136,5 @@ def test_all_is_done_from_the_keyboard_and_only_milestones_are_spoken(page: Page
     assert page.locator("#workers :is(button, .act):visible").count() == 0
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#form")).to_be_visible()
-    asked = [f"{count} choices are {done}." for count in (8, 4, 8) for done in ("asked for", "over")]
+    asked = [f"{count} choices {event}." for count in (8, 4, 8) for event in ("are requested", "have ended")]
     assert page.evaluate("heard") == asked

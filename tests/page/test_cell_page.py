@@ -86,10 +86,10 @@ def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Pa
     killed = (kill.text_content() or "").removeprefix("Kill ")
     kill.click()
     (other,) = engines.keys() - {killed}
-    expect(page.locator("#said")).to_contain_text(f"{killed} was killed.")
+    expect(page.locator("#announcement")).to_contain_text(f"{killed} was killed.")
     os.kill(engines[other], signal.SIGCONT)
     expect(page.locator('.choice[data-state="over"]')).to_have_count(N)
-    expect(page.locator(".receipt")).to_contain_text("choices gone on elsewhere")
+    expect(page.locator(".receipt")).to_contain_text("choices continued on another worker")
     assert page.locator(".choice .text").all_text_contents() == expected
     moved = page.locator('.choice[data-moved="true"] .facts b')
     expect(moved).to_have_text([f"{killed} → {other}"] * N)
@@ -112,7 +112,7 @@ def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(
     expect(why).to_contain_text("Incorrect admin key provided.")
     assert pids(cell) == before
     give_key(page, ADMIN_KEY)
-    expect(page.locator("#said")).to_have_text("decode-1 was killed.")
+    expect(page.locator("#announcement")).to_have_text("decode-1 was killed.")
     eventually(lambda: whole(cell) and pids(cell)["decode-1"] != before["decode-1"], bool)
     expect(page.locator("#worker-rows tr").nth(1)).to_contain_text("ready")
 
@@ -136,7 +136,7 @@ def test_a_worker_is_drained_and_the_models_of_a_gateway_are_asked(
         row, drain = page.locator("#worker-rows tr").first, page.get_by_role("button", name="Drain").first
         drain.click()
         give_key(page, ADMIN_KEY)
-        expect(page.locator("#said")).to_contain_text("gets no new groups.")
+        expect(page.locator("#announcement")).to_contain_text("gets no new groups.")
         expect(row).to_contain_text("draining")
         expect(drain).to_be_disabled()
         page.get_by_role("tab", name="Ask").click()

@@ -1,10 +1,10 @@
-// A colour for each worker, by its class in page.css: the first one seen has the first.
+// The colour of each worker, as a class of page.css, in the order in which the workers are first shown.
 
 const COLOURS = 8;
-const seen = new Map();
+const classes = new Map();
 
 export function colourOf(worker) {
   if (!worker) return "";
-  if (!seen.has(worker)) seen.set(worker, `w${seen.size % COLOURS}`);
-  return seen.get(worker);
+  if (!classes.has(worker)) classes.set(worker, `w${classes.size % COLOURS}`);
+  return classes.get(worker);
 }

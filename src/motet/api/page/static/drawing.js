@@ -1,21 +1,21 @@
-// The picture of a group: the trunk that all choices stand on, and the tails that grow from it, to one scale.
+// The picture of a group: the trunk that all choices share, and their tails, drawn to the same scale.
 
 import { colourOf } from "./colours.js";
 import { made } from "./group.js";
 
-const LEAST_MARKED_PX = 5; // narrower blocks are not told apart
+const MIN_MARKED_PX = 5; // narrower blocks are not marked
 const PICTURE_PX = 168;
 
 export class Drawing {
-  // `onKill`: gets the id of a worker; `canKill()`: whether the reader has a key for it.
+  // `onKill`: called with the id of a worker. `canKill()`: true if the reader has the key for it.
   constructor({ figure, picture, trunk, tails, blocks, legend }, { onKill, canKill }) {
     Object.assign(this, { figure, picture, trunk, tails, blocks, legend, onKill, canKill });
     this.rows = new Map();
     this.chips = new Map();
   }
 
-  // `maxTokens`: of a choice, if it is known; `blockSize`: tokens of a KV block, null if no worker tells it.
-  begin({ maxTokens, blockSize }) {
+  // `maxTokens`: maximum of a choice, if it is known. `blockSize`: tokens of a KV block, null if no worker reports it.
+  start({ maxTokens, blockSize }) {
     this.maxTokens = maxTokens;
     this.blockSize = blockSize;
     this.rows.clear();
@@ -34,7 +34,7 @@ export class Drawing {
     const longest = Math.max(16, ...choices.map((choice) => choice.tokens));
     const room = this.maxTokens ?? 2 ** Math.ceil(Math.log2(longest));
     const scale = this.picture.clientWidth / (prompt + Math.max(room, longest));
-    const marked = this.blockSize && this.blockSize * scale >= LEAST_MARKED_PX;
+    const marked = this.blockSize && this.blockSize * scale >= MIN_MARKED_PX;
     this.picture.classList.toggle("marked", Boolean(marked));
     set(this.picture, "--scale", `${scale}px`);
     set(this.picture, "--block", `${(this.blockSize ?? 1) * scale}px`);
@@ -44,7 +44,7 @@ export class Drawing {
       if (!choices.includes(choice)) row.remove(), this.rows.delete(choice);
     }
     for (const choice of choices) this.showTail(choice);
-    this.showWords(prompt, choices);
+    this.showSizes(prompt, choices);
     this.showLegend(choices);
   }
 
@@ -56,29 +56,29 @@ export class Drawing {
     const row = this.rows.get(choice);
     row.classList.toggle("over", choice.state === "over");
     while (row.children.length < choice.parts.length) row.append(made("span"));
-    choice.parts.forEach((part, place) => {
-      row.children[place].className = colourOf(part.worker);
-      set(row.children[place], "--tokens", part.tokens);
+    choice.parts.forEach((part, index) => {
+      row.children[index].className = colourOf(part.worker);
+      set(row.children[index], "--tokens", part.tokens);
     });
   }
 
-  showWords(prompt, choices) {
+  showSizes(prompt, choices) {
     const size = this.blockSize;
-    const written = choices.reduce((sum, choice) => sum + choice.tokens, 0);
-    const begun = choices.filter((choice) => choice.tokens > 0);
-    let words = `Trunk: ${prompt} prompt tokens. Tails: ${written} tokens of ${begun.length} choices. `;
+    const output = choices.reduce((sum, choice) => sum + choice.tokens, 0);
+    const started = choices.filter((choice) => choice.tokens > 0);
+    let sizes = `Trunk: ${prompt} prompt tokens. Tails: ${output} tokens of ${started.length} choices. `;
     if (size) {
       const trunk = Math.ceil(prompt / size);
-      const tails = blocksOf(begun, size, 0);
-      const held = blocksOf(begun.filter((choice) => choice.state === "writing"), size, 0);
-      const alone = blocksOf(begun, size, prompt);
-      words += `In KV blocks of ${size} tokens: ${trunk} + ${tails}, of which ${held} are still being written; ` +
-        `choices that share nothing would have ${alone}.`;
+      const tails = blocksOf(started, size, 0);
+      const held = blocksOf(started.filter((choice) => choice.state === "writing"), size, 0);
+      const alone = blocksOf(started, size, prompt);
+      sizes += `In KV blocks of ${size} tokens: ${trunk} + ${tails} (${held} of unfinished choices); ` +
+        `without sharing it would be ${alone}.`;
     } else {
-      words += "The workers do not tell the size of their KV blocks.";
+      sizes += "The workers do not report the size of their KV blocks.";
     }
-    this.blocks.textContent = words;
-    this.picture.setAttribute("aria-label", words);
+    this.blocks.textContent = sizes;
+    this.picture.setAttribute("aria-label", sizes);
   }
 
   showLegend(choices) {

@@ -1,25 +1,25 @@
-// One group of choices: its columns, the streams that fill them, and what the server tells of it meanwhile.
+// One group of choices: its columns, the streams that fill them, and the server's reports on the group.
 
 import { call, chunksOf, read, ServerError } from "./server.js";
 import { colourOf } from "./colours.js";
 
-const LOOK_EVERY_MS = 400;
-const PATIENCE_MS = 5000; // for a look, or to stop; a stream may pause as long as it likes
-const SHADES = [0.9, 0.5, 0.2, 0.05]; // a token that is likelier than the first is not shaded
+const REPORT_EVERY_MS = 400;
+const PATIENCE_MS = 5000; // for a report, or to stop; the pauses of a stream are not limited
+const SHADES = [0.9, 0.5, 0.2, 0.05]; // probabilities; a token above the first is not shaded
 const ENDS = { stop: "ended", length: "cut at max tokens", abort: "stopped", tool_calls: "ended in a call" };
 
-// One choice, in a column of its own. Whatever the server writes becomes text, never markup.
+// One choice in its column. The server's output becomes text, never markup.
 class Choice {
   constructor(index, { onStop, shaded }) {
     this.index = index;
     this.tokens = 0;
-    this.streamed = 0; // tokens that the stream has brought: a look at the group may be ahead of it
+    this.streamed = 0; // tokens from the stream; a report on the group can be ahead of it
     this.state = "waiting";
     this.finish = null;
     this.firstMs = null;
-    this.parts = []; // what each worker has written, in order: {worker, tokens}
+    this.parts = []; // the output of each worker, in order: {worker, tokens}
     this.shaded = shaded;
-    this.pieces = []; // what is not on the screen yet
+    this.pieces = []; // output that is not on the screen
     this.decoder = new TextDecoder();
     this.element = made("li", "choice");
     this.facts = made("p", "facts");
@@ -46,14 +46,14 @@ class Choice {
     return this.parts.length > 1;
   }
 
-  // Takes one chunk of the stream. `ms`: since the request.
-  take(told, ms) {
-    const { delta, logprobs, finish_reason: finish, token_ids: ids } = told;
-    const thought = delta.reasoning_content ?? "";
+  // Adds one chunk of the stream. `ms`: time since the request.
+  take(chunk, ms) {
+    const { delta, logprobs, finish_reason: finish, token_ids: ids } = chunk;
+    const reasoning = delta.reasoning_content ?? "";
     const text = (delta.content ?? "") + callsOf(delta.tool_calls);
-    if (thought) this.pieces.push(["thought", thought]);
+    if (reasoning) this.pieces.push(["thought", reasoning]);
     if (text || logprobs) this.pieces.push(...(this.shaded && logprobs ? this.shadedPieces(text, logprobs.content ?? []) : [["", text]]));
-    if (ids ? ids.length : thought || text) {
+    if (ids ? ids.length : reasoning || text) {
       this.firstMs ??= ms;
       this.streamed += ids?.length ?? 1;
       this.count(Math.max(this.tokens, this.streamed));
@@ -61,20 +61,20 @@ class Choice {
     if (finish) this.end(finish);
   }
 
-  // Cuts the text where its tokens are; what no token of the chunk begins with is left as it is.
+  // Cuts the text at its tokens. Text that does not start with a token of the chunk stays in one piece.
   *shadedPieces(text, entries) {
     let rest = text;
     for (const { bytes, logprob } of entries) {
       const piece = bytes ? this.decoder.decode(new Uint8Array(bytes), { stream: true }) : "";
       if (!piece || !rest.startsWith(piece)) continue;
       rest = rest.slice(piece.length);
-      const shade = SHADES.filter((least) => Math.exp(logprob) < least).length;
+      const shade = SHADES.filter((limit) => Math.exp(logprob) < limit).length;
       yield [`s${shade}`, piece, `${(100 * Math.exp(logprob)).toPrecision(2)} % (${logprob.toFixed(3)})`];
     }
     if (rest) yield ["", rest];
   }
 
-  // Notes so many tokens in all.
+  // Sets the number of tokens.
   count(tokens) {
     if (this.state === "waiting") this.state = "writing";
     if (!this.parts.length) this.parts.push({ worker: null, tokens: 0 });
@@ -82,13 +82,13 @@ class Choice {
     this.tokens = tokens;
   }
 
-  // Takes what the server tells of the choice beside the stream.
-  look(told) {
-    if (told.tokens > this.tokens) this.count(told.tokens);
+  // Applies the server's report on the choice.
+  apply(report) {
+    if (report.tokens > this.tokens) this.count(report.tokens);
     const last = this.parts.at(-1);
-    if (told.worker && last && last.worker === null) last.worker = told.worker;
-    else if (told.worker && last && told.worker !== last.worker) this.parts.push({ worker: told.worker, tokens: 0 });
-    if (told.state === "dropped") this.state = "never begun";
+    if (report.worker && last && last.worker === null) last.worker = report.worker;
+    else if (report.worker && last && report.worker !== last.worker) this.parts.push({ worker: report.worker, tokens: 0 });
+    if (report.state === "dropped") this.state = "never started";
   }
 
   end(finish) {
@@ -97,11 +97,11 @@ class Choice {
     this.button.disabled = true;
   }
 
-  // Ends with the stream, however that ended.
+  // Called when the stream has ended, completely or not.
   close() {
     this.button.disabled = true;
     if (this.state === "writing") this.end("broken off");
-    if (this.state === "waiting") this.state = "never begun";
+    if (this.state === "waiting") this.state = "never started";
   }
 
   append() {
@@ -118,9 +118,9 @@ class Choice {
 
   showFacts() {
     const state = this.finish ? ENDS[this.finish] ?? this.finish : this.state;
-    const words = `${state}${this.moved ? ", moved" : ""} · ${this.tokens} tokens`;
+    const summary = `${state}${this.moved ? ", moved" : ""} · ${this.tokens} tokens`;
     const workers = this.parts.map((part) => part.worker).filter(Boolean).join(" → ");
-    this.facts.replaceChildren(words, ...(workers ? [made("b", "", workers)] : []));
+    this.facts.replaceChildren(summary, ...(workers ? [made("b", "", workers)] : []));
     this.element.className = `choice ${colourOf(this.worker)}`;
     this.element.dataset.state = this.state;
     this.element.dataset.moved = this.moved;
@@ -128,8 +128,8 @@ class Choice {
 }
 
 export class Group {
-  // `view`: {list, drawing, say, fail, changed}: where columns go, the picture, and how the page hears of something.
-  // `canGrow`: the server writes more choices of the prompt, if asked.
+  // `view`: {list, drawing, say, fail, changed}: the list of columns, the picture, and functions that update the page.
+  // `canGrow`: true if the server can generate more choices of the prompt.
   constructor(view, { shaded, keptS, canGrow }) {
     this.view = view;
     this.shaded = shaded;
@@ -139,9 +139,9 @@ export class Group {
     this.promptTokens = null;
     this.choices = new Map();
     this.streams = new Set();
-    this.waiting = 0; // requests that the server has not answered yet
-    this.looking = null;
-    this.silent = false; // the last look had no answer
+    this.waiting = 0; // requests without a response so far
+    this.reading = null; // the report that is being read
+    this.silent = false; // true if the last report did not come
     this.forgotten = false;
     this.dirty = new Set();
     this.frame = 0;
@@ -155,48 +155,48 @@ export class Group {
     return this.canGrow && this.id !== null && !this.forgotten && !this.waiting && (this.open || this.keptS > 0);
   }
 
-  // Asks for `count` choices and shows them as they come. `before`: what to look at first. Returns what it told, and what
-  // the stream told at its end. Throws an error with `refused` if nothing of them was begun.
-  async ask(path, body, { count, before }) {
+  // Requests `count` choices and shows their output. `before`: returns the server's totals before the request. Returns the
+  // result for the receipt. Throws an error with `refused` if no choice was started.
+  async request(path, body, { count, before }) {
     const control = new AbortController();
     const first = this.choices.size;
-    const mine = Array.from({ length: count }, (_, place) => this.add(first + place));
+    const mine = Array.from({ length: count }, (_, index) => this.add(first + index));
     this.streams.add(control);
-    const told = { usage: null, group: null, mine, before: null, began: 0, endMs: 0 };
+    const result = { usage: null, group: null, mine, before: null, startMs: 0, endMs: 0 };
     let response = null;
-    const looking = setInterval(() => this.look(), LOOK_EVERY_MS);
+    const timer = setInterval(() => this.readReport(), REPORT_EVERY_MS);
     try {
-      response = await this.answer(path, body, { signal: control.signal, before, told });
+      response = await this.answer(path, body, { signal: control.signal, before, result });
       for await (const chunk of chunksOf(response)) {
         if (this.id === null) this.named(chunk.id);
         this.promptTokens ??= chunk.choices[0]?.prompt_token_ids?.length ?? null;
-        for (const choice of chunk.choices) this.take(choice, performance.now() - told.began);
-        told.usage = chunk.usage ?? told.usage;
-        if (body.group?.stop_when) told.group = chunk.groups?.[0] ?? told.group;
+        for (const choice of chunk.choices) this.take(choice, performance.now() - result.startMs);
+        result.usage = chunk.usage ?? result.usage;
+        if (body.group?.stop_when) result.group = chunk.groups?.[0] ?? result.group;
       }
-      this.promptTokens ??= told.usage?.prompt_tokens ?? null;
+      this.promptTokens ??= result.usage?.prompt_tokens ?? null;
     } catch (error) {
       if (error.name !== "AbortError") throw Object.assign(error, { refused: response === null });
     } finally {
-      clearInterval(looking);
-      told.endMs = performance.now() - told.began;
-      await this.looking; // what it was told may be older than the end of the stream
-      this.forgotten ||= !this.keptS && this.streams.size === 1; // by the server, with the last of its answers
-      await this.look();
+      clearInterval(timer);
+      result.endMs = performance.now() - result.startMs;
+      await this.reading; // this report can be older than the end of the stream
+      this.forgotten ||= !this.keptS && this.streams.size === 1; // the server forgets the group after its last answer
+      await this.readReport();
       this.streams.delete(control);
       for (const choice of mine) this.close(choice, { refused: response === null });
     }
-    return told;
+    return result;
   }
 
-  async answer(path, body, { signal, before, told }) {
+  async answer(path, body, { signal, before, result }) {
     this.waiting += 1;
     try {
-      told.before = await before();
-      told.began = performance.now();
+      result.before = await before();
+      result.startMs = performance.now();
       return await call("POST", path, { body, signal });
     } catch (error) {
-      if (error.status === 404) this.forgotten = true; // or there has never been one
+      if (error.status === 404) this.forgotten = true; // or the group never existed
       throw error;
     } finally {
       this.waiting -= 1;
@@ -213,22 +213,22 @@ export class Group {
     choice.close();
     this.touch(choice);
     if (!refused) return;
-    this.choices.delete(choice.index); // the server gives its number to the next one
+    this.choices.delete(choice.index); // the server uses its index for the next choice
     choice.element.remove();
   }
 
   add(index) {
-    const choice = new Choice(index, { shaded: this.shaded, onStop: (one) => this.stop(one) });
+    const choice = new Choice(index, { shaded: this.shaded, onStop: (choice) => this.stop(choice) });
     this.choices.set(index, choice);
     this.view.list.append(choice.element);
     this.view.list.classList.toggle("many", this.choices.size > 16);
     return choice;
   }
 
-  take(told, ms) {
-    const choice = this.choices.get(told.index) ?? this.add(told.index);
+  take(chunk, ms) {
+    const choice = this.choices.get(chunk.index) ?? this.add(chunk.index);
     choice.button.disabled = false;
-    choice.take(told, ms);
+    choice.take(chunk, ms);
     this.touch(choice);
   }
 
@@ -237,7 +237,7 @@ export class Group {
     this.frame ||= requestAnimationFrame(() => this.show());
   }
 
-  // Puts on the screen what has come since the last frame, for all columns together: writes, then reads, then writes.
+  // Shows the output since the last frame, in all columns together: writes to the page, then reads, then writes.
   show() {
     this.frame = 0;
     const columns = [...this.dirty];
@@ -245,44 +245,44 @@ export class Group {
     const following = columns.filter(({ text }) => text.scrollHeight - text.scrollTop - text.clientHeight < 40);
     for (const choice of columns) choice.append(), choice.showFacts();
     const heights = following.map((choice) => choice.text.scrollHeight);
-    following.forEach((choice, place) => (choice.text.scrollTop = heights[place]));
+    following.forEach((choice, index) => (choice.text.scrollTop = heights[index]));
     this.view.drawing.show(this);
   }
 
-  // Asks how the group is: the stream does not tell which worker writes, nor that it has changed. One look at a time.
-  look() {
-    return (this.looking ??= this.lookNow().finally(() => (this.looking = null)));
+  // Reads the server's report on the group, one at a time: the stream does not name the workers.
+  readReport() {
+    return (this.reading ??= this.readNow().finally(() => (this.reading = null)));
   }
 
-  async lookNow() {
+  async readNow() {
     if (this.id === null || this.forgotten) return;
-    let told;
+    let report;
     try {
-      told = await read(this.path(), { signal: AbortSignal.timeout(PATIENCE_MS) });
+      report = await read(this.path(), { signal: AbortSignal.timeout(PATIENCE_MS) });
     } catch (error) {
-      this.hear(error.status !== 0); // it is forgotten, or the stream tells what is wrong
+      this.setSilent(error.status === 0); // other errors: the group is forgotten, or the stream has the error
       return;
     }
-    this.hear(true);
-    this.promptTokens ??= told.prompt_tokens;
+    this.setSilent(false);
+    this.promptTokens ??= report.prompt_tokens;
     const movedTo = new Set();
-    for (const one of told.choices) {
-      const choice = this.choices.get(one.index);
+    for (const state of report.choices) {
+      const choice = this.choices.get(state.index);
       if (!choice) continue;
       const before = choice.worker;
-      choice.look(one);
+      choice.apply(state);
       if (before && choice.worker !== before) movedTo.add(choice.worker);
       this.touch(choice);
     }
-    if (movedTo.size) this.view.say(`Choices go on at ${[...movedTo].join(" and ")}.`);
+    if (movedTo.size) this.view.say(`Choices continue on ${[...movedTo].join(" and ")}.`);
   }
 
-  // Notes whether the server answers, while a stream may pause for other reasons.
-  hear(answers) {
-    if (this.open && this.silent === answers) {
-      this.view.say(answers ? "The server answers again." : "The server does not answer at this moment.");
+  // Announces when the server stops or starts to answer; a stream can pause for other reasons.
+  setSilent(silent) {
+    if (this.open && this.silent !== silent) {
+      this.view.say(silent ? "The server does not answer at this moment." : "The server answers again.");
     }
-    this.silent = !answers;
+    this.silent = silent;
   }
 
   path(rest = "") {
@@ -299,10 +299,10 @@ export class Group {
     }
   }
 
-  // Ends all choices. If the server has not named the group yet, or cannot be reached, closing the connections does it.
+  // Ends all choices. Closes the connections if the group has no id so far, or if the server cannot be reached.
   async stopAll() {
     if (this.id === null) return this.disconnect();
-    await this.look(); // it is forgotten then
+    await this.readReport(); // the last one, since the server then forgets the group
     this.forgotten = true;
     try {
       await call("DELETE", this.path(), { signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -316,7 +316,7 @@ export class Group {
     for (const control of this.streams) control.abort();
   }
 
-  // Called when the page goes: closing its connections ends the choices, and this makes the server forget the group.
+  // Called when the page is left. Its closed connections end the choices; this request makes the server forget the group.
   leave() {
     if (this.id === null || this.forgotten) return;
     this.forgotten = true;

@@ -1,4 +1,4 @@
-// The page's beginning: the form, the tabs, the dialog for a key, and what goes from one to the other.
+// The entry of the page: the form, the tabs, the dialog for a key, and the connections between them.
 
 import { colourOf } from "./colours.js";
 import { Drawing } from "./drawing.js";
@@ -9,16 +9,16 @@ import { WorkersTab } from "./workers.js";
 
 const KEPT_S = 300;
 const MORE = 4;
-const SENDABLE = /^[ -~]*$/; // what a browser sends in a header as it stands
+const SENDABLE = /^[ -~]*$/; // characters that a browser sends in a header unchanged
 const at = (id) => document.getElementById(id);
 const TABS = [at("tab-ask"), at("tab-workers")];
 
 let group = null;
-let sending = false; // from a click until the last choice is over
+let sending = false; // true from a click until the last choice has ended
 
-// What has just happened, in a sentence that screen readers speak: milestones, never tokens.
-function say(words) {
-  at("said").textContent = words;
+// Announces an event in a sentence that screen readers speak: milestones, never tokens.
+function say(sentence) {
+  at("announcement").textContent = sentence;
 }
 
 function fail(error) {
@@ -33,7 +33,7 @@ function clearProblem() {
 
 const workers = new WorkersTab({
   table: at("worker-table"), rows: at("worker-rows"), columns: at("columns"), totals: at("totals"),
-  adminSaid: at("admin-said"), adminKey: at("admin-key"), say, fail, clear: clearProblem, askForKey,
+  adminNote: at("admin-note"), adminKey: at("admin-key"), say, fail, clear: clearProblem, askForKey,
 });
 const drawing = new Drawing(
   { figure: at("figure"), picture: at("picture"), trunk: at("trunk"), tails: at("tails"), blocks: at("blocks"), legend: at("legend") },
@@ -45,7 +45,7 @@ function number(id) {
   return at(id).value === "" ? undefined : at(id).valueAsNumber;
 }
 
-// Returns the body of the request that the form describes. `exact`: the model is asked in tokens. Throws an Error if a part of it is no JSON.
+// Returns the body of the request that the form describes. `exact`: true if the model takes tokens. Throws an Error for invalid JSON.
 function bodyOfForm({ exact }) {
   const body = {
     model: at("model").value || undefined,
@@ -59,7 +59,7 @@ function bodyOfForm({ exact }) {
   };
   if (exact && at("keep").checked) body.keep_s = KEPT_S;
   if (exact) body.return_token_ids = true;
-  else body.group = {}; // else a server that takes texts would not know the group, nor end one choice of it
+  else body.group = {}; // without it a model that takes texts has no group that can be found or ended choice by choice
   if (at("shading").checked) body.logprobs = true;
   const schema = at("schema").value.trim();
   if (schema) body.response_format = { type: "json_schema", json_schema: { name: "form", schema: parsed(schema) } };
@@ -73,71 +73,71 @@ function parsed(schema) {
   try {
     return JSON.parse(schema);
   } catch (error) {
-    throw new Error(`The JSON Schema is no JSON: ${error.message}`);
+    throw new Error(`The JSON Schema is not valid JSON: ${error.message}`);
   }
 }
 
-async function ask() {
+async function send() {
   if (sending || group?.open) return;
   sending = true;
   clearProblem();
   showButtons();
   try {
-    await askNew();
+    await sendNew();
   } catch (error) {
-    if (error.code === "model_not_found") await listModels(); // for the next try
+    if (error.code === "model_not_found") await listModels(); // for the next attempt
     throw error;
   } finally {
     sending = false;
   }
 }
 
-async function askNew() {
+async function sendNew() {
   const status = await read("status");
   if (!at("model").length) await listModels();
-  const asked = workersOf(at("model").value, status);
-  const kinds = asked.map((worker) => worker.kind);
-  const sizes = new Set(asked.map((worker) => worker.block_size).filter(Boolean));
+  const serving = workersOf(at("model").value, status);
+  const kinds = serving.map((worker) => worker.kind);
+  const sizes = new Set(serving.map((worker) => worker.block_size).filter(Boolean));
   for (const worker of status.workers) colourOf(worker.id);
   const exact = !kinds.includes("openai");
   const body = bodyOfForm({ exact });
   group?.leave();
   at("choices").replaceChildren();
   at("receipts").replaceChildren();
-  drawing.begin({ maxTokens: body.max_tokens, blockSize: sizes.size === 1 ? [...sizes][0] : null });
+  drawing.start({ maxTokens: body.max_tokens, blockSize: sizes.size === 1 ? [...sizes][0] : null });
   const view = { list: at("choices"), drawing, say, fail, changed: showButtons };
   group = new Group(view, { shaded: Boolean(body.logprobs), keptS: body.keep_s ?? 0, canGrow: exact });
   await follow(group, "v1/chat/completions", body, { count: body.n ?? 1, title: "Receipt" });
 }
 
-// Returns the workers of a model; all, if none names it so.
+// Returns the workers of a model; all workers if none has a model of this name.
 function workersOf(model, { workers }) {
   const named = workers.filter((worker) => worker.model === model || worker.models?.includes(model));
   return named.length ? named : workers;
 }
 
-async function askMore() {
+async function sendMore() {
   clearProblem();
   const path = `v1/groups/${encodeURIComponent(group.id)}/more`;
   const body = { n: MORE, stream: true, stream_options: { include_usage: true } };
   await follow(group, path, body, { count: MORE, title: `Receipt of ${MORE} more` });
 }
 
-// Shows choices as they come, then what they have cost.
-async function follow(asked, path, body, { count, title }) {
-  say(`${count} ${count === 1 ? "choice is" : "choices are"} asked for.`);
-  const asking = asked.ask(path, body, { count, before: totals });
+// Shows the choices while they are generated, then their costs.
+async function follow(target, path, body, { count, title }) {
+  say(`${count} ${count === 1 ? "choice is" : "choices are"} requested.`);
+  const requesting = target.request(path, body, { count, before: totals });
   showButtons();
   showAnswers();
   try {
-    const told = await asking;
+    const result = await requesting;
     const after = await totals();
-    if (asked !== group) return;
-    at("receipts").append(receipt(title, told, after));
-    say(`${count} ${count === 1 ? "choice is" : "choices are"} over.`);
+    if (target !== group) return;
+    at("receipts").append(receipt(title, result, after));
+    say(`${count} ${count === 1 ? "choice has" : "choices have"} ended.`);
   } catch (error) {
-    const refused = asked.choices.size ? "No choices are added." : "No choices are written.";
-    if (asked === group) say(error.refused ? refused : "The answer is not complete.");
+    const refused = target.choices.size ? "No choices are added." : "No choices are generated.";
+    if (target === group) say(error.refused ? refused : "The answer is not complete.");
     throw error;
   } finally {
     showButtons();
@@ -150,12 +150,12 @@ function showButtons() {
   at("send").disabled = sending || Boolean(group?.open);
 }
 
-// On a phone the form fills the screen: what has been asked for is scrolled to.
+// Scrolls to the answers, since the form fills the screen of a phone.
 function showAnswers() {
   if (at("answers").getBoundingClientRect().top > innerHeight / 2) at("answers").scrollIntoView();
 }
 
-function tell(action) {
+function handler(action) {
   return (event) => {
     event?.preventDefault();
     action().catch(fail).finally(showButtons);
@@ -163,30 +163,30 @@ function tell(action) {
 }
 
 function openTab(tab) {
-  for (const one of TABS) {
-    const open = one === tab;
-    one.setAttribute("aria-selected", open);
-    one.tabIndex = open ? 0 : -1;
-    at(one.getAttribute("aria-controls")).hidden = !open;
+  for (const other of TABS) {
+    const open = other === tab;
+    other.setAttribute("aria-selected", open);
+    other.tabIndex = open ? 0 : -1;
+    at(other.getAttribute("aria-controls")).hidden = !open;
   }
   if (tab.id === "tab-workers") workers.open();
   else workers.close();
 }
 
-let keyAsked = null;
+let openDialog = null;
 
-// Asks the reader for a key of this server, once at a time. Resolves to false if there is none to be had.
+// Opens the dialog for a key of this server, one at a time. Resolves to false if the reader cancels it.
 function askForKey(why, whose) {
-  keyAsked ??= askedForKey(why, whose).finally(() => (keyAsked = null));
-  return keyAsked;
+  openDialog ??= keyFromDialog(why, whose).finally(() => (openDialog = null));
+  return openDialog;
 }
 
-function askedForKey(why, whose) {
+function keyFromDialog(why, whose) {
   const dialog = at("key-dialog");
   at("key-label").textContent = whose === "admin" ? "Admin key of this server" : "API key of this server";
   at("key-why").textContent = why;
   at("key-why").hidden = !why;
-  const typed = (key) => at("key").setCustomValidity(SENDABLE.test(key) ? "" : "Keys have only letters, digits and signs of ASCII.");
+  const typed = (key) => at("key").setCustomValidity(SENDABLE.test(key) ? "" : "Keys consist of letters, digits and other ASCII characters.");
   at("key").value = "";
   typed("");
   at("key").oninput = () => typed(at("key").value);
@@ -214,9 +214,9 @@ async function listModels() {
 
 function listen() {
   onKeyNeeded(askForKey);
-  at("form").addEventListener("submit", tell(ask));
-  at("more").addEventListener("click", tell(askMore));
-  at("stop-all").addEventListener("click", tell(() => group.stopAll()));
+  at("form").addEventListener("submit", handler(send));
+  at("more").addEventListener("click", handler(sendMore));
+  at("stop-all").addEventListener("click", handler(() => group.stopAll()));
   at("stop").addEventListener("change", () => (at("k").disabled = at("stop").value === ""));
   at("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("form").requestSubmit();
@@ -232,4 +232,4 @@ function listen() {
 }
 
 listen();
-tell(listModels)();
+handler(listModels)();

@@ -1,11 +1,11 @@
-// What the page asks of the server: requests with the reader's key, their errors as words, and streams of events.
+// The requests of the page: with the reader's key, their errors as sentences, and streams of events.
 
 const BASE = new URL("..", import.meta.url);
 const LOST = "The connection to the server was lost.";
 
 export const keys = { client: "", admin: "" };
 
-// A refusal of the server, or a connection that was lost. The message is the server's own.
+// An error of the server, with its message, or a lost connection.
 export class ServerError extends Error {
   constructor(message, { status = 0, code = null } = {}) {
     super(message);
@@ -16,12 +16,12 @@ export class ServerError extends Error {
 
 let askForKey = async () => false;
 
-// `ask`: gets a sentence and whose key is needed, "client" or "admin"; resolves to true once there is another one in `keys`.
+// `ask`: called with a sentence and the kind of key, "client" or "admin"; resolves to true once `keys` has another one.
 export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
-// Returns the response of a request that was not refused. `admin`: sends the operator's key in place of the client's.
+// Returns the response of a request. Throws a ServerError if it is refused. `admin`: sends the operator's key in place of the client's.
 export async function call(method, path, { body, admin = false, signal, keepalive = false } = {}) {
   const whose = admin ? "admin" : "client";
   for (;;) {
@@ -41,7 +41,7 @@ function parsed(text) {
   try {
     return JSON.parse(text);
   } catch {
-    throw new ServerError(`This is no answer of a Motet server: ${text.slice(0, 200)}`);
+    throw new ServerError(`This is not a response of a Motet server: ${text.slice(0, 200)}`);
   }
 }
 
@@ -58,17 +58,17 @@ async function fetched(method, path, { body, key, signal, keepalive }) {
 }
 
 async function refusal(response) {
-  let told = null;
+  let body = null;
   try {
-    told = (await response.json()).error;
+    body = (await response.json()).error;
   } catch {
-    // a proxy's answer, perhaps
+    // it can be a proxy's response
   }
   const status = response.status;
-  return new ServerError(told?.message ?? `The server answered ${status}.`, { status, code: told?.code });
+  return new ServerError(body?.message ?? `The server answered ${status}.`, { status, code: body?.code });
 }
 
-// Yields the chunks of a stream. Throws the error that the stream ends with, or that it has no end.
+// Yields the chunks of a stream. Throws the error at its end, or an error if the stream is cut off.
 export async function* chunksOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";

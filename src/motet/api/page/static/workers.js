@@ -1,16 +1,16 @@
-// The workers' tab: what /status tells, every second while it is open, and what an operator may do.
+// The workers' tab: /status, read every second while it is open, and the actions of an operator.
 
 import { colourOf } from "./colours.js";
 import { made } from "./group.js";
 import { call, keys, read } from "./server.js";
 
-const LOOK_EVERY_MS = 1000;
+const READ_EVERY_MS = 1000;
 const PATIENCE_MS = 5000;
 const NO_ENGINE = ["starting", "dead"];
 const COLUMNS = [
   ["Role", (worker) => worker.role],
   ["State", (worker) => worker.state],
-  ["KV blocks used", ({ blocks_used: used, blocks_total: total }) => (total ? `${told(used)} of ${total}` : null), "figure"],
+  ["KV blocks used", ({ blocks_used: used, blocks_total: total }) => (total ? `${shown(used)} of ${total}` : null), "figure"],
   ["kept", (worker) => worker.blocks_kept, "figure"],
   ["Groups", (worker) => worker.groups_running, "figure"],
   ["Choices", (worker) => worker.choices_running, "figure"],
@@ -20,14 +20,14 @@ const COLUMNS = [
 ];
 
 export class WorkersTab {
-  // `view`: {table, rows, columns, totals, adminSaid, adminKey, say, fail, clear, askForKey}: its elements, and how the page hears of something.
+  // `view`: {table, rows, columns, totals, adminNote, adminKey, say, fail, clear, askForKey}: its elements, and functions that update the page.
   constructor(view) {
     this.view = view;
     this.shown = new Map();
     this.timer = 0;
-    this.looking = false;
-    this.failed = false; // the last look
-    this.guarded = null; // whether the server has an admin key, without which nobody may act; null: not known yet
+    this.reading = false;
+    this.failed = false; // true if the last reading failed
+    this.guarded = null; // true if the server has an admin key, which every action needs; null until it is known
     for (const [name, , kind = ""] of [["Worker"], ...COLUMNS, ["Action", null, "act"]]) view.columns.append(cell("th", kind, "columnheader", name));
     view.adminKey.addEventListener("click", () => this.changeKey());
   }
@@ -35,8 +35,8 @@ export class WorkersTab {
   open() {
     this.close();
     this.showKey();
-    this.look();
-    this.timer = setInterval(() => document.hidden || this.look(), LOOK_EVERY_MS);
+    this.read();
+    this.timer = setInterval(() => document.hidden || this.read(), READ_EVERY_MS);
   }
 
   close() {
@@ -44,20 +44,20 @@ export class WorkersTab {
     this.timer = 0;
   }
 
-  // One look at a time: a server may take longer to answer than the next one comes.
-  async look() {
-    if (this.looking) return;
-    this.looking = true;
+  // Reads the status, unless the last request for it is still running.
+  async read() {
+    if (this.reading) return;
+    this.reading = true;
     try {
       this.show(await read("status", { signal: AbortSignal.timeout(PATIENCE_MS) }));
       if (this.failed) this.view.clear();
       this.failed = false;
     } catch (error) {
-      if (error.status === 401) this.close(); // the reader gave no key
+      if (error.status === 401) this.close(); // the reader did not enter a key
       if (!this.failed) this.view.fail(error);
       this.failed = true;
     } finally {
-      this.looking = false;
+      this.reading = false;
     }
   }
 
@@ -78,9 +78,9 @@ export class WorkersTab {
   showWorker(worker) {
     if (!this.shown.has(worker.id)) this.shown.set(worker.id, this.rowOf(worker.id));
     const { cells, button } = this.shown.get(worker.id);
-    COLUMNS.forEach(([, words], place) => {
-      const text = told(words(worker));
-      if (cells[place].textContent !== text) cells[place].textContent = text;
+    COLUMNS.forEach(([, figure], index) => {
+      const text = shown(figure(worker));
+      if (cells[index].textContent !== text) cells[index].textContent = text;
     });
     const gone = NO_ENGINE.includes(worker.state);
     if (!gone || !button.dataset.does) this.showAction(button, worker);
@@ -88,15 +88,15 @@ export class WorkersTab {
   }
 
   showAction(button, { id, pid }) {
-    const [does, word, label] = pid === null ? ["drain", "Drain", "Drain"] : ["kill", "Kill this engine", "Kill the engine of"];
+    const [does, text, label] = pid === null ? ["drain", "Drain", "Drain"] : ["kill", "Kill this engine", "Kill the engine of"];
     button.dataset.does = does;
-    button.textContent = word;
+    button.textContent = text;
     button.setAttribute("aria-label", `${label} ${id}`);
   }
 
   rowOf(id) {
     const element = made("tr");
-    element.setAttribute("role", "row"); // a table stays one where its rows are shown as cards
+    element.setAttribute("role", "row"); // it remains a table where its rows are shown as cards
     const name = cell("th", "", "rowheader");
     name.append(made("span", `dot ${colourOf(id)}`), id);
     const cells = COLUMNS.map(([column, , kind = ""]) => cell("td", kind, "cell", "", column));
@@ -116,7 +116,7 @@ export class WorkersTab {
     try {
       await call("POST", `workers/${encodeURIComponent(id)}/${does}`, { admin: true });
       this.view.say(does === "kill" ? `${id} was killed.` : `${id} gets no new groups.`);
-      if (this.timer) await this.look();
+      if (this.timer) await this.read();
     } catch (error) {
       this.view.fail(error);
     } finally {
@@ -124,7 +124,7 @@ export class WorkersTab {
     }
   }
 
-  // Asks for the admin key and for what only it opens, so that a wrong one is told at once; or forgets the key.
+  // Asks for the admin key, and tries it so that a wrong key is reported at once; or forgets the key.
   async changeKey() {
     this.view.clear();
     if (keys.admin) keys.admin = "";
@@ -142,15 +142,15 @@ export class WorkersTab {
   }
 
   showKey() {
-    const { table, adminSaid, adminKey } = this.view;
-    const words = this.saidOfKey();
-    if (adminSaid.textContent !== words) adminSaid.textContent = words;
+    const { table, adminNote, adminKey } = this.view;
+    const note = this.noteOnKey();
+    if (adminNote.textContent !== note) adminNote.textContent = note;
     adminKey.textContent = keys.admin ? "Forget the key" : "Enter the key";
     adminKey.hidden = !this.guarded;
     table.classList.toggle("watched", !this.guarded);
   }
 
-  saidOfKey() {
+  noteOnKey() {
     if (this.guarded === null) return "";
     if (!this.guarded) return "Start the server with --admin-key to drain and kill workers here.";
     if (keys.admin) return "The page has the admin key until it is closed.";
@@ -165,6 +165,6 @@ function cell(tag, kind, role, text = "", column = "") {
   return element;
 }
 
-function told(figure) {
-  return String(figure ?? "–"); // a silent worker tells none, and a server that takes texts has none
+function shown(figure) {
+  return String(figure ?? "–"); // a silent worker does not report figures, and a server that takes texts has none
 }
