@@ -70,9 +70,9 @@ def linears_agree(
             continue
         checked.add(tuple(module.weight.shape))
         x = torch.randn(rows, module.in_features, generator=generator).to(dtype)
-        whole = F.linear(x, module.weight)
+        full = F.linear(x, module.weight)
         for count in counts:
-            if not torch.equal(F.linear(x[4 : 4 + count], module.weight), whole[4 : 4 + count]):
+            if not torch.equal(F.linear(x[4 : 4 + count], module.weight), full[4 : 4 + count]):
                 return False
     return True
 
@@ -95,9 +95,9 @@ def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bo
             )
         return torch.cat(outputs, dim=2)
 
-    whole = run(0, length)
+    full = run(0, length)
     return all(
-        torch.equal(run(begin, min(length, begin + step)), whole[:, :, begin : min(length, begin + step)])
+        torch.equal(run(begin, min(length, begin + step)), full[:, :, begin : min(length, begin + step)])
         for step in (37, 100)
         for begin in range(0, length, step)
     )
@@ -112,11 +112,11 @@ def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 800) -> bool:
     for stretches, length in ((1, 5), (1, 131), (1, 511), (3, STRETCH)):
         query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype).repeat(stretches, 1, 1, 1)
         key, value = (torch.randn(stretches, 2, length, head_dim, generator=generator).to(dtype) for _ in range(2))
-        whole, whole_lse = flash_cpu(query, key, value, mask=None, scale=0.125)
+        full, full_lse = flash_cpu(query, key, value, mask=None, scale=0.125)
         for count, begin, end in ((1, 0, rows), (stretches, 0, 1), (1, 3, 6), (1, 0, 200), (stretches, 8, 24)):
             some = query[:count, :, begin:end]
             part, part_lse = flash_cpu(some, key[:count], value[:count], mask=None, scale=0.125)
-            expected, expected_lse = whole[:count, :, begin:end], whole_lse[:count, :, begin:end]
+            expected, expected_lse = full[:count, :, begin:end], full_lse[:count, :, begin:end]
             if not (torch.equal(part, expected) and torch.equal(part_lse, expected_lse)):
                 return False
     return True
