@@ -21,15 +21,15 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import ModelName
-from tests.routing.scene import ANY_MODEL, Heard, Scene, Slowly, group, settle, undisturbed
+from tests.routing.scene import ANY_MODEL, Received, Scene, SlowPrefill, group, settle, uninterrupted
 
-PLACES = 8
-LARGEST = PLACES
-MOST_ROUNDS = 500
+LARGEST = 8
+"""Largest number of choices of a group."""
+MAX_ROUNDS = 500
 """Number of rounds of reading after which every group must have ended."""
 PROMPTS = (20, 200)
 """Numbers of prompt tokens; decode workers compute the shorter prompt themselves."""
-WHOLE = asyncio.run(undisturbed(group(n=LARGEST)))
+WHOLE = asyncio.run(uninterrupted(group(n=LARGEST)))
 MAY_END_A_GROUP = (EngineDiedError, NoWorkerError, WorkerLeavingError, OverloadedError, EngineClosedError)
 
 
@@ -42,7 +42,7 @@ class Reader:
         n, prompt_tokens = 1 + number % LARGEST, PROMPTS[number // LARGEST % 2]
         request = group(name, n=n, prompt_tokens=prompt_tokens)
         self.request = msgspec.structs.replace(request, model=model, priority=priority)
-        self.heard = Heard()
+        self.received = Received()
         self.error: MotetError | None = None
         self.over = False
         self.closed = False
@@ -57,7 +57,7 @@ class Reader:
             self.over, self.error = True, error
 
     def read(self) -> None:
-        """Begins to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
+        """Starts to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
         if self._reading is not None and self._reading.done() and not self._reading.cancelled():
             self._reading.result()
         if not self.over and (self._reading is None or self._reading.done()):
@@ -83,14 +83,14 @@ class Reader:
                 await task
 
     def check(self) -> None:
-        assert self.heard.begins(WHOLE)
-        assert len(self.heard.prompts) <= 1
+        assert self.received.is_prefix_of(WHOLE)
+        assert len(self.received.prompts) <= 1
         if self.error is not None:
             assert isinstance(self.error, MAY_END_A_GROUP)
             event(f"a group ended with {type(self.error).__name__}")
         elif not self.closed:
             choices = {start.index for start in self.request.choices}
-            assert set(self.heard.finished) | self.stopped >= choices
+            assert set(self.received.finished) | self.stopped >= choices
 
     async def _read(self) -> None:
         assert self._stream is not None  # otherwise `over` is True
@@ -101,8 +101,8 @@ class Reader:
         except MotetError as error:
             self.over, self.error = True, error
         else:
-            self.heard.take(delta, self.request)
-            assert self.heard.begins(WHOLE)
+            self.received.take(delta, self.request)
+            assert self.received.is_prefix_of(WHOLE)
 
 
 class Play:
@@ -116,7 +116,7 @@ class Play:
         self.closed = False
         self.tasks: list[asyncio.Task[None]] = []
 
-    def come(self, number: int) -> None:
+    def submit(self, number: int) -> None:
         self.readers.append(Reader(self.server, f"g{len(self.readers)}", number))
 
     async def act(self, acts: Sequence["Act"]) -> None:
@@ -125,15 +125,15 @@ class Play:
             ACTS[act.what](self, act.number)
             for _ in range(act.turns):
                 await asyncio.sleep(0)
-            self.check_room()
+            self.check_capacity()
         await self.finish()
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         """Raises if a worker has more than it can hold. Called after each act; plays with small workers override it."""
 
     def reader(self, number: int) -> Reader:
         if not self.readers:
-            self.come(number)
+            self.submit(number)
         return self.readers[number % len(self.readers)]
 
     def name(self, number: int) -> str:
@@ -142,7 +142,7 @@ class Play:
     def kill(self, name: str) -> None:
         self.server.engines[name].die()
 
-    def tell(self, name: str) -> None:
+    def report_death(self, name: str) -> None:
         if self.server.engines[name].death is not None:
             self.server.fleet.mark(name, WorkerState.DEAD)
 
@@ -157,7 +157,7 @@ class Play:
     def fail_prefill(self) -> None:
         for name, engine in self.server.engines.items():
             if name.startswith("prefill"):
-                engine.during_prefill = Slowly(EngineError("sick"))
+                engine.during_prefill = SlowPrefill(EngineError("broken"))
 
     def wait(self, seconds: int) -> None:
         self.server.clock.now_s += seconds
@@ -177,18 +177,18 @@ class Play:
         rounds = 0
         while not all(reader.over for reader in self.readers):
             rounds += 1
-            assert rounds < MOST_ROUNDS, "a reader waits for ever"
+            assert rounds < MAX_ROUNDS, "a reader waits for ever"
             for reader in self.readers:
                 reader.read()
             await settle()
-            self.check_room()
+            self.check_capacity()
             self.wait(1)
         for reader in self.readers:
             await reader.end()
             reader.check()
         await asyncio.gather(*self.tasks)
         self.check_figures()
-        self.server.expire_leases_of_those_who_left()
+        self.server.expire_leases_of_removed_workers()
         self.server.check()
 
     def check_figures(self) -> None:
@@ -198,7 +198,7 @@ class Play:
         if figures.spreads:
             event("a group was split")
         if sum(figures.queue_seconds[1:]):
-            event("a group waited for room")
+            event("a group waited for capacity")
         if any(outcome == "resumed" for _, outcome in figures.migrations):
             event("a group moved")
 
@@ -213,13 +213,13 @@ class Act:
 
 
 ACTS: dict[str, Callable[[Play, int], None]] = {
-    "a group comes": lambda play, number: play.come(number),
+    "a group comes": lambda play, number: play.submit(number),
     "read": lambda play, number: play.reader(number).read(),
     "cancel the reader": lambda play, number: play.reader(number).cancel(),
     "stop a choice": lambda play, number: play.reader(number).stop(number % LARGEST),
     "close a group": lambda play, number: play.reader(number).close(),
     "worker dies": lambda play, number: play.kill(play.name(number)),
-    "fleet hears of it": lambda play, number: play.tell(play.name(number)),
+    "fleet learns of it": lambda play, number: play.report_death(play.name(number)),
     "worker returns": lambda play, number: play.return_(play.name(number)),
     "worker leaves": lambda play, number: play.tasks.append(asyncio.create_task(play.server.leave(play.name(number)))),
     "worker refuses": lambda play, number: play.server.engines[play.name(number)].fail_after.update(

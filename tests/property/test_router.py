@@ -1,4 +1,4 @@
-"""However workers die, leave and return, each reader gets the beginning of what an undisturbed group gets."""
+"""However workers die, leave and return, each reader gets the beginning of what an uninterrupted group gets."""
 
 import asyncio
 

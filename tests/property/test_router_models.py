@@ -1,5 +1,5 @@
 """Several models and kinds in one fleet: no group is on a worker without its model, no ticket goes to a worker that
-cannot read it, each ticket is given back once, and each reader gets the beginning of what an undisturbed group gets."""
+cannot read it, each ticket is released once, and each reader gets the beginning of what an uninterrupted group gets."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ class MixedPlay(Play):
 
     server: KindsScene
 
-    def come(self, number: int) -> None:
+    def submit(self, number: int) -> None:
         model = MODELS[number % len(MODELS)]
         self.readers.append(Reader(self.server, f"g{len(self.readers)}", number // 2, model=model))
 
@@ -41,10 +41,10 @@ class MixedPlay(Play):
         for name in self.names:
             self.offer(name, adapter=True)
         await super().finish()
-        if self.server.dropped.groups:
+        if self.server.unreleased.groups:
             event("a ticket was left to its lease")
         if any(ticket.foreign for engine in self.server.all for ticket in engine.released):
-            event("a foreign ticket was given back")
+            event("a foreign ticket was released")
 
 
 MIXED = [*OFTEN, *ADAPTER_ACTS * 2]

@@ -9,39 +9,39 @@ from hypothesis import strategies as st
 from motet.errors import OverloadedError
 from tests.property.routing_play import LARGEST, Act, Play, Reader
 from tests.property_settings import examples
-from tests.routing.scene import Heard, Scene
+from tests.routing.scene import Received, Scene
 
 pytestmark = pytest.mark.slow
 
-PLACES = 4
+MAX_CHOICES = 4
 
 
 class CrowdedPlay(Play):
-    """A play in which nobody dies: a group runs to its end, or is refused for lack of room before its first token."""
+    """A play without deaths: a group runs to its end, or is refused for lack of capacity before its first token."""
 
-    def come(self, number: int) -> None:
+    def submit(self, number: int) -> None:
         priority = number // LARGEST % 3 - 1
         self.readers.append(Reader(self.server, f"g{len(self.readers)}", number, priority=priority))
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         """Checks that no worker has more than it can hold, except one group that is larger than any worker."""
         for engine in self.server.all:
             open_choices = sum(len(group.unfinished) for group in engine.open.values())
-            assert open_choices <= PLACES or len(engine.open) == 1
+            assert open_choices <= MAX_CHOICES or len(engine.open) == 1
 
     async def finish(self) -> None:
         await super().finish()
         for reader in self.readers:
             if reader.error is not None:
                 assert isinstance(reader.error, OverloadedError)
-                assert reader.heard == Heard()
+                assert reader.received == Received()
                 event("a group was refused")
-        let_in = sum(len(engine.requests) for engine in self.server.all)
-        assert sum(self.server.router.counts.queue_seconds) == let_in
+        admitted = sum(len(engine.requests) for engine in self.server.all)
+        assert sum(self.server.router.counts.queue_seconds) == admitted
 
 
-WHATS = ["a group comes"] * 6 + ["read"] * 13 + ["stop a choice", "close a group", "time passes"]
-acts = st.builds(Act, st.sampled_from(WHATS), st.integers(0, 23), st.integers(0, 5))
+KINDS = ["a group comes"] * 6 + ["read"] * 13 + ["stop a choice", "close a group", "time passes"]
+acts = st.builds(Act, st.sampled_from(KINDS), st.integers(0, 23), st.integers(0, 5))
 
 
 @examples(60)
@@ -49,6 +49,6 @@ acts = st.builds(Act, st.sampled_from(WHATS), st.integers(0, 23), st.integers(0,
 def test_every_group_ends_once_and_no_worker_gets_more_than_it_can_hold(acts: list[Act], workers: int) -> None:
     async def play() -> None:
         names = [f"both-{number}" for number in range(workers)]
-        await CrowdedPlay(names, Scene(*names, places=PLACES, queue_timeout_s=30.0)).act(acts)
+        await CrowdedPlay(names, Scene(*names, max_choices=MAX_CHOICES, queue_timeout_s=30.0)).act(acts)
 
     asyncio.run(play())

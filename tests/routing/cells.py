@@ -6,7 +6,7 @@ from motet.errors import MotetError
 from motet.settings.server_config import CellConfig
 from motet.testing.fake_engine import DuringPrefill
 from motet.types import Policy, Role
-from tests.routing.scene import Hold, Scene
+from tests.routing.scene import ControlledPrefill, Scene
 
 
 class Cell(Scene):
@@ -35,8 +35,8 @@ class Pair(Scene):
         self,
         role: str = "prefill",
         *,
-        first: Hold | None = None,
-        second: Hold | None = None,
+        first: ControlledPrefill | None = None,
+        second: ControlledPrefill | None = None,
         policy: Policy = Policy.KV,
     ) -> None:
         super().__init__(f"{role}-0", f"{role}-1", limit=0, wait_s=0.0, policy=policy, role=Role(role), now_s=0.0)

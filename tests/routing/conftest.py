@@ -6,7 +6,7 @@ from inspect import iscoroutinefunction
 
 import pytest
 
-from tests.routing.scene import MADE
+from tests.routing.scene import CREATED_SCENES
 
 
 @pytest.hookimpl(wrapper=True)
@@ -16,9 +16,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
     @wraps(test)
     async def checked(**arguments: object) -> None:
-        MADE.clear()
+        CREATED_SCENES.clear()
         await test(**arguments)
-        for scene in MADE:
+        for scene in CREATED_SCENES:
             scene.check()
 
     if iscoroutinefunction(test):

@@ -1,4 +1,4 @@
-"""Workers of several models and kinds behind one router, and a record of what none of them should have been given."""
+"""A router over workers of several models and kinds, and a record of what none of them should have got."""
 
 import logging
 from collections import Counter
@@ -13,38 +13,39 @@ from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
 from tests.routing.scene import Scene, WatchedEngine, script
 
 A, B = ModelName("a"), ModelName("b")
-PLACES = 8
+MAX_CHOICES = 8
 FRENCH = ModelName("french")
 """An adapter of model `A`."""
 ADAPTER = ModelCard(name=FRENCH, root="adapters/french", parent=A, max_model_len=2048)
 
 
-def info_of(name: str, *, life: int = 0) -> EngineInfo:
+def info_of(name: str, *, start: int = 0) -> EngineInfo:
     """`name`: role, model, kind and number, such as `prefill-a-vllm-0`."""
     role, model, kind, _ = name.split("-")
     foreign = kind == EngineKind.VLLM
     return msgspec.structs.replace(
-        fake_info(role=Role(role), transfer=TransferAddress(f"{name}, life {life}", "127.0.0.1", 1)),
+        fake_info(role=Role(role), transfer=TransferAddress(f"{name}, start {start}", "127.0.0.1", 1)),
         model=ModelName(model),
         kind=EngineKind(kind),
         block_size=128 if foreign else 16,
         ticket_readers=1 if foreign else 64,
-        max_num_seqs=PLACES,
+        max_num_seqs=MAX_CHOICES,
     )
 
 
 class Makers:
-    """The kind of the worker that made each ticket, and everything that went wrong."""
+    """The makers of all tickets, and everything that went wrong."""
 
     def __init__(self) -> None:
         self.keys: dict[str, PairKey] = {}
+        """The pair key of each maker, by engine id."""
         self.released = Counter[int]()
-        """Number of times that each lease was given back."""
+        """Number of times that each lease was released."""
         self.wrong: list[str] = []
 
 
 class KindEngine(WatchedEngine):
-    """An engine that records whatever it should not have been given."""
+    """An engine that records what it should not have got."""
 
     def __init__(self, info: EngineInfo, leases: FakeLeases, makers: Makers) -> None:
         super().__init__(script, info=info, leases=leases)
@@ -58,7 +59,7 @@ class KindEngine(WatchedEngine):
         if ticket is not None and self._makers.keys[ticket.remote_engine_id] != pair_key(self.info):
             self._makers.wrong.append(f"{me} got a ticket of {ticket.remote_engine_id}")
         if ticket is not None and self.info.role is not Role.DECODE:
-            self._makers.wrong.append(f"{me} got a ticket, and takes none")
+            self._makers.wrong.append(f"{me} got a ticket, and cannot read one")
         return super().generate(request)
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
@@ -79,8 +80,8 @@ class KindEngine(WatchedEngine):
             self._makers.wrong.append(f"{self._address.engine_id} got a group for {request.model}")
 
 
-class Dropped(logging.Handler):
-    """Collects the groups whose tickets nobody could give back."""
+class UnreleasedTickets(logging.Handler):
+    """Collects the groups whose tickets no worker could release."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -96,14 +97,14 @@ class KindsScene(Scene):
 
     def __init__(self, *names: str, spread_choices: int = 0, limit: int = 3) -> None:
         self.makers = Makers()
-        self.dropped = Dropped()
-        super().__init__(*names, spread_choices=spread_choices, limit=limit, places=PLACES)
+        self.unreleased = UnreleasedTickets()
+        super().__init__(*names, spread_choices=spread_choices, limit=limit, max_choices=MAX_CHOICES)
         router = logging.getLogger("motet.routing.groups.tickets")
         router.setLevel(logging.INFO)
-        router.addHandler(self.dropped)
+        router.addHandler(self.unreleased)
 
     def make_engine(self, name: str) -> KindEngine:
-        engine = KindEngine(info_of(name, life=len(self.all)), self.leases, self.makers)
+        engine = KindEngine(info_of(name, start=len(self.all)), self.leases, self.makers)
         if member := self.fleet.get(name):
             engine.cards = member.models.additional
         return engine
@@ -116,9 +117,9 @@ class KindsScene(Scene):
 
     def check(self) -> None:
         for ticket in list(self.leases.held.values()):
-            if ticket.remote_request_id in self.dropped.groups:
+            if ticket.remote_request_id in self.unreleased.groups:
                 self.leases.end(ticket)
-        logging.getLogger("motet.routing.groups.tickets").removeHandler(self.dropped)
+        logging.getLogger("motet.routing.groups.tickets").removeHandler(self.unreleased)
         assert self.makers.wrong == []
-        assert set(self.makers.released.values()) <= {1}, "a ticket is given back once"
+        assert set(self.makers.released.values()) <= {1}, "a ticket is released once"
         super().check()

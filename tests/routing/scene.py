@@ -1,7 +1,7 @@
-"""Fake workers that die, leave and return behind a router, and what readers got of its groups.
+"""Fake workers of a router that die, leave and return, and what the readers of its groups received.
 
-Nothing here runs by itself: an engine takes a step of a group when the group is read, and time stands still unless a
-test moves it.
+Nothing here runs by itself: an engine takes a step of a group when the group is read, and time passes only when a test
+lets it.
 """
 
 import asyncio
@@ -41,22 +41,24 @@ from motet.types import (
 )
 
 ONE_LIFE = RoutingConfig(migration_limit=0, migration_wait_s=0.0)
-"""A group ends when its worker is lost."""
+"""Routing without moves: a group ends when its worker is lost."""
 LEAVING = WorkerLeavingError("it goes")
 APART = ("prefill-0", "decode-0", "decode-1")
 ANY_MODEL = ModelName("")
-"""The model of groups that name none."""
+"""The model of groups that do not name one."""
 
 
 def length(index: int) -> int:
-    """Returns the number of tokens of a choice, with its end. No two choices of a small group end at the same step."""
+    """Returns the number of tokens of a choice, including its end of sequence. No two choices of a small group end at
+    the same step."""
     return 3 + 2 * index
 
 
 def script(_: GenerateRequest, start: ChoiceStart) -> Sequence[int]:
-    """Each token depends on index, seed and place. A choice that is resumed with other tokens than these fails."""
+    """Returns the tokens of a choice. Each depends on index, seed and position. A choice that is resumed with other
+    tokens than these fails."""
     count = length(start.index) - 1
-    tokens = [1 + (start.seed * 97 + start.index * 31 + place * 13) % 500 for place in range(count)] + [0]
+    tokens = [1 + (start.seed * 97 + start.index * 31 + position * 13) % 500 for position in range(count)] + [0]
     assert list(start.output_tokens) == tokens[: len(start.output_tokens)]
     return tokens
 
@@ -70,7 +72,8 @@ def group(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> GenerateRequest:
-    """A group with 200 prompt tokens goes to prefill, if there is a prefill worker. Each name has its own prompt."""
+    """Returns a group. With 200 prompt tokens it goes to prefill, if there is a prefill worker. Each name has its own
+    prompt."""
     first = 1 + crc32(name.encode()) % 10_000
     return GenerateRequest(
         request_id=RequestId(name),
@@ -92,32 +95,32 @@ def answers(n: int) -> dict[int, list[int]]:
     return {index: answer(index) for index in range(n)}
 
 
-def remember(fleet: Fleet, worker_id: str, request: GenerateRequest, tokens: int) -> None:
-    """Notes that the worker has cached so many tokens of the prompt, which must be whole blocks."""
+def cache_prefix(fleet: Fleet, worker_id: str, request: GenerateRequest, tokens: int) -> None:
+    """Notes that the worker has cached this number of tokens of the prompt, which must fill blocks."""
     size = fake_info().block_size
     assert tokens % size == 0
     fleet.cached_blocks.stored(worker_id, block_names(request.prompt[:tokens], size, salt=request.cache_salt))
 
 
-class Hold:
-    """A slow prefill: it sets `entered`, waits for `go`, and raises `error` if there is one."""
+class ControlledPrefill:
+    """A prefill that sets `entered`, waits for `may_end`, and raises `error` if there is one."""
 
     def __init__(self, *, error: MotetError | None = None, held: bool = True) -> None:
         self.entered = asyncio.Event()
-        self.go = asyncio.Event()
+        self.may_end = asyncio.Event()
         self.error = error
         if not held:
-            self.go.set()
+            self.may_end.set()
 
     async def __call__(self, _: GenerateRequest) -> None:
         self.entered.set()
-        await self.go.wait()
+        await self.may_end.wait()
         if self.error is not None:
             raise self.error
 
 
-class Slowly:
-    """A prefill that takes a few turns of the loop, and raises `error` if there is one."""
+class SlowPrefill:
+    """A prefill that takes a few turns of the event loop, and raises `error` if there is one."""
 
     def __init__(self, error: MotetError | None = None, *, turns: int = 3) -> None:
         self._error = error
@@ -130,15 +133,15 @@ class Slowly:
 
 
 class WatchedEngine(FakeEngine):
-    """Sets `submitted` when it is given a group. `generate` raises `refusal`, a release waits for `may_release`. If
-    `dead`, it has no figures; if not `sane`, it has a bug that the group "unlucky" meets."""
+    """Sets `submitted` when it gets a group. `generate` raises `refusal`, and a release waits for `may_release`. If
+    `has_no_stats`, `stats` raises. If `has_defect`, the group "unlucky" causes it."""
 
     def __init__(self, answers: Script, *, info: EngineInfo, leases: FakeLeases) -> None:
         super().__init__(answers, info=info, leases=leases)
         self.submitted = asyncio.Event()
         self.refusal: MotetError | None = None
-        self.dead = False
-        self.sane = True
+        self.has_no_stats = False
+        self.has_defect = False
         self.releasing = asyncio.Event()
         self.may_release = asyncio.Event()
         self.may_release.set()
@@ -147,12 +150,12 @@ class WatchedEngine(FakeEngine):
         self.submitted.set()
         if self.refusal is not None:
             raise self.refusal
-        if not self.sane and request.request_id == "unlucky":
+        if self.has_defect and request.request_id == "unlucky":
             raise ZeroDivisionError
         return super().generate(request)
 
     async def stats(self) -> EngineStats:
-        if self.dead:
+        if self.has_no_stats:
             raise EngineDiedError("gone")
         return await super().stats()
 
@@ -171,7 +174,7 @@ def worker(
     fail_after: dict[int, MotetError] | None = None,
     during_prefill: DuringPrefill | None = None,
 ) -> tuple[Worker, WatchedEngine]:
-    """Makes a worker with a name such as `decode-1`, for a fleet that the test makes itself."""
+    """Returns a worker with a name such as `decode-1`, for a fleet that the test makes itself."""
     address = TransferAddress(f"engine-of-{name}", "127.0.0.1", 1)
     info = info or fake_info(role=Role(name.partition("-")[0]), transfer=address)
     engine = WatchedEngine(script, info=info, leases=leases or FakeLeases())
@@ -180,7 +183,7 @@ def worker(
 
 
 class Clock:
-    """A clock that stands still unless a test sets it."""
+    """A clock whose time a test sets."""
 
     def __init__(self, now_s: float = 100.0) -> None:
         self.now_s = now_s
@@ -190,28 +193,28 @@ class Clock:
 
 
 class Tasks:
-    """The tasks that the running loop begins from now on, noted as they begin. At the end all of them must be over.
+    """The tasks that the running loop starts from now on. At the end all of them must be over.
 
-    `asyncio.all_tasks` would go through every task that the collector has not met yet.
+    `asyncio.all_tasks` would go through every task that has not been garbage-collected.
     """
 
     def __init__(self) -> None:
-        self._begun: list[asyncio.Task[Any]] = []
-        asyncio.get_running_loop().set_task_factory(self._begin)
+        self._started: list[asyncio.Task[Any]] = []
+        asyncio.get_running_loop().set_task_factory(self._start)
 
     def check(self) -> None:
-        assert [task for task in self._begun if not task.done()] == []
+        assert [task for task in self._started if not task.done()] == []
 
-    def _begin(
+    def _start(
         self, loop: asyncio.AbstractEventLoop, what: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **more: Any
     ) -> asyncio.Task[Any]:
-        self._begun.append(asyncio.Task(what, loop=loop, **more))
-        return self._begun[-1]
+        self._started.append(asyncio.Task(what, loop=loop, **more))
+        return self._started[-1]
 
 
 @dataclass
-class Heard:
-    """The tokens that the reader of one group got, by choice."""
+class Received:
+    """What the reader of one group received, by choice."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -229,33 +232,34 @@ class Heard:
             if choice.finish is not None:
                 self.finished[choice.index] = choice.finish
 
-    async def read(self, stream: GroupStream, request: GenerateRequest) -> "Heard":
+    async def read(self, stream: GroupStream, request: GenerateRequest) -> "Received":
         """Reads the stream to its end."""
         async for delta in stream:
             self.take(delta, request)
         return self
 
-    def begins(self, whole: "Heard") -> bool:
-        """Returns True if each choice of `whole` begins with what was heard here."""
+    def is_prefix_of(self, complete: "Received") -> bool:
+        """Returns True if each choice of `complete` starts with what was received here."""
         return (
-            all(whole.tokens[index][: len(got)] == got for index, got in self.tokens.items())
-            and all(whole.logprobs[index][: len(got)] == got for index, got in self.logprobs.items())
-            and all(whole.finished[index] == finish for index, finish in self.finished.items())
-            and all(self.tokens[index] == whole.tokens[index] for index in self.finished)
-            and self.prompts == whole.prompts[: len(self.prompts)]
+            all(complete.tokens[index][: len(got)] == got for index, got in self.tokens.items())
+            and all(complete.logprobs[index][: len(got)] == got for index, got in self.logprobs.items())
+            and all(complete.finished[index] == finish for index, finish in self.finished.items())
+            and all(self.tokens[index] == complete.tokens[index] for index in self.finished)
+            and self.prompts == complete.prompts[: len(self.prompts)]
         )
 
 
-async def undisturbed(request: GenerateRequest) -> Heard:
-    return await Heard().read(FakeEngine(script).generate(request), request)
+async def uninterrupted(request: GenerateRequest) -> Received:
+    return await Received().read(FakeEngine(script).generate(request), request)
 
 
-MADE: list["Scene"] = []
+CREATED_SCENES: list["Scene"] = []
 """The scenes of the running test. `conftest` checks them at its end."""
 
 
 class Scene:
-    """Workers with names such as `decode-1`, each with `places` places and `blocks` blocks, behind a router."""
+    """A router over workers with names such as `decode-1`, each with capacity for `max_choices` choices and `blocks`
+    blocks."""
 
     def __init__(
         self,
@@ -266,21 +270,21 @@ class Scene:
         policy: Policy = Policy.KV,
         spread_choices: int = 0,
         queue_timeout_s: float = 60.0,
-        places: int = 1024,
+        max_choices: int = 1024,
         blocks: int = 1024,
         role: Role = Role.BOTH,
         now_s: float = 100.0,
         tracer: Tracer = NO_TRACES,
     ) -> None:
-        self.places = places
+        self.max_choices = max_choices
         self.blocks = blocks
         self.clock = Clock(now_s)
         self.leases = FakeLeases()
         self.fleet = Fleet(clock=self.clock)
         self.engines: dict[str, WatchedEngine] = {}
-        """The engine of each worker's present life, by worker."""
+        """The engine of each worker's present start, by worker."""
         self.all: list[WatchedEngine] = []
-        self.lives = Counter[str]()
+        self.starts = Counter[str]()
         for name in names:
             self.start(name)
         routing = RoutingConfig(
@@ -292,31 +296,31 @@ class Scene:
         )
         self.router = Router(self.fleet, routing, cell=cell, role=role, clock=self.clock, tracer=tracer)
         self.others: list[asyncio.Future[None]] = []
-        """Other things that a test has going on. The test ends them itself."""
+        """Other tasks of a test, which the test ends itself."""
         self.tasks = Tasks()
-        MADE.append(self)
+        CREATED_SCENES.append(self)
 
     def make_engine(self, name: str) -> WatchedEngine:
-        life = sum(
+        start = sum(
             engine.info.transfer.engine_id.startswith(f"{name}, ") for engine in self.all if engine.info.transfer
         )
-        address = TransferAddress(f"{name}, life {life}", "127.0.0.1", 1)
+        address = TransferAddress(f"{name}, start {start}", "127.0.0.1", 1)
         info = fake_info(role=Role(name.partition("-")[0]), transfer=address)
-        info = msgspec.structs.replace(info, max_num_seqs=self.places, num_blocks=self.blocks)
+        info = msgspec.structs.replace(info, max_num_seqs=self.max_choices, num_blocks=self.blocks)
         return WatchedEngine(script, info=info, leases=self.leases)
 
     def start(self, name: str) -> WatchedEngine:
         """Starts a worker, for the first time or again."""
         engine = self.engines[name] = self.make_engine(name)
-        self.lives[name] += 1
+        self.starts[name] += 1
         self.all.append(engine)
         self.fleet.put(Worker(name, engine, "127.0.0.1:1"))
         return engine
 
-    def come(self, name: str, n: int, *, priority: int = 0) -> "Given":
-        """Gives the router a group of `n` choices."""
+    def submit(self, name: str, n: int, *, priority: int = 0) -> "SubmittedGroup":
+        """Submits a group of `n` choices to the router."""
         request = msgspec.structs.replace(group(name, n=n), priority=priority)
-        return Given(request, self.router.generate(request))
+        return SubmittedGroup(request, self.router.generate(request))
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.now_s += seconds
@@ -324,22 +328,22 @@ class Scene:
         await settle()
 
     def gate(self, steps: int) -> asyncio.Semaphore:
-        """Lets all workers together take so many steps, and one more each time the gate is released."""
+        """Lets all workers together take this number of steps, and one more each time that the gate is released."""
         gate = asyncio.Semaphore(steps)
         for engine in self.all:
             engine.gate = gate
         return gate
 
-    def writers(self) -> list[str]:
+    def generating(self) -> list[str]:
         """Returns the workers that have an open group."""
         return [name for name, engine in self.engines.items() if engine.open]
 
-    def writer(self) -> WatchedEngine:
-        (name,) = self.writers()
+    def generating_engine(self) -> WatchedEngine:
+        (name,) = self.generating()
         return self.engines[name]
 
     def kill(self, name: str, error: EngineDiedError = GONE) -> None:
-        """Kills an engine without telling the fleet."""
+        """Kills an engine; the fleet does not know of it."""
         self.engines[name].die(error)
 
     def kill_all(self) -> None:
@@ -348,7 +352,7 @@ class Scene:
             self.fleet.mark(name, WorkerState.DEAD)
 
     async def evict(self, name: str) -> None:
-        """Ends the worker's time to drain, so its groups must go."""
+        """Ends the worker's drain time, so its groups must move."""
         self.fleet.mark(name, WorkerState.DRAINING)
         await self.fleet.evict(name, LEAVING)
 
@@ -357,23 +361,23 @@ class Scene:
         self.fleet.remove(name)
 
     @property
-    def asked(self) -> list[GenerateRequest]:
-        """All groups that any engine was given to write, sorted by name. A move adds its number to the name."""
+    def requests(self) -> list[GenerateRequest]:
+        """All groups that any engine got to generate, sorted by id. A move adds its number to the id."""
         return sorted((one for engine in self.all for one in engine.requests), key=lambda one: one.request_id)
 
     @property
-    def gone(self) -> list[str]:
-        """The groups that began, in order. Only for scenes in which one worker writes."""
+    def started(self) -> list[str]:
+        """The groups that started, in order. Only for scenes in which one worker generates."""
         return [one.request_id for engine in self.all for one in engine.requests]
 
     @property
     def prefills(self) -> list[str]:
-        """The groups that were prefilled, by name."""
+        """The ids of the groups that were prefilled."""
         return [one.request_id for engine in self.all for one in engine.prefills]
 
     @property
     def released(self) -> list[Ticket]:
-        """The tickets that were given back."""
+        """The tickets that were released."""
         return [ticket for engine in self.all for ticket in engine.released]
 
     @property
@@ -381,8 +385,8 @@ class Scene:
         return sum(engine.pulls for engine in self.all)
 
     @property
-    def written(self) -> int:
-        """Number of tokens that the workers have written."""
+    def generated_tokens(self) -> int:
+        """Number of tokens that the workers have generated."""
         return sum(engine.generated_tokens for engine in self.all)
 
     @property
@@ -395,38 +399,38 @@ class Scene:
         """Number of bypasses by reason, without zeros."""
         return {reason: number for reason, number in self.router.counts.bypasses.items() if number}
 
-    def expire_leases_of_those_who_left(self) -> None:
-        """Ends the leases of workers that left. If nobody else was there, they could not be given back."""
+    def expire_leases_of_removed_workers(self) -> None:
+        """Ends the leases of removed workers: without another worker, their tickets could not be released."""
         here = [member.worker.engine for member in self.fleet.members if member.worker is not None]
         for engine in self.all:
             if engine not in here and engine.info.transfer is not None:
                 self.leases.lose(engine.info.transfer.engine_id)
 
     def check(self) -> None:
-        """Checks that nothing is open, kept or running."""
+        """Checks that nothing is open, held or running."""
         for engine in self.all:
             engine.check()
         self.router.check()
         self.tasks.check()
 
 
-class Given:
-    """A group that the router was given, its stream, and what was read of it."""
+class SubmittedGroup:
+    """A group that the router got, its stream, and what was read of it."""
 
     def __init__(self, request: GenerateRequest, stream: GroupStream) -> None:
         self.request = request
         self.stream = stream
-        self.heard = Heard()
+        self.received = Received()
 
     async def step(self, times: int = 1) -> None:
         for _ in range(times):
-            self.heard.take(await anext(self.stream), self.request)
+            self.received.take(await anext(self.stream), self.request)
 
-    async def read(self) -> Heard:
-        """Reads to the end, and then gives a group that waits for room the time to begin."""
-        await self.heard.read(self.stream, self.request)
+    async def read(self) -> Received:
+        """Reads to the end, and then gives a group that waits for capacity the time to start."""
+        await self.received.read(self.stream, self.request)
         await settle()
-        return self.heard
+        return self.received
 
     async def leave(self) -> None:
         await self.stream.aclose()
@@ -434,7 +438,7 @@ class Given:
 
 
 async def turn(times: int = 1) -> None:
-    """Lets everything that can run take one step, so many times."""
+    """Lets everything that can run take one step, this number of times."""
     for _ in range(times):
         await asyncio.sleep(0)
 
@@ -445,7 +449,7 @@ async def settle() -> None:
 
 
 async def tokens_of(stream: GroupStream) -> dict[int, list[int]]:
-    """Reads to the end, and returns the tokens by choice."""
+    """Reads to the end. Returns the tokens by choice."""
     tokens: dict[int, list[int]] = {}
     async for delta in stream:
         for choice in delta.choices:
@@ -457,15 +461,15 @@ async def answers_of(engine: Engine, request: GenerateRequest) -> dict[int, list
     return await tokens_of(engine.generate(request))
 
 
-def load_of(scene: Scene, work: WorkKind) -> PromptBacklog:
-    """Returns the load of the worker that would get a group now."""
-    load = scene.router.dispatcher.chooser.backlog(work, group())
-    assert load is not None
-    return load
+def backlog_of(scene: Scene, work: WorkKind) -> PromptBacklog:
+    """Returns the backlog of the worker that would get a group now."""
+    backlog = scene.router.dispatcher.chooser.backlog(work, group())
+    assert backlog is not None
+    return backlog
 
 
 async def error_of(stream: GroupStream) -> MotetError | None:
-    """Returns the error that the stream ends with."""
+    """Returns the error with which the stream ends."""
     try:
         async for _ in stream:
             pass
@@ -474,9 +478,9 @@ async def error_of(stream: GroupStream) -> MotetError | None:
     return None
 
 
-async def read(stream: GroupStream, request: GenerateRequest, heard: Heard) -> None:
+async def read(stream: GroupStream, request: GenerateRequest, received: Received) -> None:
     """Reads to the end, or to the error that ends the stream."""
     try:
-        await heard.read(stream, request)
+        await received.read(stream, request)
     except MotetError:
         return

@@ -26,7 +26,7 @@ def test_an_idle_session_is_forgotten_after_its_time_and_not_before() -> None:
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == (None, None)
 
 
-def test_asking_where_a_session_is_does_not_keep_it_longer() -> None:
+def test_looking_up_a_session_does_not_keep_it_longer() -> None:
     clock = Clock(0.0)
     affinity = Affinity(clock=clock, ttl_s=10)
     affinity.keep("s", "a")
@@ -36,7 +36,7 @@ def test_asking_where_a_session_is_does_not_keep_it_longer() -> None:
     assert affinity.worker_of("s") is None
 
 
-def test_if_there_are_too_many_sessions_the_one_idle_longest_is_forgotten() -> None:
+def test_of_too_many_sessions_the_least_recently_used_is_forgotten() -> None:
     affinity = Affinity(clock=Clock())
     for session in ("s", "t", *map(str, range(MAX_SESSIONS - 2)), "s", "u"):
         affinity.keep(session, {"s": "a", "u": "c"}.get(session, "b"))

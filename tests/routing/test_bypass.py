@@ -1,4 +1,4 @@
-"""The reasons for which decode computes a prompt by itself."""
+"""The reasons why decode computes a prompt itself."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_prefill_that_is_down_is_bypassed_unless_another_reason_comes_first(bypa
     assert reason(bypass_tokens, prefill=None, prompt_tokens=1) is BypassReason.ONE_TOKEN
 
 
-def test_prefill_that_is_down_is_missed_only_where_it_would_have_paid() -> None:
+def test_prefill_that_is_down_is_counted_only_where_it_would_have_paid() -> None:
     assert reason(128, prefill=None, cached_tokens=900) is BypassReason.SHORT
     assert reason(0, prefill=None, cached_tokens=900) is BypassReason.PREFILL_DOWN
 
@@ -86,7 +86,7 @@ def test_the_side_that_would_finish_first_gets_the_prompt(
     assert waiting_takes_longer(prefill, decode) is longer
 
 
-def test_prefill_without_a_queue_is_never_busy_however_slow() -> None:
+def test_prefill_without_a_queue_is_never_busy_even_if_slow() -> None:
     assert not waiting_takes_longer(PromptBacklog(1000, 0, 1.0), PromptBacklog(1000, 0, 1000.0))
 
 
@@ -94,7 +94,7 @@ def test_prefill_that_was_not_measured_is_never_busy() -> None:
     assert not waiting_takes_longer(PromptBacklog(1000, 9000, None), PromptBacklog(1000, 0, 1000.0))
 
 
-def test_decode_that_was_not_measured_is_taken_to_be_as_fast_as_prefill() -> None:
+def test_decode_that_was_not_measured_counts_as_fast_as_prefill() -> None:
     assert waiting_takes_longer(PromptBacklog(1000, 500, 100.0), PromptBacklog(1000))
     assert not waiting_takes_longer(PromptBacklog(1000, 500, 100.0), PromptBacklog(1000, 600))
 

@@ -26,9 +26,9 @@ IDLE = Candidate(
 
 
 def chosen(
-    *candidates: Candidate, wanted: GroupNeeds = GROUP, policy: Policy = Policy.KV, turn: int = 0
+    *candidates: Candidate, needs: GroupNeeds = GROUP, policy: Policy = Policy.KV, turn: int = 0
 ) -> tuple[int, str]:
-    decision = choose(candidates, wanted, policy=policy, turn=turn)
+    decision = choose(candidates, needs, policy=policy, turn=turn)
     assert decision is not None
     return decision.index, decision.reason
 
@@ -45,7 +45,7 @@ def test_the_only_worker_is_chosen_even_if_it_is_full_and_to_be_avoided(policy: 
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_a_worker_to_be_avoided_is_chosen_only_if_nobody_else_is_there(policy: Policy) -> None:
+def test_a_worker_to_be_avoided_is_chosen_only_if_there_is_no_other(policy: Policy) -> None:
     avoided, full = replace(IDLE, avoid=True), replace(IDLE, open_choices=250)
     assert chosen(avoided, full, policy=policy) == (1, Reason.CAPACITY)
     assert chosen(avoided, avoided, policy=policy)[0] == 0
@@ -61,33 +61,31 @@ def test_a_worker_to_be_avoided_is_chosen_only_if_nobody_else_is_there(policy: P
         replace(IDLE, trunk_blocks=9_000, tail_blocks=893),
     ],
 )
-def test_a_worker_without_room_for_all_choices_is_worse_than_the_busiest_with_room(
-    full: Candidate, policy: Policy
-) -> None:
+def test_a_worker_without_capacity_for_all_choices_is_worse_than_the_busiest(full: Candidate, policy: Policy) -> None:
     busy = replace(IDLE, open_choices=248, queued_tokens=100_000)
     assert chosen(full, busy, policy=policy) == (1, Reason.CAPACITY)
 
 
-def test_cached_blocks_of_the_prompt_take_no_room() -> None:
+def test_cached_blocks_of_the_prompt_take_no_capacity() -> None:
     tight = replace(IDLE, trunk_blocks=9_900, num_blocks=10_000)
     assert not has_capacity(tight, GROUP)
     assert has_capacity(replace(tight, cached_tokens=160), GROUP)
 
 
-def test_room_is_counted_in_blocks_of_the_worker() -> None:
+def test_capacity_is_counted_in_blocks_of_the_worker() -> None:
     large = replace(IDLE, num_blocks=13 + 8, block_size=128)  # 12.5 blocks of prompt, and a tail for each choice
     assert has_capacity(large, GROUP)
     assert not has_capacity(replace(large, num_blocks=20), GROUP)
     assert has_capacity(replace(large, num_blocks=20, cached_tokens=128), GROUP)
 
 
-def test_a_prefill_needs_blocks_and_no_place_among_the_choices() -> None:
+def test_a_prefill_needs_blocks_and_no_capacity_for_choices() -> None:
     prefill = replace(GROUP, work=WorkKind.PREFILL)
     assert has_capacity(replace(IDLE, open_choices=256, num_blocks=100), prefill)
     assert not has_capacity(replace(IDLE, num_blocks=99), prefill)
 
 
-def test_a_cached_prefix_draws_a_group_and_is_the_reason() -> None:
+def test_a_cached_prefix_attracts_a_group_and_is_the_reason() -> None:
     assert chosen(IDLE, replace(IDLE, cached_tokens=800)) == (1, Reason.PREFIX)
 
 
@@ -107,7 +105,7 @@ def test_a_group_counts_as_its_choices_and_not_as_one() -> None:
     assert chosen(one_of_32, three_of_1)[0] == 1
 
 
-def test_a_trunk_counts_once_however_many_choices_read_it() -> None:
+def test_a_trunk_counts_once_for_any_number_of_choices() -> None:
     one_trunk = replace(IDLE, open_choices=8, trunk_blocks=84, tail_blocks=16)
     eight_trunks = replace(one_trunk, trunk_blocks=8 * 84)
     assert chosen(eight_trunks, one_trunk)[0] == 1
@@ -116,8 +114,8 @@ def test_a_trunk_counts_once_however_many_choices_read_it() -> None:
 def test_with_a_ticket_a_cached_prompt_weighs_less_than_one_open_choice() -> None:
     with_ticket = replace(GROUP, needs_prompt=False)
     has_prompt = replace(IDLE, cached_tokens=1600, open_choices=1)
-    assert chosen(has_prompt, IDLE, wanted=with_ticket)[0] == 1
-    assert chosen(replace(has_prompt, open_choices=0), IDLE, wanted=with_ticket, turn=1) == (0, Reason.PREFIX)
+    assert chosen(has_prompt, IDLE, needs=with_ticket)[0] == 1
+    assert chosen(replace(has_prompt, open_choices=0), IDLE, needs=with_ticket, turn=1) == (0, Reason.PREFIX)
 
 
 def test_a_session_stays_while_its_worker_costs_at_most_its_prompt_and_the_slack() -> None:
@@ -133,7 +131,7 @@ def test_a_session_whose_prompt_is_known_to_be_cached_is_not_counted_twice() -> 
     assert chosen(IDLE, replace(home, queued_tokens=home.queued_tokens + 1))[0] == 0
 
 
-def test_the_session_policy_stays_at_any_cost_and_begins_at_the_least_loaded() -> None:
+def test_the_session_policy_starts_at_the_least_loaded_and_stays_at_any_cost() -> None:
     home = replace(IDLE, has_session=True, open_choices=200, queued_tokens=10**6)
     assert chosen(IDLE, home, policy=Policy.SESSION) == (1, Reason.SESSION)
     assert chosen(replace(IDLE, open_choices=2), replace(IDLE, open_choices=1), policy=Policy.SESSION) == (
@@ -145,14 +143,14 @@ def test_the_session_policy_stays_at_any_cost_and_begins_at_the_least_loaded() -
 def test_least_loaded_compares_choices_then_blocks_and_for_prefill_the_queue() -> None:
     few, many = replace(IDLE, open_choices=1, queued_tokens=50), replace(IDLE, open_choices=2, queued_tokens=40)
     assert chosen(many, few, policy=Policy.LEAST_LOADED) == (1, Reason.LOAD)
-    assert chosen(few, many, wanted=replace(GROUP, work=WorkKind.PREFILL), policy=Policy.LEAST_LOADED)[0] == 1
+    assert chosen(few, many, needs=replace(GROUP, work=WorkKind.PREFILL), policy=Policy.LEAST_LOADED)[0] == 1
     assert chosen(replace(few, tail_blocks=1), few, policy=Policy.LEAST_LOADED)[0] == 1
 
 
-def test_round_robin_skips_workers_without_room() -> None:
+def test_round_robin_skips_workers_without_capacity() -> None:
     full = replace(IDLE, open_choices=256)
-    places = [chosen(IDLE, full, IDLE, policy=Policy.ROUND_ROBIN, turn=turn)[0] for turn in range(4)]
-    assert places == [0, 2, 2, 0]
+    max_choices = [chosen(IDLE, full, IDLE, policy=Policy.ROUND_ROBIN, turn=turn)[0] for turn in range(4)]
+    assert max_choices == [0, 2, 2, 0]
 
 
 @pytest.mark.parametrize("policy", Policy)
@@ -188,13 +186,13 @@ CANDIDATES = st.builds(
 
 
 @given(st.lists(CANDIDATES, min_size=2, max_size=8), st.integers(0, 100), st.booleans())
-def test_no_eligible_worker_is_cheaper_than_the_chosen_one(
+def test_no_eligible_worker_costs_less_than_the_chosen_one(
     candidates: list[Candidate], turn: int, needs_prompt: bool
 ) -> None:
-    wanted = replace(GROUP, needs_prompt=needs_prompt)
-    place, _ = chosen(*candidates, wanted=wanted, turn=turn)
+    needs = replace(GROUP, needs_prompt=needs_prompt)
+    place, _ = chosen(*candidates, needs=needs, turn=turn)
 
     def rank(one: Candidate) -> tuple[bool, bool, float]:
-        return one.avoid, not has_capacity(one, wanted), cost(one, wanted)
+        return one.avoid, not has_capacity(one, needs), cost(one, needs)
 
     assert rank(candidates[place]) == min(rank(one) for one in candidates)

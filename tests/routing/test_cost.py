@@ -1,4 +1,4 @@
-"""The cost of putting a group on a worker."""
+"""The cost of placing a group on a worker."""
 
 from dataclasses import replace
 
@@ -24,21 +24,20 @@ WORKER = Candidate(
 
 
 def test_cost_is_own_and_queued_tokens_and_each_choice_trunk_block_and_tail_block() -> None:
-    # own: 320 tokens are not cached. Four choices wait for them, and three others stand still meanwhile, which is 240
-    # more for each of the four together: 560. queued: 1000. load: 3 choices of 100, 7 trunk blocks of 10, 5 tail blocks
-    # of 2: 380.
+    # own: 320 tokens are not cached. Four choices wait for them, and three other choices are delayed, which adds 240:
+    # 560. queued: 1000. load: 3 choices of 100, 7 trunk blocks of 10, 5 tail blocks of 2: 380.
     assert cost(WORKER, GROUP, weights=WEIGHTS) == 1940.0
 
 
 def test_delaying_others_costs_more_for_a_small_group_and_nothing_when_idle() -> None:
     alone = replace(WORKER, open_choices=0)
     single = replace(GROUP, choices=1)
-    assert own_cost(WORKER, single) == 1280.0  # 320 tokens: one choice waits, and three others stand still
+    assert own_cost(WORKER, single) == 1280.0  # 320 tokens: one choice waits, and three others are delayed
     assert own_cost(alone, single) == own_cost(alone, GROUP) == 320.0
 
 
 def test_with_a_ticket_the_own_tokens_cost_only_a_pull() -> None:
-    # 320 tokens to pull cost a quarter of a token each: 80. No other choice stands still for them.
+    # 320 tokens to pull cost a quarter of a token each: 80. No other choice is delayed.
     assert cost(WORKER, replace(GROUP, needs_prompt=False), weights=WEIGHTS) == 1460.0
 
 
@@ -56,13 +55,13 @@ def test_the_explanation_names_the_worker_and_the_parts() -> None:
 
 
 @given(st.sampled_from(["queued_tokens", "open_choices", "trunk_blocks", "tail_blocks"]), st.integers(1, 100))
-def test_more_work_of_any_kind_makes_a_worker_dearer(what: str, more: int) -> None:
+def test_more_work_of_any_kind_raises_the_cost_of_a_worker(what: str, more: int) -> None:
     busier = replace(WORKER, **{what: getattr(WORKER, what) + more})
     assert cost(busier, GROUP) > cost(WORKER, GROUP)
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.booleans())
-def test_more_cached_tokens_make_a_worker_cheaper(one: int, other: int, needs_prompt: bool) -> None:
+def test_more_cached_tokens_lower_the_cost_of_a_worker(one: int, other: int, needs_prompt: bool) -> None:
     group = replace(GROUP, needs_prompt=needs_prompt)
     costs = [cost(replace(WORKER, cached_tokens=tokens), group) for tokens in (one, other)]
     assert (costs[0] < costs[1]) == (one > other)

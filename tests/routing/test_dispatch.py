@@ -19,7 +19,17 @@ from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Policy, Role
 from tests.routing.cells import Pair
-from tests.routing.scene import ONE_LIFE, answer, answers, answers_of, group, load_of, remember, tokens_of, worker
+from tests.routing.scene import (
+    ONE_LIFE,
+    answer,
+    answers,
+    answers_of,
+    backlog_of,
+    cache_prefix,
+    group,
+    tokens_of,
+    worker,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +41,7 @@ async def test_the_least_loaded_is_the_one_with_the_fewest_open_choices() -> Non
     assert pair.groups == (1, 3)
     last = pair.router.generate(group("last", n=1))
     assert pair.groups == (1, 4)
-    assert load_of(pair, WorkKind.GENERATE).waiting_tokens == 4 * 200
+    assert backlog_of(pair, WorkKind.GENERATE).waiting_tokens == 4 * 200
     for stream in (many, *few, last):
         await tokens_of(stream)
 
@@ -57,7 +67,7 @@ async def test_a_choice_is_stopped_where_its_group_is() -> None:
     assert await tokens_of(streams["second"]) == {1: answer(1)}
 
 
-async def test_a_group_that_is_closed_early_leaves_the_books() -> None:
+async def test_a_group_that_is_closed_early_is_removed_from_the_load() -> None:
     pair = Pair("decode")
     for _ in range(2):
         stream = pair.router.generate(group(n=3))
@@ -74,7 +84,7 @@ async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason(
         await answers_of(pair.router, group(name))
     assert pair.groups == (2, 2)
     assert pair.router.counts.decisions == {"cost": 4}
-    remember(pair.fleet, "decode-1", group("e"), 64)
+    cache_prefix(pair.fleet, "decode-1", group("e"), 64)
     await answers_of(pair.router, group("e"))
     assert pair.groups == (2, 3)
     assert pair.router.counts.decisions == {"cost": 4, "prefix": 1}
@@ -82,7 +92,7 @@ async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason(
     assert "decode-1 136 (own 136" in (pair.fleet.reports()[1].last_decision or "")
 
 
-async def test_the_first_delta_names_the_worker_that_writes() -> None:
+async def test_the_first_delta_names_the_worker_that_generates() -> None:
     pair = Pair("decode")
     pair.fleet.mark("decode-0", WorkerState.DRAINING)
     stream = pair.router.generate(group())
@@ -93,7 +103,7 @@ async def test_the_first_delta_names_the_worker_that_writes() -> None:
 @pytest.mark.parametrize(
     ("error", "state"), [(EngineDiedError("gone"), WorkerState.DEAD), (OverloadedError("full"), WorkerState.READY)]
 )
-async def test_an_engine_that_refuses_a_group_at_once_is_passed_over_too(error: MotetError, state: WorkerState) -> None:
+async def test_an_engine_that_refuses_a_group_at_once_is_skipped_too(error: MotetError, state: WorkerState) -> None:
     pair = Pair("decode")
     pair.first.refusal = error
     with pytest.raises(type(error)):
@@ -104,7 +114,7 @@ async def test_an_engine_that_refuses_a_group_at_once_is_passed_over_too(error: 
     assert pair.fleet.reports()[0].state is state
 
 
-async def test_a_group_whose_worker_dies_is_not_begun_again_and_that_worker_gets_no_more() -> None:
+async def test_a_group_whose_worker_dies_is_not_restarted_and_that_worker_gets_no_more() -> None:
     pair = Pair("decode")
     pair.first.fail_after = {1: EngineDiedError("gone")}
     stream = pair.router.generate(group("a"))
@@ -118,7 +128,7 @@ async def test_a_group_whose_worker_dies_is_not_begun_again_and_that_worker_gets
 
 
 async def test_a_worker_that_its_keeper_found_silent_stays_silent_when_its_groups_fail() -> None:
-    one, _ = worker("decode-0", fail_after={1: EngineSilentError("no sign of life")})
+    one, _ = worker("decode-0", fail_after={1: EngineSilentError("no heartbeats")})
     fleet = Fleet([one])
     stream = Router(fleet, ONE_LIFE).generate(group("a"))
     await anext(stream)
@@ -142,25 +152,25 @@ async def test_with_all_workers_dead_every_group_ends_with_that_error() -> None:
     router.check()
 
 
-async def test_cached_tokens_are_those_of_the_worker_that_would_get_the_group() -> None:
+async def test_cached_tokens_are_counted_on_the_worker_that_would_get_the_group() -> None:
     pair = Pair("decode")
-    remember(pair.fleet, "decode-1", group(), 64)
-    assert load_of(pair, WorkKind.GENERATE).own_tokens == 136
+    cache_prefix(pair.fleet, "decode-1", group(), 64)
+    assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 136
     stream = pair.router.generate(msgspec.structs.replace(group(n=8), prompt=(*group().prompt[:64], *range(136))))
     assert pair.groups == (0, 1)
-    # So much is being written there that the other worker is cheaper.
-    assert load_of(pair, WorkKind.GENERATE).own_tokens == 200
+    # So many choices are open there that the other worker costs less.
+    assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 200
     await stream.aclose()
-    assert load_of(pair, WorkKind.GENERATE).own_tokens == 136
+    assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 136
 
 
 async def test_figures_are_summed_over_living_workers() -> None:
     pair = Pair("decode")
     streams = [pair.router.generate(group(name, prompt_tokens=10)) for name in ("a", "b")]
     assert (await pair.router.stats()).prompt_tokens == 20
-    pair.first.dead = True
+    pair.first.has_no_stats = True
     assert (await pair.router.stats()).prompt_tokens == 10
-    pair.second.dead = True
+    pair.second.has_no_stats = True
     with pytest.raises(NoWorkerError, match="no worker can generate now: decode-0 is dead, decode-1 is dead"):
         await pair.router.stats()
     for stream in streams:
@@ -172,7 +182,7 @@ async def test_info_of_one_worker_is_its_own() -> None:
     assert Router(Fleet([one]), role=Role.DECODE).info is engine.info
 
 
-async def test_while_no_worker_is_up_info_stays_as_it_was_last() -> None:
+async def test_while_no_worker_is_available_info_stays_as_it_was_last() -> None:
     one, engine = worker("decode-0")
     fleet = Fleet()
     router = Router(fleet, role=Role.DECODE)

@@ -1,4 +1,4 @@
-"""The books of a router: what it learns about workers from the groups that it gives them."""
+"""The loads of workers: what a router learns about them from the groups that it gives them."""
 
 import asyncio
 
@@ -13,42 +13,42 @@ from motet.routing.workers.worker_load import PromptBacklog
 from motet.testing.fake_engine import FakeLeases, fake_info
 from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
 from tests.routing.cells import Cell, Pair
-from tests.routing.scene import ONE_LIFE, Hold, WatchedEngine, group, load_of, script, worker
+from tests.routing.scene import ONE_LIFE, ControlledPrefill, WatchedEngine, backlog_of, group, script, worker
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_group_with_a_ticket_adds_no_tokens_to_read() -> None:
+async def test_a_group_with_a_ticket_adds_no_prompt_tokens() -> None:
     pair = Pair("decode")
     ticket = await pair.first.prefill(group())
     stream = pair.router.generate(group(n=1, ticket=ticket))
     other = pair.router.generate(group("other", n=2))
-    assert load_of(pair, WorkKind.GENERATE).waiting_tokens == 0
+    assert backlog_of(pair, WorkKind.GENERATE).waiting_tokens == 0
     await stream.aclose()
     await other.aclose()
 
 
-async def test_the_books_measure_how_fast_each_side_reads() -> None:
-    hold = Hold()
-    pair = Pair(first=hold)
+async def test_the_load_measures_how_fast_each_side_computes_prompts() -> None:
+    controlled = ControlledPrefill()
+    pair = Pair(first=controlled)
     call = asyncio.ensure_future(pair.router.prefill(group(prompt_tokens=301)))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     pair.clock.now_s += 2
-    hold.go.set()
+    controlled.may_end.set()
     await pair.router.release(await call)
-    load = pair.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group())
-    assert load is not None
-    assert load.tokens_per_s == 150  # all but the last token in 2 s
+    backlog = pair.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group())
+    assert backlog is not None
+    assert backlog.tokens_per_s == 150  # all but the last token in 2 s
 
     pair = Pair("decode")
     stream = pair.router.generate(group(prompt_tokens=300))
     pair.clock.now_s += 3
     await anext(stream)
     await stream.aclose()
-    assert load_of(pair, WorkKind.GENERATE).tokens_per_s == 100
+    assert backlog_of(pair, WorkKind.GENERATE).tokens_per_s == 100
 
 
-async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
+async def test_there_is_no_prefill_backlog_while_no_prefill_worker_is_available() -> None:
     alike = Pair("decode")
     assert not alike.fleet.catalog.serving().has_prefill
     assert alike.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) is None
@@ -59,15 +59,15 @@ async def test_there_is_no_prefill_load_while_no_prefill_worker_is_up() -> None:
     assert apart.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) is None
 
 
-async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks() -> None:
+async def test_the_load_counts_choices_each_trunk_block_once_and_all_tail_blocks() -> None:
     gate = asyncio.Semaphore(40)
     one, engine = worker("decode-0", gate=gate)
     engine.script = lambda _, __: [1]
     fleet = Fleet([one])
-    router, books = Router(fleet, ONE_LIFE), fleet.members[0].load
+    router, load = Router(fleet, ONE_LIFE), fleet.members[0].load
 
     def count() -> tuple[int, int, int]:
-        return books.open_choices, books.trunk_blocks, books.tail_blocks
+        return load.open_choices, load.trunk_blocks, load.tail_blocks
 
     request = msgspec.structs.replace(
         group(prompt_tokens=33, n=2),
@@ -75,9 +75,9 @@ async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks
         sampling=SamplingParams(max_tokens=100, ignore_eos=True),
     )
     stream = router.generate(request)
-    assert count() == (2, 3, 2)  # 33 tokens are 3 blocks of 16, and each choice has begun its first tail block
+    assert count() == (2, 3, 2)  # 33 tokens are 3 blocks of 16, and each choice has its first tail block
     await anext(stream)
-    assert count() == (2, 3, 3)  # the first choice has written 16 tokens, and needs a second tail block
+    assert count() == (2, 3, 3)  # the first choice has 16 output tokens, and needs a second tail block
     for _ in range(16):
         await anext(stream)
     assert count() == (2, 3, 5)  # 32 and 17 tokens
@@ -90,7 +90,7 @@ async def test_the_books_count_choices_each_trunk_block_once_and_all_tail_blocks
 
 
 class Chunks:
-    """A stream with many tokens of a choice in one delta, as a vLLM server may send."""
+    """A stream with many tokens of a choice in one delta, as a vLLM server can send."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
@@ -107,21 +107,21 @@ class Chunks:
 
 
 class ChunkEngine(WatchedEngine):
-    def generate(self, request: GenerateRequest) -> Chunks:  # type: ignore[override]  # a stream of its own
+    def generate(self, request: GenerateRequest) -> Chunks:  # type: ignore[override]  # another stream
         return Chunks(request)
 
 
 async def test_tail_blocks_are_counted_by_tokens_and_not_by_deltas() -> None:
-    """A delta with 40 tokens used to count as one, so groups were put where there was no room."""
+    """A delta with 40 tokens used to count as one, so groups were placed where there was no capacity."""
     engine = ChunkEngine(script, info=fake_info(), leases=FakeLeases())
     fleet = Fleet([Worker("both-0", engine, "")])
-    router, books = Router(fleet, ONE_LIFE), fleet.members[0].load
+    router, load = Router(fleet, ONE_LIFE), fleet.members[0].load
     stream = router.generate(group(prompt_tokens=33, n=2))
-    assert books.tail_blocks == 2
+    assert load.tail_blocks == 2
     await anext(stream)
-    assert books.tail_blocks == 3 + 6  # 40 and 80 tokens in blocks of 16: a full block already needs the next one
+    assert load.tail_blocks == 3 + 6  # 40 and 80 tokens in blocks of 16: a full block already needs the next one
     await anext(stream)
-    assert books.tail_blocks == 6 + 11
+    assert load.tail_blocks == 6 + 11
     await stream.aclose()
-    assert books.tail_blocks == 0
+    assert load.tail_blocks == 0
     router.check()

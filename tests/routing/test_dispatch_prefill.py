@@ -1,5 +1,4 @@
-"""Several prefill workers as one: if one cannot prefill, the next is asked, and tickets go back where they were
-made."""
+"""Several prefill workers: if one cannot prefill, the next one is tried, and tickets are released by their makers."""
 
 import asyncio
 
@@ -23,17 +22,17 @@ from motet.settings.server_config import RoutingConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Policy
 from tests.routing.cells import Pair
-from tests.routing.scene import Hold, group, worker
+from tests.routing.scene import ControlledPrefill, group, worker
 
 pytestmark = pytest.mark.anyio
 
 
-def failing(error: MotetError) -> Hold:
-    return Hold(error=error, held=False)
+def failing(error: MotetError) -> ControlledPrefill:
+    return ControlledPrefill(error=error, held=False)
 
 
-async def test_prefill_goes_where_the_fewest_prompt_tokens_wait() -> None:
-    first, second = Hold(), Hold()
+async def test_prefill_goes_to_the_worker_with_the_fewest_waiting_prompt_tokens() -> None:
+    first, second = ControlledPrefill(), ControlledPrefill()
     pair = Pair(first=first, second=second)
     calls = [asyncio.ensure_future(pair.router.prefill(group("long", prompt_tokens=500)))]
     await first.entered.wait()
@@ -43,37 +42,37 @@ async def test_prefill_goes_where_the_fewest_prompt_tokens_wait() -> None:
     calls.append(asyncio.ensure_future(pair.router.prefill(group("next", prompt_tokens=100))))
     await second.entered.wait()
     assert pair.prefill_counts == (1, 2)
-    first.go.set()
-    second.go.set()
+    first.may_end.set()
+    second.may_end.set()
     for ticket in await asyncio.gather(*calls):
         await pair.router.release(ticket)
 
 
 @pytest.mark.parametrize("error", [EngineDiedError("gone"), OverloadedError("full")])
-async def test_if_one_prefill_worker_fails_the_next_is_asked_in_the_same_call(error: MotetError) -> None:
+async def test_if_one_prefill_worker_fails_the_next_is_tried_in_the_same_call(error: MotetError) -> None:
     pair = Pair(first=failing(error))
     ticket = await pair.router.prefill(group())
-    assert ticket.remote_engine_id == "prefill-1, life 0"
+    assert ticket.remote_engine_id == "prefill-1, start 0"
     assert pair.prefill_counts == (1, 1)
     await pair.router.release(ticket)
 
 
 async def test_a_prefill_worker_that_died_gets_nothing_until_it_is_marked_ready() -> None:
-    hold = failing(EngineDiedError("gone"))
-    pair = Pair(first=hold)
+    controlled = failing(EngineDiedError("gone"))
+    pair = Pair(first=controlled)
     for now_s, prefills in [(0.0, (1, 1)), (1000.0, (1, 2))]:
         pair.clock.now_s = now_s
         await pair.router.release(await pair.router.prefill(group()))
         assert pair.prefill_counts == prefills
     assert [report.state for report in pair.fleet.reports()] == [WorkerState.DEAD, WorkerState.READY]
-    hold.error = None
+    controlled.error = None
     pair.fleet.mark("prefill-0", WorkerState.READY)
     for _ in range(2):  # they take turns
         await pair.router.release(await pair.router.prefill(group()))
     assert pair.prefill_counts == (2, 3)
 
 
-async def test_a_full_prefill_worker_is_passed_over_for_half_a_second() -> None:
+async def test_a_full_prefill_worker_is_skipped_for_half_a_second() -> None:
     pair = Pair(first=failing(OverloadedError("full")))
     for now_s, prefills in [(0.0, (1, 1)), (REFUSAL_S - 0.01, (1, 2)), (REFUSAL_S - 0.01, (1, 3))]:
         pair.clock.now_s = now_s
@@ -85,18 +84,18 @@ async def test_a_full_prefill_worker_is_passed_over_for_half_a_second() -> None:
     assert pair.prefill_counts == (2, 5)
 
 
-async def test_a_full_prefill_worker_is_asked_again_if_there_is_no_other() -> None:
-    hold = failing(OverloadedError("full"))
-    pair = Pair(first=hold, second=failing(EngineDiedError("gone")))
+async def test_a_full_prefill_worker_is_tried_again_if_there_is_no_other() -> None:
+    controlled = failing(OverloadedError("full"))
+    pair = Pair(first=controlled, second=failing(EngineDiedError("gone")))
     with pytest.raises(OverloadedError):
         await pair.router.prefill(group())
-    hold.error = None
+    controlled.error = None
     await pair.router.release(await pair.router.prefill(group()))
     assert pair.prefill_counts == (2, 1)
 
 
 @pytest.mark.parametrize("error", [RequestError("never"), EngineError("sick")])
-async def test_an_error_of_the_group_is_not_taken_to_another_worker(error: MotetError) -> None:
+async def test_after_an_error_of_the_group_no_other_worker_is_tried(error: MotetError) -> None:
     pair = Pair(first=failing(error))
     with pytest.raises(type(error)):
         await pair.router.prefill(group())
@@ -119,14 +118,14 @@ async def test_with_one_worker_full_and_one_dead_prefill_counts_as_full() -> Non
         await pair.router.prefill(group())
 
 
-async def test_a_ticket_is_given_back_to_the_worker_that_holds_the_lease() -> None:
+async def test_a_ticket_is_released_by_the_worker_that_holds_the_lease() -> None:
     pair = Pair()
     ticket = await pair.second.prefill(group())
     await pair.router.release(ticket)
     assert (pair.first.released, pair.second.released) == ([], [ticket])
 
 
-async def test_a_ticket_of_a_draining_worker_is_given_back_there() -> None:
+async def test_a_ticket_of_a_draining_worker_is_released_there() -> None:
     pair = Pair()
     ticket = await pair.first.prefill(group())
     pair.fleet.mark("prefill-0", WorkerState.DRAINING)
@@ -134,18 +133,18 @@ async def test_a_ticket_of_a_draining_worker_is_given_back_there() -> None:
     assert (pair.first.released, pair.second.released) == ([ticket], [])
 
 
-async def test_a_ticket_of_an_unknown_worker_is_given_back_through_any_worker() -> None:
+async def test_a_ticket_of_an_unknown_worker_is_released_through_any_worker() -> None:
     pair = Pair()
     stranger = msgspec.structs.replace(await pair.first.prefill(group()), remote_engine_id="elsewhere")
     await pair.router.release(stranger)
     assert pair.first.released + pair.second.released == [stranger]
 
 
-async def test_a_prefill_that_is_cancelled_leaves_the_books() -> None:
-    hold = Hold()
-    pair = Pair(first=hold)
+async def test_a_prefill_that_is_cancelled_is_removed_from_the_load() -> None:
+    controlled = ControlledPrefill()
+    pair = Pair(first=controlled)
     call = asyncio.ensure_future(pair.router.prefill(group()))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     call.cancel()
     await asyncio.wait([call])
 
@@ -163,16 +162,16 @@ async def test_equal_prefill_workers_take_turns_and_each_choice_has_its_reason(p
     router.check()
 
 
-async def test_a_prefill_worker_that_is_just_leaving_is_passed_over() -> None:
+async def test_a_prefill_worker_that_is_just_leaving_is_skipped() -> None:
     pair = Pair(first=failing(EngineClosedError("closing")))
     ticket = await pair.router.prefill(group())
-    assert ticket.remote_engine_id == "prefill-1, life 0"
+    assert ticket.remote_engine_id == "prefill-1, start 0"
     await pair.router.release(ticket)
 
 
 @pytest.mark.parametrize("policy", [Policy.KV, Policy.SESSION])
 async def test_the_turns_of_a_session_are_prefilled_by_one_worker(policy: Policy) -> None:
-    """The turns used to alternate, since only the worker that wrote a session was remembered."""
+    """The turns used to alternate, because only the worker that generated for a session was remembered."""
     pair = Pair(policy=policy)
     for number in range(4):
         request = msgspec.structs.replace(group(f"turn {number}"), session_id="session")

@@ -1,4 +1,4 @@
-"""The order in which waiting groups begin. None waits for ever."""
+"""The order in which waiting groups start. None waits for ever."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def popped(waiting: FairQueue[str], now_s: float = 0.0) -> list[str]:
     return items
 
 
-def test_equal_groups_go_in_the_order_in_which_they_came() -> None:
+def test_equal_groups_go_in_the_order_of_arrival() -> None:
     waiting = queue()
     for number in range(4):
         waiting.push(f"g{number}", choices=3, priority=0, now_s=0.0)
@@ -56,7 +56,7 @@ def test_a_small_group_overtakes_a_large_one_only_if_that_came_shortly_before() 
     assert popped(waiting) == ["small", "large", "late"]
 
 
-def test_beyond_a_certain_size_small_groups_overtake_a_larger_group_no_longer() -> None:
+def test_above_a_certain_size_the_head_start_of_small_groups_does_not_grow() -> None:
     waiting = queue()
     waiting.push("largest", choices=1000, priority=0, now_s=0.0)
     waiting.push("small", choices=1, priority=0, now_s=MAX_HEAD_START_S - 1.1)
@@ -72,7 +72,7 @@ def test_a_lower_priority_number_goes_first_whatever_its_size() -> None:
     assert popped(waiting) == ["urgent", "usual", "idle"]
 
 
-def test_a_group_that_does_not_fit_is_skipped_for_a_while_then_gets_a_reservation() -> None:
+def test_a_group_that_does_not_fit_is_skipped_for_some_time_then_gets_a_reservation() -> None:
     waiting = queue()
     waiting.push("large", choices=2, priority=0, now_s=0.0)
     for number in range(3):
@@ -85,7 +85,7 @@ def test_a_group_that_does_not_fit_is_skipped_for_a_while_then_gets_a_reservatio
     assert waiting.pop(small, 99.0) == "small2"
 
 
-def test_patience_runs_for_every_group_that_is_passed_over() -> None:
+def test_patience_runs_for_every_group_that_is_skipped() -> None:
     waiting = queue()
     waiting.push("first", choices=1, priority=0, now_s=0.0)
     waiting.push("second", choices=1, priority=0, now_s=0.1)
@@ -137,27 +137,29 @@ ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 64)), min_size=
 
 
 @given(ARRIVALS)
-def test_nobody_is_overtaken_by_a_group_that_comes_later_than_its_size_allows(arrivals: list[tuple[int, int]]) -> None:
-    """The first bound of the module: all fit, and one begins every second."""
+def test_no_group_is_overtaken_by_a_group_that_arrives_later_than_its_size_allows(
+    arrivals: list[tuple[int, int]],
+) -> None:
+    """The first bound of the module: all fit, and one starts every second."""
     waiting: FairQueue[Group] = FairQueue(
         max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
     )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
-    gone: list[Group] = []
+    started: list[Group] = []
     for second in range(31 + len(groups)):
         for group in groups:
             if group.arrival_s == second:
                 waiting.push(group, choices=group.choices, priority=0, now_s=group.arrival_s)
         if (group_or_none := waiting.pop(lambda _: True, float(second))) is not None:
-            gone.append(group_or_none)
-    assert sorted(gone, key=lambda group: group.number) == groups
-    for place, group in enumerate(gone):
-        for before in gone[:place]:
+            started.append(group_or_none)
+    assert sorted(started, key=lambda group: group.number) == groups
+    for index, group in enumerate(started):
+        for before in started[:index]:
             assert before.arrival_s <= group.arrival_s + max(0.0, head_start_s(group) - head_start_s(before))
 
 
-class Room:
-    """A server with room for so many choices. Each group holds its places for twelve seconds."""
+class Server:
+    """A server with capacity for this number of choices. Each group keeps its share for twelve seconds."""
 
     def __init__(self, choices: int) -> None:
         self.choices = choices
@@ -174,29 +176,29 @@ class Room:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_its_patience_nobody_behind_a_group_that_does_not_fit_goes(seed: int) -> None:
-    """The second bound of the module: every group has its turn, also the few that need half the room or all."""
+def test_no_group_goes_before_a_group_that_did_not_fit_for_its_patience(seed: int) -> None:
+    """The second bound of the module: every group has its turn, even if it needs half the capacity or all of it."""
     random = Random(seed)
     arrivals = [(random.randrange(60), random.choice([1, 2, 4, 8, 8, 8, 32, 64])) for _ in range(80)]
     waiting: FairQueue[Group] = FairQueue(
         max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
     )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
-    room = Room(64)
-    gone: set[Group] = set()
+    server = Server(64)
+    started: set[Group] = set()
 
     def tag(group: Group) -> tuple[float, int]:
         return group.arrival_s + head_start_s(group), group.number
 
     for second in range(60 + 15 * len(groups)):
-        room.now_s = float(second)
+        server.now_s = float(second)
         for group in groups:
             if group.arrival_s == second:
-                waiting.push(group, choices=group.choices, priority=0, now_s=room.now_s)
-        while (chosen := waiting.pop(room.fits, room.now_s)) is not None:
-            impatient = [one for one, at_s in room.refused_s.items() if room.now_s >= at_s + PATIENCE_S]
-            assert all(tag(chosen) <= tag(group) for group in impatient if group not in gone)
-            gone.add(chosen)
-            room.running.append((room.now_s + 12.0, chosen))
-    assert gone == set(groups)
+                waiting.push(group, choices=group.choices, priority=0, now_s=server.now_s)
+        while (chosen := waiting.pop(server.fits, server.now_s)) is not None:
+            impatient = [one for one, at_s in server.refused_s.items() if server.now_s >= at_s + PATIENCE_S]
+            assert all(tag(chosen) <= tag(group) for group in impatient if group not in started)
+            started.add(chosen)
+            server.running.append((server.now_s + 12.0, chosen))
+    assert started == set(groups)
     assert len(waiting) == 0

@@ -1,4 +1,4 @@
-"""Workers join, leave, die and return: the fleet reports them, and each life of a worker has its own books."""
+"""Workers join, leave, die and return: the fleet reports them, and each start of a worker has its own load."""
 
 import asyncio
 
@@ -64,7 +64,7 @@ def test_only_ready_workers_get_work() -> None:
     assert states(fleet) == {"decode-1": WorkerState.READY}
 
 
-def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
+def test_prefill_workers_generate_only_if_no_other_worker_could() -> None:
     fleet = Fleet([worker("prefill-0")[0]])
     assert ready(fleet, WorkKind.GENERATE) == ready(fleet, WorkKind.PREFILL) == ["prefill-0"]
     assert (fleet.catalog.serving().has_decode, fleet.catalog.serving().has_prefill) == (False, False)
@@ -80,14 +80,14 @@ def test_prefill_workers_generate_only_where_nobody_else_could() -> None:
     assert ready(fleet, WorkKind.GENERATE) == ["prefill-0"]
 
 
-def test_workers_that_do_both_are_not_asked_to_prefill() -> None:
+def test_workers_that_do_both_are_not_used_for_prefill() -> None:
     fleet = Fleet([worker("both-0")[0]])
     assert ready(fleet, WorkKind.GENERATE) == ["both-0"]
     assert ready(fleet, WorkKind.PREFILL) == []
 
 
 @pytest.mark.parametrize("role", ["decode", "both", "prefill"])
-def test_there_is_hope_until_all_workers_that_could_generate_are_given_up(role: str) -> None:
+def test_a_worker_is_expected_until_all_that_could_generate_are_given_up(role: str) -> None:
     fleet = Fleet([worker(f"{role}-0")[0], worker(f"{role}-1")[0]])
     for number in range(2):
         assert fleet.catalog.serving().worker_expected
@@ -100,16 +100,16 @@ def test_there_is_hope_until_all_workers_that_could_generate_are_given_up(role: 
     assert fleet.catalog.serving().worker_expected
 
 
-def test_a_worker_that_refused_is_passed_over_for_a_while_but_not_after_a_restart() -> None:
+def test_a_worker_that_refused_is_avoided_for_some_time_but_not_after_a_restart() -> None:
     clock = Clock()
     fleet = Fleet(clock=clock)
     member = fleet.put(worker("decode-0")[0])
     member.faults.note_refusal()
-    seen = [member.faults.refused]
+    refused = [member.faults.refused]
     for later_s in (REFUSAL_S - 0.01, 0.01):
         clock.now_s += later_s
-        seen.append(member.faults.refused)
-    assert seen == [True, True, False]
+        refused.append(member.faults.refused)
+    assert refused == [True, True, False]
     member.faults.note_refusal()
     fleet.put(worker("decode-0")[0])
     assert not member.faults.refused
@@ -120,10 +120,10 @@ async def test_each_change_wakes_every_waiter() -> None:
     changes = {
         "dead": lambda: fleet.mark("decode-0", WorkerState.DEAD),
         "back": lambda: fleet.put(worker("decode-0")[0]),
-        "back before anybody noticed that it was gone": lambda: fleet.put(worker("decode-0")[0]),
+        "back before its absence was noticed": lambda: fleet.put(worker("decode-0")[0]),
         "given up": lambda: fleet.give_up("decode-1"),
         "gone": lambda: fleet.remove("decode-1"),
-        "room": fleet.changes.wake,
+        "capacity": fleet.changes.wake,
     }
     for change, happens in changes.items():
         waiters = [fleet.changes.wait(), fleet.changes.wait()]
@@ -141,14 +141,14 @@ async def test_each_change_wakes_every_waiter() -> None:
 
 
 async def test_a_change_between_the_call_and_the_await_is_not_missed() -> None:
-    """It used to be missed, since the wait began only when the waiting task had its turn."""
+    """It used to be missed, because the wait started only when the waiting task had its turn."""
     fleet = Fleet()
     changed = fleet.changes.wait()
     fleet.put(worker("decode-0")[0])
     await changed
 
 
-async def test_a_returning_worker_has_new_accounts_and_earlier_groups_close_the_old_ones() -> None:
+async def test_a_returning_worker_has_an_empty_load_and_earlier_groups_end_in_the_old_one() -> None:
     one, engine = worker("decode-0")
     fleet = Fleet([one])
     router, member = Router(fleet, ONE_LIFE), fleet.members[0]
@@ -194,16 +194,16 @@ async def test_evicted_groups_end_with_the_given_error_wherever_they_are() -> No
     one, engine = worker("decode-0", gate=gate)
     fleet = Fleet([one, worker("prefill-0")[0]])
     router = Router(fleet, ONE_LIFE)
-    begun, waiting, unread = (router.generate(group(name)) for name in ("begun", "waiting", "unread"))
+    started, waiting, unread = (router.generate(group(name)) for name in ("started", "waiting", "unread"))
     gate.release()
-    await anext(begun)
+    await anext(started)
     reader = asyncio.ensure_future(anext(waiting))
     await asyncio.sleep(0)
     await fleet.evict("decode-0", LEAVING)
     engine.check()
     with pytest.raises(WorkerLeavingError):
         await reader
-    for stream in (begun, unread):
+    for stream in (started, unread):
         for _ in range(2):
             with pytest.raises(WorkerLeavingError):
                 await anext(stream)
@@ -247,17 +247,17 @@ async def test_the_report_has_the_reason_why_a_worker_got_its_last_group() -> No
     assert [report.last_decision for report in fleet.reports()] == ["only decode-0 is available"]
 
 
-async def test_choices_of_other_routers_count_and_ours_do_not_count_twice() -> None:
+async def test_choices_of_other_routers_count_and_own_choices_do_not_count_twice() -> None:
     pair = Pair("decode")
     first, second = pair.fleet.members
-    stream = pair.router.generate(group("ours", n=4))
+    stream = pair.router.generate(group("own", n=4))
     assert (first.load.open_choices, second.load.open_choices) == (4, 0)
-    for member, told in ((first, 4), (second, 30)):
-        member.load.note_report(told)
+    for member, open_choices in ((first, 4), (second, 30)):
+        member.load.note_report(open_choices)
     assert (first.load.open_choices, second.load.open_choices) == (4, 30)
     other = pair.router.generate(group("other", n=4))
     assert pair.groups == (2, 0)
-    first.load.note_report(3)  # it has not seen all of ours yet
+    first.load.note_report(3)  # it does not have all of the router's choices yet
     assert first.load.open_choices == 8
     await stream.aclose()
     await other.aclose()
@@ -267,7 +267,7 @@ async def test_choices_of_other_routers_count_and_ours_do_not_count_twice() -> N
 def test_blocks_of_new_weights_have_new_names_only_on_engines_that_name_weights(
     local: bool, kind: tuple[int, str]
 ) -> None:
-    """A worker elsewhere tells the tokens of its blocks, and whoever follows it names them by these."""
+    """A worker on another server reports the tokens of its blocks; their follower names the blocks by these tokens."""
     fleet = Fleet()
     engine = FakeEngine(lambda _, start: [], info=msgspec.structs.replace(fake_info(), block_size=16))
     fleet.put(Worker("w", engine, "-", local=local))

@@ -1,4 +1,4 @@
-"""The prompt tokens that wait on a worker, and how fast it reads them: every figure is computed by hand."""
+"""The prompt tokens that wait on a worker, and how fast it computes them. Every figure is computed by hand."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def prompts(clock: Clock) -> PromptLoad:
     return PromptLoad(clock=clock)
 
 
-def test_tokens_wait_until_their_prompt_is_done_or_dropped(prompts: PromptLoad) -> None:
+def test_tokens_wait_until_their_prompt_is_finished_or_removed(prompts: PromptLoad) -> None:
     one, two = prompts.add(300), prompts.add(500)
     assert prompts.waiting_tokens == 800
     prompts.finish(one, computed_tokens=300)
@@ -26,11 +26,11 @@ def test_tokens_wait_until_their_prompt_is_done_or_dropped(prompts: PromptLoad) 
     assert prompts.waiting_tokens == 0
 
 
-def test_a_load_takes_the_time_of_all_waiting_tokens_and_its_own_prompt() -> None:
+def test_a_backlog_takes_the_time_of_all_waiting_tokens_and_its_own_prompt() -> None:
     assert PromptBacklog(50, waiting_tokens=150).seconds(100.0) == 2.0
 
 
-def test_a_prompt_that_waited_behind_another_is_measured_by_its_own_time(prompts: PromptLoad, clock: Clock) -> None:
+def test_a_prompt_that_waited_for_another_is_measured_by_its_own_time(prompts: PromptLoad, clock: Clock) -> None:
     first, second = prompts.add(400), prompts.add(400)
     clock.now_s += 2
     prompts.finish(first, computed_tokens=400)  # 400 tokens in 2 s
@@ -57,7 +57,7 @@ def test_old_measurements_fade(prompts: PromptLoad, clock: Clock) -> None:
     assert prompts.tokens_per_s == pytest.approx(400, rel=0.01)
 
 
-def test_short_cached_and_dropped_prompts_are_not_measured(prompts: PromptLoad, clock: Clock) -> None:
+def test_short_cached_and_removed_prompts_are_not_measured(prompts: PromptLoad, clock: Clock) -> None:
     for tokens in (127, 0):
         prompt = prompts.add(400)
         clock.now_s += 1

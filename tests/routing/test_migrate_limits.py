@@ -1,4 +1,4 @@
-"""How often a group moves, what it waits for, and that every move has exactly one outcome."""
+"""The limits on moves of a group and on its waits for workers. Every move has exactly one outcome."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from motet.errors import (
     RequestError,
 )
 from motet.routing.groups.migration import MAX_REFUSALS
-from tests.routing.scene import Heard, Scene, error_of, group, settle, undisturbed
+from tests.routing.scene import ControlledPrefill, Received, Scene, error_of, group, settle, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
@@ -31,18 +31,18 @@ def always(error: MotetError) -> dict[int, MotetError]:
 @pytest.mark.parametrize("limit", [0, 1, 3])
 async def test_a_group_moves_up_to_the_limit_and_then_ends_with_its_worker(limit: int) -> None:
     names = [f"both-{number}" for number in range(limit + 2)]
-    scene, request, heard = Scene(*names, limit=limit), group(), Heard()
+    scene, request, received = Scene(*names, limit=limit), group(), Received()
     stream = scene.router.generate(request)
-    for life in range(limit + 1):
-        heard.take(await anext(stream), request)
-        scene.writer().die(EngineDiedError(f"life {life} is over"))
+    for start in range(limit + 1):
+        received.take(await anext(stream), request)
+        scene.generating_engine().die(EngineDiedError(f"start {start} is over"))
     for _ in range(2):
-        with pytest.raises(EngineDiedError, match=f"life {limit} is over"):
+        with pytest.raises(EngineDiedError, match=f"start {limit} is over"):
             await anext(stream)
-    assert heard.begins(await undisturbed(request))
+    assert received.is_prefix_of(await uninterrupted(request))
     resumed = {("died", "resumed"): limit} if limit else {}
     assert scene.moves == {**resumed, ("died", "limit"): 1}
-    assert len(scene.asked) == 1 + limit
+    assert len(scene.requests) == 1 + limit
 
 
 async def test_deaths_before_the_first_delta_are_one_move_but_each_counts_for_the_limit() -> None:
@@ -55,20 +55,20 @@ async def test_deaths_before_the_first_delta_are_one_move_but_each_counts_for_th
     assert isinstance(await error_of(stream), EngineDiedError)
     assert scene.moves == {("died", "limit"): 1}
     assert (scene.router.counts.choices_resumed, scene.router.counts.tokens_replayed) == (0, 0)
-    assert len(scene.asked) == 3
+    assert len(scene.requests) == 3
 
 
 @pytest.mark.parametrize(
     "error", [RequestError("never"), ContextLengthError("too long"), EngineError("sick"), EngineClosedError("closed")]
 )
 @pytest.mark.parametrize("step", [0, 2])
-async def test_errors_that_would_come_again_and_our_own_closing_are_not_retried(step: int, error: MotetError) -> None:
+async def test_errors_that_would_occur_again_and_closing_are_not_retried(step: int, error: MotetError) -> None:
     scene, request = Scene("both-0", "both-1"), group()
     scene.engines["both-0"].fail_after = {step: error}
     stream = scene.router.generate(request)
     for _ in range(2):
         assert await error_of(stream) is error
-    assert len(scene.asked) == 1
+    assert len(scene.requests) == 1
     assert scene.moves == {}
 
 
@@ -85,10 +85,10 @@ async def test_a_move_that_ends_with_a_final_error_has_failed() -> None:
 async def test_a_group_that_is_refused_is_given_to_another_worker_at_once() -> None:
     scene, request = Scene("both-0", "both-1"), group(n=3)
     scene.engines["both-0"].fail_after = always(FULL)
-    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
+    reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
     await settle()
     assert reading.done()  # no time has passed
-    assert reading.result() == await undisturbed(request)
+    assert reading.result() == await uninterrupted(request)
     assert scene.moves == {("refused", "resumed"): 1}
     assert (scene.router.counts.choices_resumed, scene.router.counts.tokens_replayed) == (3, 0)
 
@@ -103,31 +103,31 @@ async def test_a_group_without_tokens_is_refused_after_too_many_refusals() -> No
         await settle()
         scene.fleet.changes.wake()
     assert ending.result() is FULL
-    assert len(scene.asked) == MAX_REFUSALS
+    assert len(scene.requests) == MAX_REFUSALS
     assert [len(engine.requests) for engine in scene.all] == [MAX_REFUSALS // 2] * 2
     assert scene.moves == {("refused", "refused"): 1}
 
 
 @pytest.mark.parametrize("error", [FULL, DrainingError("going")])
-async def test_a_group_with_tokens_waits_for_room_as_it_does_for_a_worker(error: MotetError) -> None:
-    scene, request, heard = Scene("both-0", "both-1", wait_s=5.0), group(), Heard()
+async def test_a_group_with_tokens_waits_for_capacity_as_it_does_for_a_worker(error: MotetError) -> None:
+    scene, request, received = Scene("both-0", "both-1", wait_s=5.0), group(), Received()
     scene.engines["both-1"].fail_after = always(error)
     stream = scene.router.generate(request)
-    heard.take(await anext(stream), request)
+    received.take(await anext(stream), request)
     scene.kill("both-0")
-    reading = asyncio.ensure_future(heard.read(stream, request))
+    reading = asyncio.ensure_future(received.read(stream, request))
     for _ in range(2 * MAX_REFUSALS):
         await settle()
         scene.clock.now_s += 0.25
         scene.fleet.changes.wake()
-    assert len(scene.asked) > MAX_REFUSALS
+    assert len(scene.requests) > MAX_REFUSALS
     scene.engines["both-1"].fail_after = {}
     scene.fleet.changes.wake()
-    assert await reading == await undisturbed(request)
+    assert await reading == await uninterrupted(request)
     assert scene.moves == {("died", "resumed"): 1}
 
 
-async def test_a_group_with_tokens_is_refused_if_no_room_comes_in_time() -> None:
+async def test_a_group_with_tokens_is_refused_if_no_worker_has_capacity_in_time() -> None:
     scene, request = Scene("both-0", "both-1", wait_s=5.0), group()
     scene.engines["both-1"].fail_after = always(FULL)
     stream = scene.router.generate(request)
@@ -142,35 +142,35 @@ async def test_a_group_with_tokens_is_refused_if_no_room_comes_in_time() -> None
     assert scene.moves == {("died", "refused"): 1}
 
 
-async def test_a_group_with_tokens_asks_again_for_room_without_being_notified() -> None:
-    scene, request, heard = Scene("both-0", "both-1"), group(), Heard()
+async def test_a_group_with_tokens_tries_again_without_being_woken() -> None:
+    scene, request, received = Scene("both-0", "both-1"), group(), Received()
     scene.engines["both-1"].fail_after = always(FULL)
     stream = scene.router.generate(request)
-    heard.take(await anext(stream), request)
+    received.take(await anext(stream), request)
     scene.kill("both-0")
-    reading = asyncio.ensure_future(heard.read(stream, request))
+    reading = asyncio.ensure_future(received.read(stream, request))
     await settle()
     scene.engines["both-1"].fail_after = {}
-    assert await reading == await undisturbed(request)
+    assert await reading == await uninterrupted(request)
 
 
 @pytest.mark.parametrize("names", [("both-0", "both-1"), ("prefill-0", "decode-0")], ids=["alike", "apart"])
 @pytest.mark.parametrize("steps", [0, 2])
 async def test_with_all_workers_dead_a_group_waits_for_one_to_return(steps: int, names: tuple[str, ...]) -> None:
-    scene, request, heard = Scene(*names), group(), Heard()
+    scene, request, received = Scene(*names), group(), Received()
     stream = scene.router.generate(request)
     await settle()
     for _ in range(steps):
-        heard.take(await anext(stream), request)
+        received.take(await anext(stream), request)
     scene.kill_all()
-    reading = asyncio.ensure_future(heard.read(stream, request))
+    reading = asyncio.ensure_future(received.read(stream, request))
     await settle()
     scene.clock.now_s += 14.9
     scene.fleet.changes.wake()
     await settle()
     assert not reading.done()
     scene.start(names[-1])
-    assert await reading == await undisturbed(request)
+    assert await reading == await uninterrupted(request)
     assert scene.moves == {("died", "resumed"): 1}
 
 
@@ -203,20 +203,20 @@ async def test_a_group_does_not_wait_for_workers_that_are_given_up() -> None:
 
 
 @pytest.mark.parametrize(("steps", "moves"), [(1, 3), (0, 1)])
-async def test_the_wait_begins_anew_with_each_loss(steps: int, moves: int) -> None:
-    """Each worker that returns writes `steps` steps before it dies too."""
-    scene, request, heard = Scene("both-0", wait_s=10.0), group(), Heard()
-    short_life: dict[int, MotetError] = {steps: EngineDiedError("gone")}
+async def test_the_wait_starts_again_with_each_loss(steps: int, moves: int) -> None:
+    """Each worker that returns takes `steps` steps before it dies too."""
+    scene, request, received = Scene("both-0", wait_s=10.0), group(), Received()
+    dies_soon: dict[int, MotetError] = {steps: EngineDiedError("gone")}
     scene.engines["both-0"].fail_after = {1: EngineDiedError("gone")}
-    reading = asyncio.ensure_future(heard.read(scene.router.generate(request), request))
-    for fail_after in (short_life, short_life, {}):
+    reading = asyncio.ensure_future(received.read(scene.router.generate(request), request))
+    for fail_after in (dies_soon, dies_soon, {}):
         await settle()
         scene.clock.now_s += 9.0
         scene.fleet.changes.wake()
         await settle()
         assert not reading.done()
         scene.start("both-0").fail_after = fail_after
-    assert await reading == await undisturbed(request)
+    assert await reading == await uninterrupted(request)
     assert scene.moves == {("died", "resumed"): moves}
 
 
@@ -232,21 +232,17 @@ async def test_a_new_group_without_any_worker_is_refused_at_once(names: tuple[st
 
 async def test_a_group_whose_last_decode_worker_dies_during_prefill_waits_too() -> None:
     scene, request = Scene("prefill-0", "decode-0"), group()
-    go = asyncio.Event()
-
-    async def held(_: object) -> None:
-        await go.wait()
-
-    scene.engines["prefill-0"].during_prefill = held
+    controlled = ControlledPrefill()
+    scene.engines["prefill-0"].during_prefill = controlled
     stream = scene.router.generate(request)
-    reading = asyncio.ensure_future(Heard().read(stream, request))
+    reading = asyncio.ensure_future(Received().read(stream, request))
     await settle()
     scene.kill("decode-0")
     scene.fleet.mark("decode-0", WorkerState.DEAD)
-    go.set()
+    controlled.may_end.set()
     await settle()
     assert not reading.done()
     scene.start("decode-0")
-    assert await reading == await undisturbed(request)
+    assert await reading == await uninterrupted(request)
     assert scene.moves == {("no-worker", "resumed"): 1}
-    assert scene.engines["prefill-0"].released  # the first ticket, which nobody has read
+    assert scene.engines["prefill-0"].released  # the first ticket, which no worker has read

@@ -15,7 +15,7 @@ from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 from tests.routing.kinds import ADAPTER, FRENCH, A, KindsScene
-from tests.routing.scene import Heard, Hold, group, settle, undisturbed
+from tests.routing.scene import ControlledPrefill, Received, group, settle, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
@@ -26,15 +26,15 @@ def of_a(name: str = "g", *, n: int = 2, model: ModelName = A) -> GenerateReques
     return msgspec.structs.replace(group(name, n=n), model=model)
 
 
-async def answered(server: KindsScene, request: GenerateRequest) -> Heard:
-    return await Heard().read(server.router.generate(request), request)
+async def answered(server: KindsScene, request: GenerateRequest) -> Received:
+    return await Received().read(server.router.generate(request), request)
 
 
 def prefilled(server: KindsScene) -> list[str]:
     return [name for name, engine in server.engines.items() if engine.prefills]
 
 
-def wrote(server: KindsScene) -> list[str]:
+def generating(server: KindsScene) -> list[str]:
     return [name for name, engine in server.engines.items() if engine.requests]
 
 
@@ -54,22 +54,22 @@ async def ticket_of(server: KindsScene, name: str) -> Ticket:
         {"bytes_per_block": 17},
     ],
 )
-async def test_kv_is_alike_only_if_kind_model_weights_and_blocks_are(other: dict[str, object]) -> None:
+async def test_kv_is_equal_only_if_kind_model_weights_and_blocks_are(other: dict[str, object]) -> None:
     info = fake_info()
     assert pair_key(info) == pair_key(msgspec.structs.replace(info, max_model_len=1, num_blocks=1, device="other"))
     assert pair_key(info) != pair_key(msgspec.structs.replace(info, **other))
 
 
-async def test_a_group_is_prefilled_and_written_by_workers_of_one_kind() -> None:
+async def test_a_group_is_prefilled_and_generated_by_workers_of_one_kind() -> None:
     server = KindsScene(*MIXED)
-    whole = await undisturbed(of_a())
+    complete = await uninterrupted(of_a())
     for number in range(6):
-        assert await answered(server, of_a(f"g{number}")) == whole
+        assert await answered(server, of_a(f"g{number}")) == complete
     assert sum(len(engine.prefills) for engine in server.engines.values()) == 6
     assert sum(engine.pulls for engine in server.engines.values()) == 6
 
 
-async def test_prefill_is_asked_only_if_a_ready_worker_could_read_its_ticket() -> None:
+async def test_prefill_is_used_only_if_a_ready_worker_could_read_its_ticket() -> None:
     server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "both-a-motet-0")
     await answered(server, of_a("paired"))
     assert prefilled(server) == ["prefill-a-vllm-0"]
@@ -78,47 +78,47 @@ async def test_prefill_is_asked_only_if_a_ready_worker_could_read_its_ticket() -
     assert len(server.engines["prefill-a-vllm-0"].prefills) == 1
     assert server.router.figures().bypasses["prefill-down"] == 1
     server.fleet.remove("prefill-a-vllm-0")
-    assert server.router.figures().bypasses["prefill-down"] == 1  # a counter does not vanish
+    assert server.router.figures().bypasses["prefill-down"] == 1  # a counter does not disappear
 
 
 async def test_for_an_adapter_both_workers_of_a_pair_must_have_it() -> None:
     server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-vllm-1")
     server.offer("decode-a-vllm-1", ADAPTER)
     await answered(server, of_a("one side", model=FRENCH))
-    assert (prefilled(server), wrote(server)) == ([], ["decode-a-vllm-1"])
+    assert (prefilled(server), generating(server)) == ([], ["decode-a-vllm-1"])
     server.offer("prefill-a-vllm-0", ADAPTER)
     await answered(server, of_a("both", model=FRENCH))
-    assert (prefilled(server), wrote(server)) == (["prefill-a-vllm-0"], ["decode-a-vllm-1"])
+    assert (prefilled(server), generating(server)) == (["prefill-a-vllm-0"], ["decode-a-vllm-1"])
 
 
 @pytest.mark.parametrize("n", [2, 6])
 async def test_a_ticket_without_readers_is_released_at_once_and_the_group_computes(n: int) -> None:
-    """If the group was to be split, its parts go without the ticket."""
+    """If the group was to be split, its parts do not get the ticket."""
     server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "both-a-vllm-0", spread_choices=4)
     server.engines["both-a-vllm-0"].fail_after = {}
-    hold = Hold()
-    server.engines["prefill-a-motet-0"].during_prefill = hold
+    controlled = ControlledPrefill()
+    server.engines["prefill-a-motet-0"].during_prefill = controlled
     request = of_a(n=n)
     reading = asyncio.create_task(answered(server, request))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     server.fleet.mark("decode-a-motet-0", WorkerState.DEAD)
-    hold.go.set()
-    assert await reading == await undisturbed(request)
-    assert wrote(server) == ["both-a-vllm-0"]
+    controlled.may_end.set()
+    assert await reading == await uninterrupted(request)
+    assert generating(server) == ["both-a-vllm-0"]
     assert sum(server.makers.released.values()) == 1
 
 
-async def test_a_client_s_ticket_that_nobody_reads_is_given_back_by_routing() -> None:
+async def test_a_client_s_ticket_that_no_worker_reads_is_released_by_routing() -> None:
     server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-motet-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("decode-a-vllm-0", WorkerState.DRAINING)
     request = msgspec.structs.replace(of_a(), ticket=ticket)
-    assert await answered(server, request) == await undisturbed(of_a())
+    assert await answered(server, request) == await uninterrupted(of_a())
     await settle()
     assert [len(server.engines[name].released) for name in server.engines] == [0, 1, 0]
 
 
-async def test_a_foreign_ticket_of_a_maker_that_was_started_again_is_not_read() -> None:
+async def test_a_foreign_ticket_of_a_maker_that_was_restarted_is_not_read() -> None:
     server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.start("prefill-a-vllm-0")
@@ -147,7 +147,7 @@ async def test_a_foreign_ticket_is_released_by_a_reader_else_by_a_worker_of_its_
     assert caplog.messages[-1] == "no worker can release the ticket of t: its lease expires"
 
 
-async def test_a_ticket_that_nobody_can_give_back_is_counted() -> None:
+async def test_a_ticket_that_no_worker_can_release_is_counted() -> None:
     server = KindsScene("prefill-a-vllm-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("prefill-a-vllm-0", WorkerState.DEAD)
@@ -156,7 +156,7 @@ async def test_a_ticket_that_nobody_can_give_back_is_counted() -> None:
     assert tickets.tickets_unused == {"released": 0, "left": 1}
 
 
-async def test_a_ticket_of_ours_is_given_back_by_its_maker_and_never_by_another_kind() -> None:
+async def test_a_motet_ticket_is_released_by_its_maker_and_never_by_another_kind() -> None:
     server = KindsScene("decode-a-vllm-0", "decode-a-motet-0", "prefill-a-motet-0")
     first, second = [await ticket_of(server, "prefill-a-motet-0") for _ in range(2)]
     await server.router.release(first)
@@ -167,35 +167,35 @@ async def test_a_ticket_of_ours_is_given_back_by_its_maker_and_never_by_another_
 
 
 @pytest.mark.parametrize(("kind", "parts", "spreads"), [("motet", 2, 1), ("vllm", 1, 0)])
-async def test_a_group_whose_ticket_allows_one_reader_stays_whole(kind: str, parts: int, spreads: int) -> None:
+async def test_a_group_whose_ticket_allows_one_reader_is_not_split(kind: str, parts: int, spreads: int) -> None:
     names = (f"prefill-a-{kind}-0", f"decode-a-{kind}-0", f"decode-a-{kind}-1")
     server = KindsScene(*names, spread_choices=4)
     request = of_a(n=8)
-    assert await answered(server, request) == await undisturbed(request)
+    assert await answered(server, request) == await uninterrupted(request)
     assert sum(len(engine.requests) for engine in server.engines.values()) == parts
     assert server.router.figures().spreads == spreads
 
 
-async def test_a_group_that_is_not_prefilled_is_split_however_few_readers_tickets_allow() -> None:
+async def test_a_group_that_is_not_prefilled_is_split_whatever_tickets_allow() -> None:
     server = KindsScene("decode-a-vllm-0", "decode-a-vllm-1", spread_choices=4)
     request = msgspec.structs.replace(of_a(n=8), prompt=(1, 2, 3, 4))
     await answered(server, request)
-    assert wrote(server) == ["decode-a-vllm-0", "decode-a-vllm-1"]
+    assert generating(server) == ["decode-a-vllm-0", "decode-a-vllm-1"]
 
 
-async def test_a_group_planned_in_parts_stays_whole_if_its_ticket_has_fewer_readers() -> None:
-    """A prefill worker of ours was to make the ticket and died, and one of another kind made it."""
+async def test_a_group_planned_in_parts_is_not_split_if_its_ticket_has_fewer_readers() -> None:
+    """A Motet prefill worker died before it made the ticket, and a worker of another kind made it."""
     server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "decode-a-motet-1", spread_choices=4)
-    hold = Hold()
-    server.engines["prefill-a-motet-0"].during_prefill = hold
+    controlled = ControlledPrefill()
+    server.engines["prefill-a-motet-0"].during_prefill = controlled
     request = of_a(n=8)
     reading = asyncio.create_task(answered(server, request))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     for name in ("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-vllm-1"):
         server.start(name)
     server.engines["prefill-a-motet-0"].die()
-    hold.go.set()
+    controlled.may_end.set()
     await settle()
-    assert await reading == await undisturbed(request)
+    assert await reading == await uninterrupted(request)
     assert (prefilled(server), len(server.engines)) == (["prefill-a-motet-0", "prefill-a-vllm-0"], 6)
-    assert [len(server.engines[name].requests[0].choices) for name in wrote(server)] == [8]
+    assert [len(server.engines[name].requests[0].choices) for name in generating(server)] == [8]

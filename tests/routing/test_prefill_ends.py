@@ -1,4 +1,4 @@
-"""However and whenever a group ends, no ticket is kept, no group open and no task running."""
+"""No matter how and when a group ends, no ticket is held, no group is open and no task runs."""
 
 import asyncio
 import logging
@@ -7,12 +7,12 @@ import pytest
 
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, OverloadedError
 from tests.routing.cells import Cell
-from tests.routing.scene import Hold, answer, answers, group, tokens_of
+from tests.routing.scene import ControlledPrefill, answer, answers, group, tokens_of
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_group_closed_before_prefill_begins_starts_nothing() -> None:
+async def test_a_group_closed_before_its_prefill_starts_nothing() -> None:
     cell = Cell()
     stream = cell.router.generate(group())
     await stream.aclose()
@@ -22,38 +22,38 @@ async def test_a_group_closed_before_prefill_begins_starts_nothing() -> None:
 
 
 async def test_closing_a_group_during_prefill_cancels_it() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     stream = cell.router.generate(group())
-    await hold.entered.wait()
+    await controlled.entered.wait()
     await stream.aclose()
     await stream.aclose()
     assert cell.decode.requests == []
 
 
 async def test_a_reader_that_waits_for_prefill_sees_the_end_when_the_group_is_closed() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     stream = cell.router.generate(group())
     reader = asyncio.ensure_future(tokens_of(stream))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     await stream.aclose()
     assert await reader == {}
 
 
 async def test_a_reader_that_is_cancelled_during_prefill_does_not_end_the_group() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     stream = cell.router.generate(group())
     reader = asyncio.ensure_future(tokens_of(stream))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     reader.cancel()
     await asyncio.wait([reader])
-    hold.go.set()
+    controlled.may_end.set()
     assert await tokens_of(stream) == answers(2)
 
 
-async def test_closing_a_group_after_the_first_delta_does_not_give_the_ticket_back() -> None:
+async def test_closing_a_group_after_the_first_delta_does_not_release_the_ticket() -> None:
     cell = Cell()
     stream = cell.router.generate(group())
     await anext(stream)
@@ -61,7 +61,7 @@ async def test_closing_a_group_after_the_first_delta_does_not_give_the_ticket_ba
     assert cell.prefill.released == []
 
 
-async def test_closing_a_group_before_decode_has_read_the_ticket_gives_it_back() -> None:
+async def test_closing_a_group_before_decode_has_read_the_ticket_releases_it() -> None:
     gate = asyncio.Semaphore(0)
     cell = Cell(gate=gate)
     stream = cell.router.generate(group())
@@ -83,8 +83,8 @@ async def test_decode_that_fails_before_the_first_delta_leaves_no_ticket(error: 
     assert len(cell.prefill.released) == 1
 
 
-async def test_decode_that_dies_unseen_leaves_no_ticket() -> None:
-    """Nobody reads the stream, so nobody hears of the death. The stream gives the ticket back when it is closed."""
+async def test_decode_that_dies_unnoticed_leaves_no_ticket() -> None:
+    """No reader gets the error, because the stream is not read. Its ticket is released when it is closed."""
     cell = Cell()
     stream = cell.router.generate(group())
     await cell.decode.submitted.wait()
@@ -104,7 +104,7 @@ async def test_the_reader_gets_the_error_if_decode_dies_after_the_first_delta() 
         await anext(stream)
 
 
-async def test_decode_that_refuses_at_once_gives_the_ticket_back_although_nobody_reads() -> None:
+async def test_if_decode_refuses_at_once_the_ticket_is_released_without_a_reader() -> None:
     cell = Cell()
     cell.decode.refusal = OverloadedError("full")
     stream = cell.router.generate(group())
@@ -121,7 +121,7 @@ async def test_a_bypassed_group_that_decode_refuses_at_once_was_never_open() -> 
         cell.router.generate(group(prompt_tokens=5))
 
 
-async def test_a_ticket_is_given_back_even_if_the_task_that_closes_is_cancelled() -> None:
+async def test_a_ticket_is_released_even_if_the_task_that_closes_is_cancelled() -> None:
     cell = Cell(gate=asyncio.Semaphore(0))
     cell.prefill.may_release.clear()
     stream = cell.router.generate(group())
@@ -137,30 +137,30 @@ async def test_a_ticket_is_given_back_even_if_the_task_that_closes_is_cancelled(
 
 
 async def test_a_choice_stopped_during_prefill_is_left_out_of_the_group() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     request = group(n=3)
     stream = cell.router.generate(request)
-    await hold.entered.wait()
+    await controlled.entered.wait()
     await cell.router.stop_choice(request.request_id, 1)
-    hold.go.set()
+    controlled.may_end.set()
     assert await tokens_of(stream) == {0: answer(0), 2: answer(2)}
     assert [start.index for start in cell.decode.requests[0].choices] == [0, 2]
 
 
 async def test_when_every_choice_is_stopped_during_prefill_the_group_is_over() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     request = group(n=2)
     stream = cell.router.generate(request)
-    await hold.entered.wait()
+    await controlled.entered.wait()
     for index in (1, 0, 0, 5):
         await cell.router.stop_choice(request.request_id, index)
     assert await tokens_of(stream) == {}
     assert cell.decode.requests == []
 
 
-async def test_a_choice_stopped_before_prefill_has_even_begun_is_left_out_too() -> None:
+async def test_a_choice_stopped_before_prefill_has_started_is_left_out_too() -> None:
     cell = Cell()
     stream = cell.router.generate(group(n=2))
     await cell.router.stop_choice(group().request_id, 0)
@@ -185,7 +185,7 @@ async def test_when_every_choice_is_stopped_on_decode_before_it_read_no_ticket_i
 
 
 async def test_a_failed_prefill_is_logged_with_the_client_s_id(caplog: pytest.LogCaptureFixture) -> None:
-    cell = Cell(during_prefill=Hold(error=EngineError("out of blocks"), held=False))
+    cell = Cell(during_prefill=ControlledPrefill(error=EngineError("out of blocks"), held=False))
     with caplog.at_level(logging.WARNING, logger="motet.routing"):
         await tokens_of(cell.router.generate(group()))
     (record,) = caplog.records

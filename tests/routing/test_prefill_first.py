@@ -1,4 +1,4 @@
-"""Prefill and decode apart: one prefill a group, a reason for each bypass, and no prefill error reaches the client."""
+"""Separate prefill and decode: one prefill for each group, a reason for each bypass, no error for the client."""
 
 import asyncio
 
@@ -23,13 +23,13 @@ from tests.routing.cells import Cell
 from tests.routing.scene import (
     ANY_MODEL,
     ONE_LIFE,
-    Hold,
+    ControlledPrefill,
     Tasks,
     answer,
     answers,
     answers_of,
+    cache_prefix,
     group,
-    remember,
     tokens_of,
     worker,
 )
@@ -45,7 +45,7 @@ async def test_a_group_is_prefilled_once_and_transferred_once_whatever_n_is(n: i
     assert cell.prefill.prefills == [request]
     (decoded,) = cell.decode.requests
     assert decoded.ticket is not None
-    assert decoded.ticket.remote_engine_id == "prefill-0, life 0"
+    assert decoded.ticket.remote_engine_id == "prefill-0, start 0"
     assert decoded.ticket.num_tokens == 199
     assert decoded.choices == request.choices
     assert decoded.trace == "trace-g"
@@ -53,18 +53,18 @@ async def test_a_group_is_prefilled_once_and_transferred_once_whatever_n_is(n: i
     assert cell.bypasses == {}
 
 
-async def test_a_read_ticket_is_not_given_back() -> None:
+async def test_a_ticket_that_was_read_is_not_released() -> None:
     cell = Cell()
     await answers_of(cell.router, group())
     assert cell.prefill.released == []
 
 
-async def test_a_group_begins_without_being_iterated() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+async def test_a_group_starts_without_being_iterated() -> None:
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     stream = cell.router.generate(group())
-    await hold.entered.wait()
-    hold.go.set()
+    await controlled.entered.wait()
+    controlled.may_end.set()
     assert await tokens_of(stream) == answers(2)
 
 
@@ -77,7 +77,7 @@ async def test_decode_computes_prompts_for_which_prefill_does_not_pay(
 ) -> None:
     cell = Cell()
     request = group(prompt_tokens=prompt_tokens, prompt_logprobs=prompt_logprobs)
-    remember(cell.fleet, "decode-0", request, cached_tokens)
+    cache_prefix(cell.fleet, "decode-0", request, cached_tokens)
     assert await answers_of(cell.router, request) == answers(2)
     assert cell.prefill.prefills == []
     assert cell.decode.requests == [request]
@@ -93,29 +93,29 @@ async def test_with_no_bypass_tokens_all_but_single_tokens_go_to_prefill() -> No
 
 
 async def test_while_prefill_is_busy_decode_computes() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     measured = asyncio.ensure_future(answers_of(cell.router, group("measured")))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     cell.clock.now_s += 1.0
-    hold.go.set()
+    controlled.may_end.set()
     await measured
-    hold.go.clear()
-    hold.entered.clear()
+    controlled.may_end.clear()
+    controlled.entered.clear()
     waiting = cell.router.generate(group("waiting"))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     assert await answers_of(cell.router, group("next")) == answers(2)
     assert cell.bypasses == {"prefill-busy": 1}
-    hold.go.set()
+    controlled.may_end.set()
     await tokens_of(waiting)
 
 
 async def test_prefill_that_was_never_measured_is_not_too_busy() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     streams = [cell.router.generate(group(name)) for name in ("a", "b")]
-    await hold.entered.wait()
-    hold.go.set()
+    await controlled.entered.wait()
+    controlled.may_end.set()
     for stream in streams:
         await tokens_of(stream)
     assert len(cell.prefill.prefills) == 2
@@ -131,8 +131,8 @@ async def test_prefill_that_was_never_measured_is_not_too_busy() -> None:
         (EngineError("out of blocks"), "prefill-failed"),
     ],
 )
-async def test_if_prefill_fails_decode_computes_and_the_client_notices_nothing(error: MotetError, reason: str) -> None:
-    cell = Cell(during_prefill=Hold(error=error, held=False))
+async def test_if_prefill_fails_decode_computes_and_the_client_gets_no_error(error: MotetError, reason: str) -> None:
+    cell = Cell(during_prefill=ControlledPrefill(error=error, held=False))
     request = group()
     assert await answers_of(cell.router, request) == answers(2)
     assert len(cell.prefill.prefills) == 1
@@ -141,13 +141,13 @@ async def test_if_prefill_fails_decode_computes_and_the_client_notices_nothing(e
 
 
 async def test_a_late_prefill_is_cancelled_and_decode_computes() -> None:
-    cell = Cell(during_prefill=Hold(), cell=CellConfig(prefill_timeout_s=0.01))
+    cell = Cell(during_prefill=ControlledPrefill(), cell=CellConfig(prefill_timeout_s=0.01))
     assert await answers_of(cell.router, group()) == answers(2)
     assert cell.bypasses == {"prefill-late": 1}
 
 
 async def test_a_request_that_can_never_run_is_the_client_s_error() -> None:
-    cell = Cell(during_prefill=Hold(error=RequestError("too long", param="messages"), held=False))
+    cell = Cell(during_prefill=ControlledPrefill(error=RequestError("too long", param="messages"), held=False))
     stream = cell.router.generate(group())
     with pytest.raises(RequestError, match="too long"):
         await anext(stream)
@@ -155,18 +155,18 @@ async def test_a_request_that_can_never_run_is_the_client_s_error() -> None:
     assert cell.bypasses == {}
 
 
-async def test_a_bug_in_prefill_reaches_the_reader() -> None:
-    async def bug(_: object) -> None:
+async def test_a_defect_in_prefill_reaches_the_reader() -> None:
+    async def defect(_: object) -> None:
         raise ZeroDivisionError
 
-    cell = Cell(during_prefill=bug)
+    cell = Cell(during_prefill=defect)
     stream = cell.router.generate(group())
     with pytest.raises(ZeroDivisionError):
         await anext(stream)
     await stream.aclose()
 
 
-async def test_a_group_that_has_a_ticket_goes_straight_to_decode() -> None:
+async def test_a_group_that_has_a_ticket_goes_directly_to_decode() -> None:
     cell = Cell()
     request = group(ticket=await cell.prefill.prefill(group()))
     await answers_of(cell.router, request)
@@ -175,7 +175,7 @@ async def test_a_group_that_has_a_ticket_goes_straight_to_decode() -> None:
     assert cell.bypasses == {}
 
 
-async def test_the_reasons_of_bypasses_are_all_there_from_the_start() -> None:
+async def test_all_reasons_of_bypasses_are_counted_from_the_start() -> None:
     assert Cell().router.counts.bypasses == {
         "one-token": 0,
         "short": 0,
@@ -206,10 +206,10 @@ async def test_prefill_and_release_go_to_the_prefill_side_and_stats_to_decode() 
 
 
 async def test_closing_ends_groups_in_both_phases_and_both_sides() -> None:
-    hold, gate = Hold(), asyncio.Semaphore(0)
-    cell = Cell(during_prefill=hold, gate=gate)
+    controlled, gate = ControlledPrefill(), asyncio.Semaphore(0)
+    cell = Cell(during_prefill=controlled, gate=gate)
     decoding, prefilling = cell.router.generate(group("short", prompt_tokens=5)), cell.router.generate(group("long"))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     await cell.router.close()
     gate.release()
     for stream in (decoding, prefilling):
@@ -250,23 +250,25 @@ async def test_without_decode_workers_no_prompt_is_prefilled() -> None:
     assert cell.prefill.prefills == []
 
 
-async def test_choices_are_on_the_way_until_decode_has_them() -> None:
-    hold = Hold()
-    cell = Cell(during_prefill=hold)
+async def test_choices_are_counted_as_prefilling_until_decode_has_them() -> None:
+    controlled = ControlledPrefill()
+    cell = Cell(during_prefill=controlled)
     stream = cell.router.generate(group(n=3))
-    await hold.entered.wait()
+    await controlled.entered.wait()
     assert cell.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 3
     await cell.router.stop_choice(group().request_id, 0)
     assert cell.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 2
-    hold.go.set()
+    controlled.may_end.set()
     await anext(stream)
     assert cell.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 0
     await stream.aclose()
 
 
-async def test_two_prefill_workers_take_turns_and_a_dead_one_is_passed_over() -> None:
+async def test_two_prefill_workers_take_turns_and_a_dead_one_is_skipped() -> None:
     leases, tasks = FakeLeases(), Tasks()
-    first, one = worker("prefill-0", leases=leases, during_prefill=Hold(error=EngineDiedError("gone"), held=False))
+    first, one = worker(
+        "prefill-0", leases=leases, during_prefill=ControlledPrefill(error=EngineDiedError("gone"), held=False)
+    )
     second, two = worker("prefill-1", leases=leases)
     decoder, decode = worker("decode-0", leases=leases)
     router = Router(Fleet([first, second, decoder]), ONE_LIFE)
@@ -279,8 +281,10 @@ async def test_two_prefill_workers_take_turns_and_a_dead_one_is_passed_over() ->
 
 
 @pytest.mark.parametrize(("may_come", "missed"), [(False, {}), (True, {"prefill-down": 1, "short": 1})])
-async def test_prefill_is_missed_where_it_may_come_and_would_have_paid(may_come: bool, missed: dict[str, int]) -> None:
-    """A missing prefill worker may be started, if the router counts that it is missed."""
+async def test_missing_prefill_is_counted_where_it_may_come_and_would_have_paid(
+    may_come: bool, missed: dict[str, int]
+) -> None:
+    """A missing prefill worker can be started, if the router counts that it is missing."""
     cell = Cell(cell=CellConfig(prefill_may_come=may_come))
     cell.fleet.remove("prefill-0")
     assert await answers_of(cell.router, group("long")) == answers(2)

@@ -59,7 +59,7 @@ def test_overlap_finds_the_names_of_a_prompt_s_blocks(index: PrefixIndex) -> Non
     assert index.overlap(block_names(range(64), 16, salt="other salt")) == {}
 
 
-def test_a_worker_that_is_gone_has_nothing_and_its_successor_begins_with_nothing(index: PrefixIndex) -> None:
+def test_a_worker_that_is_gone_has_nothing_and_its_successor_starts_with_nothing(index: PrefixIndex) -> None:
     index.stored("old", [A, B])
     index.stored("staying", [A])
     index.cleared("old")
@@ -79,13 +79,13 @@ def test_unknown_blocks_and_workers_can_be_removed_and_cleared(index: PrefixInde
 
 
 @pytest.mark.parametrize("workers", [1, FEW, FEW + 1, 1000])
-def test_any_number_of_workers_may_share_a_prefix(index: PrefixIndex, workers: int) -> None:
+def test_any_number_of_workers_can_share_a_prefix(index: PrefixIndex, workers: int) -> None:
     for number in range(workers):
         index.stored(f"w{number}", [A, B] if number % 3 else [A])
     assert index.overlap([A, B]) == {f"w{number}": 2 if number % 3 else 1 for number in range(workers)}
 
 
-def test_check_finds_books_that_do_not_agree() -> None:
+def test_check_finds_maps_that_do_not_agree() -> None:
     class Forgetful(PrefixIndex):
         def forget(self) -> None:
             self._holders.clear()

@@ -8,7 +8,7 @@ import pytest
 
 from motet.routing.groups.journey import Journey
 from motet.types import GenerateRequest
-from tests.routing.scene import Heard, Hold, Scene, group, settle, undisturbed
+from tests.routing.scene import ControlledPrefill, Received, Scene, group, settle, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
@@ -31,21 +31,21 @@ async def test_a_simple_group_has_one_stream_around_the_worker_s(
     assert type(stream) is Journey
     scene.tasks.check()
     assert sum(len(member.groups) for member in scene.fleet.members) == 1
-    assert await Heard().read(stream, request_) == await undisturbed(request_)
+    assert await Received().read(stream, request_) == await uninterrupted(request_)
 
 
-async def test_a_group_in_parts_takes_its_places_already_during_prefill() -> None:
-    scene, hold = Scene("prefill-0", "decode-0", "decode-1", spread_choices=4, places=8), Hold()
-    scene.engines["prefill-0"].during_prefill = hold
+async def test_a_group_in_parts_takes_its_capacity_already_during_prefill() -> None:
+    scene, controlled = Scene("prefill-0", "decode-0", "decode-1", spread_choices=4, max_choices=8), ControlledPrefill()
+    scene.engines["prefill-0"].during_prefill = controlled
     requests = [group("parts", n=8), group("whole", n=4), group("waits", n=8)]
-    reading = [asyncio.ensure_future(Heard().read(scene.router.generate(request), request)) for request in requests]
-    await hold.entered.wait()
+    reading = [asyncio.ensure_future(Received().read(scene.router.generate(request), request)) for request in requests]
+    await controlled.entered.wait()
     await settle()
     assert scene.router.figures().queued == 1
     assert [one.request_id for one in scene.engines["prefill-0"].prefills] == ["parts", "whole"]
-    hold.go.set()
-    for heard, request in zip(await asyncio.gather(*reading), requests, strict=True):
-        assert heard == await undisturbed(request)
+    controlled.may_end.set()
+    for received, request in zip(await asyncio.gather(*reading), requests, strict=True):
+        assert received == await uninterrupted(request)
 
 
 async def test_the_figures_come_from_every_part_of_routing() -> None:
@@ -56,7 +56,7 @@ async def test_the_figures_come_from_every_part_of_routing() -> None:
     assert sum(scene.router.figures().choices.values()) > 0
     scene.engines["decode-0"].die()
     for stream, request in zip(streams, (first, second), strict=True):
-        assert await Heard().read(stream, request) == await undisturbed(request)
+        assert await Received().read(stream, request) == await uninterrupted(request)
     figures = scene.router.figures()
     assert figures.spreads == 2
     assert figures.bypasses["short"] >= 1
@@ -71,19 +71,19 @@ async def test_the_figures_come_from_every_part_of_routing() -> None:
 
 async def test_a_server_without_prefill_workers_counts_no_bypass() -> None:
     scene = Scene("both-0")
-    await Heard().read(scene.router.generate(group()), group())
+    await Received().read(scene.router.generate(group()), group())
     assert scene.router.figures().bypasses == {}
 
 
 @pytest.mark.parametrize("names", [("both-0",), ("prefill-0", "decode-0")])
 async def test_nothing_of_a_group_that_has_ended_waits_for_a_garbage_collection(names: tuple[str, ...]) -> None:
-    """A full one stopped the streams of others for 100 ms when a request with 2,048 groups had ended."""
+    """A full collection stopped all streams for 100 ms when a request with 2,048 groups had ended."""
     scene, request = Scene(*names), group(n=3)
     gc.disable()
     try:
         journey = scene.router.generate(request)
         left = weakref.ref(journey)
-        assert await Heard().read(journey, request) == await undisturbed(request)
+        assert await Received().read(journey, request) == await uninterrupted(request)
         del journey
         await settle()
         assert left() is None

@@ -64,7 +64,7 @@ async def test_a_new_offer_wakes_waiters_and_is_still_there_when_the_worker_retu
     assert ready(server, FRENCH) == ["decode-a-motet-0"]
 
 
-async def test_prefill_workers_generate_only_where_nobody_else_with_the_model_could() -> None:
+async def test_prefill_workers_generate_only_if_no_other_worker_with_the_model_could() -> None:
     server = KindsScene("prefill-a-motet-0", "prefill-b-motet-0", "decode-b-motet-0")
     fleet = server.fleet
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], ["decode-b-motet-0"])
@@ -74,24 +74,24 @@ async def test_prefill_workers_generate_only_where_nobody_else_with_the_model_co
     assert (ready(server, A), ready(server, B)) == (["prefill-a-motet-0"], [])
 
 
-async def test_there_is_hope_for_workers_of_the_model_and_for_those_of_unknown_model() -> None:
+async def test_workers_of_the_model_and_of_unknown_models_are_expected() -> None:
     fleet = KindsScene("decode-a-motet-0", "decode-b-motet-0").fleet
     fleet.give_up("decode-a-motet-0")
     assert (
         fleet.catalog.serving(A).worker_expected,
         fleet.catalog.serving(B).worker_expected,
-        fleet.catalog.serving("never heard of").worker_expected,
+        fleet.catalog.serving("unknown model").worker_expected,
     ) == (
         False,
         True,
         False,
     )
     fleet.expect("to-come", "somewhere", role=Role.DECODE)
-    assert (fleet.catalog.serving(A).worker_expected, fleet.catalog.serving("never heard of").worker_expected) == (
+    assert (fleet.catalog.serving(A).worker_expected, fleet.catalog.serving("unknown model").worker_expected) == (
         True,
         True,
     )
-    assert fleet.catalog.ready(WorkKind.GENERATE, "never heard of") == ()
+    assert fleet.catalog.ready(WorkKind.GENERATE, "unknown model") == ()
 
 
 async def test_text_upstreams_are_members_and_get_no_groups() -> None:
@@ -125,17 +125,17 @@ async def test_check_finds_open_choices_of_text_upstreams() -> None:
     fleet.expect("upstream", "https://there", takes_texts=True)
     member = fleet.put_text("upstream", [TEXT])
     assert member is not None
-    books = member.load
-    books.given_choices += 1
+    load = member.load
+    load.given_choices += 1
     with pytest.raises(AssertionError, match="upstream is loaded"):
         fleet.check()
-    fleet.put_text("upstream", [TEXT])  # another life, with new books
-    books.given_choices -= 1
+    fleet.put_text("upstream", [TEXT])  # another start, with an empty load
+    load.given_choices -= 1
     fleet.check()
     assert fleet.put_text("removed", [TEXT]) is None
 
 
-async def test_the_info_of_a_model_comes_from_its_workers_and_stays_while_none_is_up() -> None:
+async def test_the_info_of_a_model_comes_from_its_workers_and_outlasts_them() -> None:
     server = KindsScene("decode-a-motet-0", "decode-b-vllm-0")
     server.offer("decode-a-motet-0", ADAPTER)
     of = {model: server.router.of(model) for model in (A, B, FRENCH, ModelName("unknown"))}
@@ -184,7 +184,7 @@ async def test_cached_blocks_are_looked_up_by_each_worker_s_own_block_size() -> 
     assert [(one.cached_tokens, one.block_size) for one in seen.candidates] == [(160, 16), (384, 128), (0, 128)]
 
 
-async def test_blocks_of_an_adapter_are_not_those_of_its_base_model() -> None:
+async def test_blocks_of_an_adapter_differ_from_blocks_of_its_base_model() -> None:
     server = KindsScene("decode-a-vllm-0")
     server.offer("decode-a-vllm-0", ADAPTER, ModelCard(name=ModelName("alias"), max_model_len=4096))
     request = msgspec.structs.replace(group(prompt_tokens=400), model=FRENCH)

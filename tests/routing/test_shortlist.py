@@ -40,7 +40,7 @@ def test_all_workers_have_about_the_same_number_of_turns(workers: int) -> None:
     assert all(abs(count - fair) <= 4 for count in seen.values())
 
 
-def test_if_too_many_workers_have_a_prefix_those_with_the_longest_are_considered() -> None:
+def test_if_too_many_workers_have_a_prefix_the_longest_ones_are_considered() -> None:
     overlap = {id: 20 for id in IDS if id != "w5"} | {"w5": 83}
     for turn in range(20):
         assert "w5" in shortlist(IDS, [overlap], session=None, able=IDS, turn=turn)

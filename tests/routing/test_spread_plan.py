@@ -29,22 +29,22 @@ def large(choices: int = 32, *, prompt_tokens: int = 1000, max_tokens: int = 256
         (0, [0, 1], [0, 0]),
     ],
 )
-def test_choices_are_poured_over_the_lowest_until_all_stand_level(
+def test_choices_fill_the_lowest_levels_until_all_are_equal(
     choices: int, levels: list[int], expected: list[int]
 ) -> None:
     assert filled(choices, levels) == expected
 
 
 @given(choices=st.integers(0, 500), levels=LEVELS)
-def test_every_choice_is_placed_and_no_other_placement_is_more_level(choices: int, levels: list[int]) -> None:
-    poured = filled(choices, levels)
-    assert len(poured) == len(levels)
-    assert sum(poured) == choices
-    assert min(poured) >= 0
-    filled_up = [level + got for level, got in zip(levels, poured, strict=True)]
-    highest_given = max((up for up, got in zip(filled_up, poured, strict=True) if got), default=0)
-    # If one choice moved from the fullest worker that got any to any other, that one would become fuller than it was.
-    assert all(up + 1 >= highest_given for up in filled_up)
+def test_every_choice_is_placed_and_no_other_placement_is_more_even(choices: int, levels: list[int]) -> None:
+    plan = filled(choices, levels)
+    assert len(plan) == len(levels)
+    assert sum(plan) == choices
+    assert min(plan) >= 0
+    filled_up = [level + got for level, got in zip(levels, plan, strict=True)]
+    highest_used = max((up for up, got in zip(filled_up, plan, strict=True) if got), default=0)
+    # If one choice moved from the fullest worker to another one, that worker would become fuller than the fullest was.
+    assert all(up + 1 >= highest_used for up in filled_up)
 
 
 @given(
@@ -84,7 +84,7 @@ def test_no_group_is_split_if_splitting_is_off() -> None:
 
 
 @pytest.mark.parametrize("open_choices", [[], [3]])
-def test_with_one_worker_or_none_there_is_one_part(open_choices: list[int]) -> None:
+def test_with_at_most_one_worker_there_is_one_part(open_choices: list[int]) -> None:
     assert plan_parts(large(64), open_choices, spread_choices=8) == [64]
 
 
@@ -122,7 +122,7 @@ def test_the_longer_the_answers_the_more_parts() -> None:
     assert parts[-1] > 2
 
 
-def test_an_answer_of_unknown_length_is_not_taken_to_be_endless() -> None:
+def test_an_answer_of_unknown_length_does_not_count_as_endless() -> None:
     plans = [
         plan_parts(large(64, max_tokens=tokens, ticket=False), [0] * 8, spread_choices=8) for tokens in (256, 8192)
     ]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.routing.scene import APART, Heard, Hold, Scene, group, settle, undisturbed
+from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, settle, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
@@ -13,30 +13,30 @@ HALF = N // 2
 
 
 async def test_choices_stopped_before_the_parts_are_made_are_left_out() -> None:
-    scene, request, hold, heard = Scene(*APART, spread_choices=4), group(n=N), Hold(), Heard()
-    whole = await undisturbed(request)
-    scene.engines["prefill-0"].during_prefill = hold
+    scene, request, controlled, received = Scene(*APART, spread_choices=4), group(n=N), ControlledPrefill(), Received()
+    complete = await uninterrupted(request)
+    scene.engines["prefill-0"].during_prefill = controlled
     stream = scene.router.generate(request)
-    await hold.entered.wait()
+    await controlled.entered.wait()
     for index in (0, 5):
         await scene.router.stop_choice(request.request_id, index)
-    hold.go.set()
-    await heard.read(stream, request)
-    assert [[start.index for start in one.choices] for one in scene.asked] == [[1, 2, 3, 4], [6, 7]]
-    assert heard.tokens == {index: whole.tokens[index] for index in range(N) if index not in (0, 5)}
+    controlled.may_end.set()
+    await received.read(stream, request)
+    assert [[start.index for start in one.choices] for one in scene.requests] == [[1, 2, 3, 4], [6, 7]]
+    assert received.tokens == {index: complete.tokens[index] for index in range(N) if index not in (0, 5)}
 
 
 async def test_when_stopped_choices_leave_only_one_part_the_lease_waits_for_no_other() -> None:
-    scene, request, hold = Scene(*APART, spread_choices=4), group(n=N), Hold()
-    scene.engines["prefill-0"].during_prefill = hold
-    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
-    await hold.entered.wait()
+    scene, request, controlled = Scene(*APART, spread_choices=4), group(n=N), ControlledPrefill()
+    scene.engines["prefill-0"].during_prefill = controlled
+    reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
+    await controlled.entered.wait()
     for index in range(HALF):
         await scene.router.stop_choice(request.request_id, index)
     gate = scene.gate(1)
-    hold.go.set()
+    controlled.may_end.set()
     await settle()
-    assert [[start.index for start in one.choices] for one in scene.asked] == [[4, 5, 6, 7]]
+    assert [[start.index for start in one.choices] for one in scene.requests] == [[4, 5, 6, 7]]
     assert scene.leases.held == {}
     for _ in range(100):
         gate.release()
@@ -44,36 +44,36 @@ async def test_when_stopped_choices_leave_only_one_part_the_lease_waits_for_no_o
 
 
 async def test_when_all_choices_are_stopped_during_prefill_it_is_cancelled() -> None:
-    scene, request, hold = Scene(*APART, spread_choices=4), group(n=N), Hold()
-    scene.engines["prefill-0"].during_prefill = hold
-    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
-    await hold.entered.wait()
+    scene, request, controlled = Scene(*APART, spread_choices=4), group(n=N), ControlledPrefill()
+    scene.engines["prefill-0"].during_prefill = controlled
+    reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
+    await controlled.entered.wait()
     for index in range(N):
         await scene.router.stop_choice(request.request_id, index)
     assert scene.engines["prefill-0"].prefilling == 0
     assert (await reading).tokens == {}
-    assert scene.asked == []
+    assert scene.requests == []
 
 
 async def test_a_choice_stopped_later_is_stopped_where_its_part_is() -> None:
-    scene, request, heard = Scene(*APART, spread_choices=4), group(n=N), Heard()
+    scene, request, received = Scene(*APART, spread_choices=4), group(n=N), Received()
     gate = scene.gate(2)
     stream = scene.router.generate(request)
     for _ in range(2):
-        heard.take(await anext(stream), request)
+        received.take(await anext(stream), request)
     for index in (1, 6):
         await scene.router.stop_choice(request.request_id, index)
     for _ in range(100):
         gate.release()
-    await heard.read(stream, request)
-    assert sorted(heard.finished) == [0, 2, 3, 4, 5, 7]
-    assert [len(heard.tokens[index]) for index in (1, 6)] == [1, 1]
+    await received.read(stream, request)
+    assert sorted(received.finished) == [0, 2, 3, 4, 5, 7]
+    assert [len(received.tokens[index]) for index in (1, 6)] == [1, 1]
 
 
 async def test_a_part_stopped_before_it_has_read_the_ticket_holds_no_lease() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     gate = scene.gate(0)
-    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
+    reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
     await settle()
     for index in range(HALF):
         await scene.router.stop_choice(request.request_id, index)
@@ -87,12 +87,12 @@ async def test_a_part_stopped_before_it_has_read_the_ticket_holds_no_lease() -> 
 
 
 async def test_a_part_that_is_stopped_after_its_worker_died_holds_no_lease() -> None:
-    """The dead give no lease back, and this reader never comes: the lease lasted until the other part ended."""
+    """A dead worker acknowledges no lease, and this reader never comes: the lease lasted until the other part ended."""
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     gate = scene.gate(0)
-    reading = asyncio.ensure_future(Heard().read(scene.router.generate(request), request))
+    reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
     await settle()
-    scene.engines["prefill-0"].during_prefill = Hold()
+    scene.engines["prefill-0"].during_prefill = ControlledPrefill()
     scene.kill("decode-0")
     await settle()
     for index in range(HALF):
@@ -106,13 +106,13 @@ async def test_a_part_that_is_stopped_after_its_worker_died_holds_no_lease() -> 
 
 
 async def test_when_all_choices_are_stopped_the_group_is_over() -> None:
-    scene, request, heard = Scene(*APART, spread_choices=4), group(n=N), Heard()
+    scene, request, received = Scene(*APART, spread_choices=4), group(n=N), Received()
     scene.gate(4)
     stream = scene.router.generate(request)
     for _ in range(4):
-        heard.take(await anext(stream), request)
+        received.take(await anext(stream), request)
     for index in (*range(N), 99):
         await scene.router.stop_choice(request.request_id, index)
-    assert scene.writers() == []
-    await heard.read(stream, request)
-    assert heard.finished == {}
+    assert scene.generating() == []
+    await received.read(stream, request)
+    assert received.finished == {}

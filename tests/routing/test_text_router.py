@@ -1,4 +1,4 @@
-"""Requests for texts: which server gets them, what the books have meanwhile, and where they go when a server fails."""
+"""Requests for texts: which server gets them, the load that they add, and where they go when a server fails."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def part(index: int) -> TextStep:
 
 
 class ScriptedGroup:
-    """A group that yields one read after the other and then ends. It waits for ever if `hangs`."""
+    """A group that returns one read after the other and then ends. If `hangs`, it waits for ever instead."""
 
     worker = ""
     usage: Usage | None = None
@@ -54,7 +54,7 @@ class ScriptedGroup:
         self._hangs = hangs
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed = False
-        self.begun: list[int] = []
+        self.started: list[int] = []
 
     async def read(self) -> Sequence[TextStep]:
         if self._reads:
@@ -67,7 +67,7 @@ class ScriptedGroup:
         return ()
 
     def start(self, indices: Sequence[int]) -> None:
-        self.begun += indices
+        self.started += indices
 
     def end_choice(self, index: int) -> None:
         self._reads.insert(0, [TextStep((TextPiece(index, {}, FinishReason.ABORT),))])
@@ -81,19 +81,19 @@ class ScriptedGroup:
 
 @dataclass
 class ScriptedSource:
-    """A source whose requests get these reads in turn, and the last ones again and again."""
+    """A source whose requests get these reads in turn. All further requests get the last ones."""
 
     scripts: list[list[Read]] = field(default_factory=lambda: [[[ended(0)]]])
     hangs: bool = False
     requests: list[TextRequest] = field(default_factory=list)
     groups: list[ScriptedGroup] = field(default_factory=list)
-    asked: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    submitted: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     def generate(self, request: TextRequest) -> ScriptedGroup:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         self.requests.append(request)
         self.groups.append(ScriptedGroup(script, hangs=self.hangs))
-        self.asked.release()
+        self.submitted.release()
         return self.groups[-1]
 
 
@@ -113,7 +113,7 @@ class Texts:
         return [member.load.open_choices for member in self.fleet.members]
 
     async def all_of(self, request: TextRequest) -> str:
-        """Reads a request to its end, and returns the server that had it."""
+        """Reads a request to its end. Returns the server that answered it."""
         group = self.router.generate(request)
         try:
             while await group.read():
@@ -128,21 +128,21 @@ class Texts:
         return member.last_decision
 
 
-def asking(n: int = 1, *, session: str = "", model: str = "m") -> TextRequest:
+def text_request(n: int = 1, *, session: str = "", model: str = "m") -> TextRequest:
     return TextRequest(route=TextRoute.CHAT, body={}, model=model, n=n, session_id=session)
 
 
-def steered(n: int, *start: int) -> TextRequest:
+def steered_request(n: int, *start: int) -> TextRequest:
     return TextRequest(route=TextRoute.CHAT, body={}, model="m", n=n, start=start)
 
 
 async def test_the_server_with_the_fewest_open_choices_gets_a_request() -> None:
     texts = Texts(ScriptedSource([[[part(0)], [ended(0)]]]), ScriptedSource([[[part(0)]]]))
     open_groups = []
-    for n, who in ((3, "a"), (1, "b"), (1, "b"), (2, "b"), (1, "a")):
-        group = texts.router.generate(asking(n))
+    for n, server in ((3, "a"), (1, "b"), (1, "b"), (2, "b"), (1, "a")):
+        group = texts.router.generate(text_request(n))
         await group.read()
-        assert group.worker == who
+        assert group.worker == server
         open_groups.append(group)
     assert texts.open_choices() == [4, 4]
     assert texts.decision("a") == "3 open choices, the fewest of 2"
@@ -153,45 +153,45 @@ async def test_the_server_with_the_fewest_open_choices_gets_a_request() -> None:
     texts.fleet.check()
 
 
-async def test_servers_take_turns_where_they_are_equally_busy() -> None:
+async def test_servers_take_turns_if_they_are_equally_busy() -> None:
     texts = Texts(ScriptedSource(), ScriptedSource(), ScriptedSource())
-    assert [await texts.all_of(asking()) for _ in range(6)] == list("abcabc")
+    assert [await texts.all_of(text_request()) for _ in range(6)] == list("abcabc")
 
 
 async def test_a_session_stays_unless_its_server_is_much_busier() -> None:
     texts = Texts(ScriptedSource([[[part(0)]]]), ScriptedSource())
-    assert await texts.all_of(asking(session="s")) == "a"
-    busy = texts.router.generate(asking(SESSION_CHOICES - 1, session="s"))
+    assert await texts.all_of(text_request(session="s")) == "a"
+    busy = texts.router.generate(text_request(SESSION_CHOICES - 1, session="s"))
     await busy.read()
     assert busy.worker == "a"
     assert texts.decision("a") == "its session was here, 0 open choices"
-    assert await texts.all_of(asking()) == "b"
-    assert await texts.all_of(asking(session="s")) == "a"
-    busier = texts.router.generate(asking(2, session="s"))
+    assert await texts.all_of(text_request()) == "b"
+    assert await texts.all_of(text_request(session="s")) == "a"
+    busier = texts.router.generate(text_request(2, session="s"))
     await busier.read()
-    assert await texts.all_of(asking(session="s")) == "b"
+    assert await texts.all_of(text_request(session="s")) == "b"
     await busy.aclose()
-    assert await texts.all_of(asking(session="s")) == "b"  # the session is on b now
+    assert await texts.all_of(text_request(session="s")) == "b"  # the session is on b now
     await busier.aclose()
     texts.fleet.check()
 
 
 @pytest.mark.parametrize("error", [BUSY, DIED])
-async def test_a_request_that_fails_before_anything_came_goes_elsewhere(error: MotetError) -> None:
+async def test_a_request_that_fails_before_anything_came_goes_to_another_server(error: MotetError) -> None:
     failing = ScriptedSource([[error]])
     texts = Texts(failing, ScriptedSource())
-    assert await texts.all_of(asking()) == "b"
+    assert await texts.all_of(text_request()) == "b"
     assert failing.groups[0].closed
     assert texts.decision("b") == "after a failed"
-    assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3  # a failed a moment ago
+    assert [await texts.all_of(text_request()) for _ in range(3)] == ["b"] * 3  # a has just failed
     texts.clock.now_s += REFUSAL_S
     failing.scripts = [[[ended(0)]]]
-    assert await texts.all_of(asking()) == "a"
+    assert await texts.all_of(text_request()) == "a"
 
 
 async def test_the_only_server_is_tried_once_more() -> None:
     texts = Texts(ScriptedSource([[BUSY], [[ended(0)]]]))
-    assert await texts.all_of(asking()) == "a"
+    assert await texts.all_of(text_request()) == "a"
     assert texts.decision("a") == "tried once more: there is no other worker"
 
 
@@ -199,53 +199,53 @@ async def test_a_request_is_tried_twice_and_no_more() -> None:
     sources = [ScriptedSource([[BUSY]]) for _ in range(3)]
     texts = Texts(*sources)
     with pytest.raises(OverloadedError):
-        await texts.all_of(asking())
+        await texts.all_of(text_request())
     assert [len(source.groups) for source in sources] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("error", [EngineSilentError("silent"), EngineError("refused the key"), LIMIT])
-async def test_errors_that_another_try_would_not_mend_are_raised_at_once(error: MotetError) -> None:
+async def test_errors_that_another_try_would_not_repair_are_raised_at_once(error: MotetError) -> None:
     texts = Texts(ScriptedSource([[error]]), other := ScriptedSource())
     with pytest.raises(type(error)):
-        await texts.all_of(asking())
+        await texts.all_of(text_request())
     assert other.groups == []
 
 
-async def test_a_server_that_has_reached_its_limit_comes_last_for_a_while() -> None:
+async def test_a_server_that_has_reached_its_limit_comes_last_for_some_time() -> None:
     texts = Texts(ScriptedSource([[LIMIT]]), ScriptedSource())
     with pytest.raises(UpstreamRefusalError):
-        await texts.all_of(asking())
-    assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3
+        await texts.all_of(text_request())
+    assert [await texts.all_of(text_request()) for _ in range(3)] == ["b"] * 3
 
 
-async def test_a_server_whose_answer_cannot_be_right_is_left_alone_with_the_reason() -> None:
+async def test_a_server_with_an_invalid_answer_gets_no_requests_and_has_the_reason() -> None:
     texts = Texts(ScriptedSource([[WorkerFaultError("it sent choice 7")]]), ScriptedSource())
-    assert [await texts.all_of(asking()) for _ in range(3)] == ["b"] * 3
-    (lying, _) = texts.fleet.members
-    assert (lying.state, lying.note, lying.faults.distrusted) == (WorkerState.DEAD, "it sent choice 7", True)
+    assert [await texts.all_of(text_request()) for _ in range(3)] == ["b"] * 3
+    (faulty, _) = texts.fleet.members
+    assert (faulty.state, faulty.note, faulty.faults.distrusted) == (WorkerState.DEAD, "it sent choice 7", True)
 
 
-async def test_a_request_that_has_begun_ends_with_its_server() -> None:
+async def test_a_request_that_has_started_ends_with_its_server() -> None:
     texts = Texts(ScriptedSource([[[part(0)], DIED]]), other := ScriptedSource())
     with pytest.raises(EngineDiedError):
-        await texts.all_of(asking(2))
+        await texts.all_of(text_request(2))
     assert other.groups == []
     assert texts.open_choices() == [0, 0]
 
 
 async def test_a_server_that_leaves_gives_its_waiting_requests_to_others() -> None:
     texts = Texts(source := ScriptedSource([[]], hangs=True), ScriptedSource())
-    reading = asyncio.create_task(texts.all_of(asking(3)))
-    await source.asked.acquire()
+    reading = asyncio.create_task(texts.all_of(text_request(3)))
+    await source.submitted.acquire()
     assert texts.open_choices() == [3, 0]
     texts.fleet.mark("a", WorkerState.DRAINING)
     await texts.fleet.evict("a", WorkerLeavingError("it goes"))
     assert await reading == "b"
 
 
-async def test_leaving_empties_the_books_and_notifies_the_fleet() -> None:
+async def test_leaving_empties_the_load_and_wakes_waiting_tasks() -> None:
     texts = Texts(source := ScriptedSource([[[part(0)]]], hangs=True))
-    group = texts.router.generate(asking(3))
+    group = texts.router.generate(text_request(3))
     await group.read()
     assert texts.open_choices() == [3]
     changed = texts.fleet.changes.wait()
@@ -255,23 +255,23 @@ async def test_leaving_empties_the_books_and_notifies_the_fleet() -> None:
     texts.fleet.check()
 
 
-async def test_clients_may_have_a_name_of_their_own_for_a_model() -> None:
+async def test_clients_can_use_another_name_for_a_model() -> None:
     texts = Texts(ScriptedSource())
-    group = texts.router.of("m")(asking(model="their name"))
+    group = texts.router.of("m")(text_request(model="name of the client"))
     assert await group.read() == [ended(0)]
     await group.aclose()
 
 
-async def test_the_books_have_the_choices_that_have_begun() -> None:
+async def test_the_load_has_the_choices_that_have_started() -> None:
     texts = Texts(source := ScriptedSource([[[part(0)], [ended(0)], [ended(2)]]]))
-    group = texts.router.generate(steered(4, 0, 1))
+    group = texts.router.generate(steered_request(4, 0, 1))
     await group.read()
     assert texts.open_choices() == [2]
     group.end_choice(1)
     await group.read()
     assert texts.open_choices() == [1]
     group.start([2, 3])
-    assert (texts.open_choices(), source.groups[0].begun) == ([3], [2, 3])
+    assert (texts.open_choices(), source.groups[0].started) == ([3], [2, 3])
     for left in (2, 1, 0):
         await group.read()
         assert texts.open_choices() == [left]
@@ -279,10 +279,10 @@ async def test_the_books_have_the_choices_that_have_begun() -> None:
     texts.fleet.check()
 
 
-async def test_what_began_and_ended_before_an_answer_is_so_on_the_next_server_too() -> None:
+async def test_starts_and_ends_before_an_answer_hold_on_the_next_server_too() -> None:
     failing, other = ScriptedSource([[BUSY]]), ScriptedSource([[[ended(0)]]])
     texts = Texts(failing, other)
-    group = texts.router.generate(steered(4, 0, 1))
+    group = texts.router.generate(steered_request(4, 0, 1))
     group.end_choice(1)
     assert [piece.index for step in await group.read() for piece in step.pieces] == [1]
     group.start([2])
@@ -297,11 +297,11 @@ async def test_what_began_and_ended_before_an_answer_is_so_on_the_next_server_to
 async def test_without_a_server_for_the_model_the_error_says_so() -> None:
     texts = Texts(ScriptedSource())
     with pytest.raises(NoWorkerError, match="the model `other`"):
-        await texts.all_of(asking(model="other"))
+        await texts.all_of(text_request(model="other"))
     texts.fleet.mark("a", WorkerState.DEAD)
     with pytest.raises(NoWorkerError, match="the model `m`"):
-        await texts.all_of(asking())
+        await texts.all_of(text_request())
     texts.fleet.mark("a", WorkerState.READY)
     texts.router.remove("a")
     with pytest.raises(NoWorkerError):
-        await texts.all_of(asking())
+        await texts.all_of(text_request())

@@ -1,4 +1,4 @@
-"""A group begins at once if there is room, else in a fair order as soon as there is."""
+"""A group starts at once if there is capacity, otherwise in a fair order as soon as there is."""
 
 import asyncio
 
@@ -6,227 +6,227 @@ import pytest
 
 from motet.errors import EngineDiedError, NoWorkerError
 from motet.routing.queue.fair_queue import PATIENCE_S
-from tests.routing.scene import Hold, Scene, Tasks, length, settle, undisturbed
+from tests.routing.scene import ControlledPrefill, Scene, Tasks, length, settle, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_with_room_a_group_goes_at_once_and_has_not_waited() -> None:
-    scene = Scene("both-0", places=4)
-    given = scene.come("g", 2)
-    assert scene.gone == ["g"]
+async def test_with_capacity_a_group_starts_at_once_and_has_not_waited() -> None:
+    scene = Scene("both-0", max_choices=4)
+    submitted = scene.submit("g", 2)
+    assert scene.started == ["g"]
     assert scene.router.counts.queue_seconds[0] == 1
     assert scene.router.counts.queue_seconds_sum == 0.0
-    await given.read()
+    await submitted.read()
 
 
-async def test_a_group_without_room_waits_until_another_has_ended() -> None:
-    scene = Scene("both-0", places=4)
-    first, second = scene.come("first", 3), scene.come("second", 2)
+async def test_a_group_without_capacity_waits_until_another_has_ended() -> None:
+    scene = Scene("both-0", max_choices=4)
+    first, second = scene.submit("first", 3), scene.submit("second", 2)
     await settle()
-    assert scene.gone == ["first"]
+    assert scene.started == ["first"]
     assert len(scene.router.waiting) == 1
-    assert await first.read() == await undisturbed(first.request)
-    assert scene.gone == ["first", "second"]
+    assert await first.read() == await uninterrupted(first.request)
+    assert scene.started == ["first", "second"]
     assert len(scene.router.waiting) == 0
-    assert await second.read() == await undisturbed(second.request)
+    assert await second.read() == await uninterrupted(second.request)
 
 
 async def test_a_group_goes_as_soon_as_choices_have_ended() -> None:
-    """It waits neither for their whole group nor for the next regular look."""
-    scene = Scene("both-0", places=3)
-    first, second = scene.come("first", 3), scene.come("second", 1)
+    """It waits neither for the end of their group nor for the next regular check."""
+    scene = Scene("both-0", max_choices=3)
+    first, second = scene.submit("first", 3), scene.submit("second", 1)
     await first.step(length(0) - 1)
     await settle()
-    assert scene.gone == ["first"]
+    assert scene.started == ["first"]
     await first.step()
     await settle()
-    assert scene.gone == ["first", "second"]
+    assert scene.started == ["first", "second"]
     await second.read()
     await first.read()
 
 
 @pytest.mark.parametrize("end", ["stopped", "closed"])
 async def test_a_group_goes_when_one_before_it_is_ended_early(end: str) -> None:
-    scene = Scene("both-0", places=3)
-    first, second = scene.come("first", 3), scene.come("second", 1)
+    scene = Scene("both-0", max_choices=3)
+    first, second = scene.submit("first", 3), scene.submit("second", 1)
     await settle()
     if end == "stopped":
         await scene.router.stop_choice(first.request.request_id, 1)
     else:
         await first.stream.aclose()
     await settle()
-    assert scene.gone == ["first", "second"]
+    assert scene.started == ["first", "second"]
     await first.leave()
     await second.leave()
 
 
 async def test_a_group_goes_when_a_worker_joins() -> None:
-    scene = Scene("both-0", places=4)
-    given = [scene.come("first", 4), scene.come("second", 4)]
+    scene = Scene("both-0", max_choices=4)
+    submitted = [scene.submit("first", 4), scene.submit("second", 4)]
     await settle()
     scene.start("both-1")
     await settle()
     assert [len(engine.requests) for engine in scene.all] == [1, 1]
-    for one in given:
-        assert await one.read() == await undisturbed(one.request)
+    for one in submitted:
+        assert await one.read() == await uninterrupted(one.request)
 
 
 async def test_lower_priorities_go_first_and_small_groups_before_recent_large_ones() -> None:
-    scene = Scene("both-0", places=4)
-    full = scene.come("full", 4)
-    given = [scene.come("large", 4), scene.come("small", 1), scene.come("idle", 1, priority=1)]
-    given.append(scene.come("urgent", 4, priority=-1))
+    scene = Scene("both-0", max_choices=4)
+    full = scene.submit("full", 4)
+    submitted = [scene.submit("large", 4), scene.submit("small", 1), scene.submit("idle", 1, priority=1)]
+    submitted.append(scene.submit("urgent", 4, priority=-1))
     await settle()
     await scene.pass_time(1.9)
-    given.append(scene.come("late", 1))
+    submitted.append(scene.submit("late", 1))
     await full.read()
     for name in ("urgent", "small", "large", "late", "idle"):
-        (one,) = [one for one in given if one.request.request_id == name]
+        (one,) = [one for one in submitted if one.request.request_id == name]
         await one.read()
-    assert scene.gone == ["full", "urgent", "small", "large", "late", "idle"]
+    assert scene.started == ["full", "urgent", "small", "large", "late", "idle"]
 
 
 async def test_a_small_group_that_comes_while_a_large_one_waits_goes_at_once_for_a_while() -> None:
-    """It used to wait until the next regular look, though there was enough room."""
-    scene = Scene("both-0", places=4)
-    first, large = scene.come("first", 2), scene.come("large", 4)
+    """It used to wait until the next regular check, although there was enough capacity."""
+    scene = Scene("both-0", max_choices=4)
+    first, large = scene.submit("first", 2), scene.submit("large", 4)
     await settle()
-    small = scene.come("small", 1)
+    small = scene.submit("small", 1)
     await settle()
-    assert scene.gone == ["first", "small"]
+    assert scene.started == ["first", "small"]
     await small.read()
-    await scene.pass_time(PATIENCE_S + 0.6)  # the late one stands behind the large one by now
-    late = scene.come("late", 1)
+    await scene.pass_time(PATIENCE_S + 0.6)  # by now, "late" comes after the large group
+    late = scene.submit("late", 1)
     await settle()
-    assert scene.gone == ["first", "small"], "room is kept for the large one"
+    assert scene.started == ["first", "small"], "capacity is reserved for the large one"
     await first.read()
-    assert scene.gone == ["first", "small", "large"]
+    assert scene.started == ["first", "small", "large"]
     for one in (large, late):
-        assert await one.read() == await undisturbed(one.request)
+        assert await one.read() == await uninterrupted(one.request)
 
 
 async def test_a_group_that_is_larger_than_any_worker_goes_when_one_is_idle() -> None:
-    scene = Scene("both-0", places=4)
-    first, large = scene.come("first", 1), scene.come("large", 9)
+    scene = Scene("both-0", max_choices=4)
+    first, large = scene.submit("first", 1), scene.submit("large", 9)
     await scene.pass_time(PATIENCE_S)
-    assert scene.gone == ["first"]
+    assert scene.started == ["first"]
     await first.read()
-    assert scene.gone == ["first", "large"]
-    assert await large.read() == await undisturbed(large.request)
+    assert scene.started == ["first", "large"]
+    assert await large.read() == await uninterrupted(large.request)
 
 
 async def test_a_group_waits_for_blocks_too() -> None:
-    scene = Scene("both-0", places=100, blocks=30)  # a prompt takes 13
-    first, second = scene.come("first", 4), scene.come("second", 1)
+    scene = Scene("both-0", max_choices=100, blocks=30)  # a prompt takes 13
+    first, second = scene.submit("first", 4), scene.submit("second", 1)
     await settle()
-    assert scene.gone == ["first"]
+    assert scene.started == ["first"]
     await first.read()
-    assert scene.gone == ["first", "second"]
+    assert scene.started == ["first", "second"]
     await second.read()
 
 
-async def test_choices_that_are_being_prefilled_take_places_already() -> None:
-    scene, hold = Scene("prefill-0", "decode-0", places=4), Hold()
-    scene.engines["prefill-0"].during_prefill = hold
-    first, second = scene.come("first", 3), scene.come("second", 2)
-    await hold.entered.wait()
+async def test_choices_that_are_being_prefilled_take_capacity_already() -> None:
+    scene, controlled = Scene("prefill-0", "decode-0", max_choices=4), ControlledPrefill()
+    scene.engines["prefill-0"].during_prefill = controlled
+    first, second = scene.submit("first", 3), scene.submit("second", 2)
+    await controlled.entered.wait()
     assert len(scene.router.waiting) == 1
     assert [one.request_id for one in scene.engines["prefill-0"].prefills] == ["first"]
-    hold.go.set()
+    controlled.may_end.set()
     await first.read()
-    assert await second.read() == await undisturbed(second.request)
+    assert await second.read() == await uninterrupted(second.request)
 
 
-async def test_room_that_nobody_reports_is_found() -> None:
-    """The group before it left during its prefill. No worker had it, so none reports its end. This takes half a
-    second."""
-    scene, hold = Scene("prefill-0", "decode-0", places=4), Hold()
-    scene.engines["prefill-0"].during_prefill = hold
-    first, second = scene.come("first", 3), scene.come("second", 2)
-    await hold.entered.wait()
+async def test_capacity_that_is_not_reported_is_found() -> None:
+    """The group before it left during its prefill. It was on no worker, so no worker reports its end. This takes half
+    a second."""
+    scene, controlled = Scene("prefill-0", "decode-0", max_choices=4), ControlledPrefill()
+    scene.engines["prefill-0"].during_prefill = controlled
+    first, second = scene.submit("first", 3), scene.submit("second", 2)
+    await controlled.entered.wait()
     await first.stream.aclose()
-    hold.go.set()
-    assert await second.read() == await undisturbed(second.request)
+    controlled.may_end.set()
+    assert await second.read() == await uninterrupted(second.request)
 
 
 async def test_a_group_that_is_resumed_does_not_wait() -> None:
-    scene = Scene("both-0", "both-1", places=4)
-    given = [scene.come("first", 4), scene.come("second", 4)]
-    waiting = scene.come("waiting", 4)
-    for one in given:
+    scene = Scene("both-0", "both-1", max_choices=4)
+    submitted = [scene.submit("first", 4), scene.submit("second", 4)]
+    waiting = scene.submit("waiting", 4)
+    for one in submitted:
         await one.step()
     scene.kill("both-0")
-    for one in given:
-        assert await one.read() == await undisturbed(one.request)
+    for one in submitted:
+        assert await one.read() == await uninterrupted(one.request)
     assert scene.moves == {("died", "resumed"): 1}
-    assert await waiting.read() == await undisturbed(waiting.request)
+    assert await waiting.read() == await uninterrupted(waiting.request)
     assert scene.router.counts.queue_seconds[0] == 3
 
 
 async def test_without_a_worker_a_new_group_is_refused_at_once_and_waiting_ones_stay() -> None:
-    """If others waited, a new group used to wait too."""
-    scene = Scene("both-0", places=4)
-    first, waiting = scene.come("first", 4), scene.come("waiting", 2)
+    """If other groups waited, a new group used to wait too."""
+    scene = Scene("both-0", max_choices=4)
+    first, waiting = scene.submit("first", 4), scene.submit("waiting", 2)
     await settle()
     scene.kill_all()
     with pytest.raises(NoWorkerError):
-        scene.come("new", 1)
+        scene.submit("new", 1)
     await settle()
     assert len(scene.router.waiting) == 1
     scene.start("both-0")
     await settle()
     for one in (waiting, first):
-        assert await one.read() == await undisturbed(one.request)
+        assert await one.read() == await uninterrupted(one.request)
     assert sum(scene.router.counts.queue_seconds) == 2
 
 
 async def test_when_no_worker_will_come_back_all_waiting_groups_are_refused() -> None:
-    scene = Scene("both-0", places=4)
-    first, waiting = scene.come("first", 4), scene.come("waiting", 2)
+    scene = Scene("both-0", max_choices=4)
+    first, waiting = scene.submit("first", 4), scene.submit("waiting", 2)
     await settle()
     scene.kill_all()
     scene.fleet.give_up("both-0")
-    for given, error in ((first, EngineDiedError), (waiting, NoWorkerError)):
+    for submitted, error in ((first, EngineDiedError), (waiting, NoWorkerError)):
         with pytest.raises(error):
-            await given.read()
-    assert scene.gone == ["first"]
+            await submitted.read()
+    assert scene.started == ["first"]
 
 
-async def test_the_task_that_admits_groups_ends_when_nobody_waits_and_starts_again() -> None:
-    scene, tasks = Scene("both-0", places=2), Tasks()
+async def test_the_task_that_admits_groups_ends_when_none_waits_and_starts_again() -> None:
+    scene, tasks = Scene("both-0", max_choices=2), Tasks()
     for round_ in range(3):
-        first, second = scene.come(f"first{round_}", 2), scene.come(f"second{round_}", 2)
+        first, second = scene.submit(f"first{round_}", 2), scene.submit(f"second{round_}", 2)
         await first.read()
         tasks.check()
         await second.read()
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_group_that_comes_just_when_the_last_one_was_admitted_begins_too(turns: int) -> None:
-    scene = Scene("both-0", places=2)
-    first, second = scene.come("first", 2), scene.come("second", 2)
+async def test_a_group_that_arrives_just_when_the_last_one_was_admitted_starts_too(turns: int) -> None:
+    scene = Scene("both-0", max_choices=2)
+    first, second = scene.submit("first", 2), scene.submit("second", 2)
     await settle()
     await first.stream.aclose()
-    third = scene.come("third", 2)
+    third = scene.submit("third", 2)
     await second.stream.aclose()
-    given = [scene.come("fourth", 1)]
+    submitted = [scene.submit("fourth", 1)]
     for _ in range(turns):
-        await undisturbed(third.request)
-    given.append(scene.come("fifth", 2))
-    for heard in await asyncio.gather(*(one.read() for one in (third, *given))):
-        assert heard.begins(await undisturbed(third.request))
+        await uninterrupted(third.request)
+    submitted.append(scene.submit("fifth", 2))
+    for received in await asyncio.gather(*(one.read() for one in (third, *submitted))):
+        assert received.is_prefix_of(await uninterrupted(third.request))
 
 
 async def test_waits_are_counted_by_their_length() -> None:
-    scene = Scene("both-0", places=2)
-    first, second, third = (scene.come(name, 2) for name in ("first", "second", "third"))
+    scene = Scene("both-0", max_choices=2)
+    first, second, third = (scene.submit(name, 2) for name in ("first", "second", "third"))
     await scene.pass_time(0.2)
     await first.read()
     await scene.pass_time(2.0)
     await second.read()
     await third.read()
-    assert {place: count for place, count in enumerate(scene.router.counts.queue_seconds) if count} == {
+    assert {bucket: count for bucket, count in enumerate(scene.router.counts.queue_seconds) if count} == {
         0: 1,
         3: 1,
         6: 1,

@@ -1,4 +1,4 @@
-"""Groups of several models wait: each for workers of its model, and only behind groups that need the same workers."""
+"""Groups of several models wait: each for workers of its model, and only after groups that need the same workers."""
 
 import msgspec
 import pytest
@@ -6,13 +6,13 @@ import pytest
 from motet.engine import GroupStream
 from motet.ids import ModelName
 from motet.routing.queue.fair_queue import FairQueue
-from tests.routing.kinds import ADAPTER, FRENCH, PLACES, A, B, KindsScene
+from tests.routing.kinds import ADAPTER, FRENCH, MAX_CHOICES, A, B, KindsScene
 from tests.routing.scene import group, settle
 
 pytestmark = pytest.mark.anyio
 
 
-def come(server: KindsScene, name: str, model: ModelName, *, n: int) -> GroupStream:
+def submit(server: KindsScene, name: str, model: ModelName, *, n: int) -> GroupStream:
     return server.router.generate(msgspec.structs.replace(group(name, n=n, prompt_tokens=20), model=model))
 
 
@@ -27,14 +27,14 @@ async def end(server: KindsScene, *streams: GroupStream) -> None:
     await settle()
 
 
-async def test_a_full_model_does_not_hold_up_another() -> None:
+async def test_a_full_model_does_not_delay_another() -> None:
     server = KindsScene("both-a-motet-0", "both-b-vllm-0")
-    streams = [come(server, f"a{number}", A, n=PLACES) for number in range(2)]
+    streams = [submit(server, f"a{number}", A, n=MAX_CHOICES) for number in range(2)]
     assert waiting(server) == 1
-    server.clock.now_s += 10.0  # no group of its model overtakes the waiting one any more
-    streams.append(come(server, "b", B, n=2))
+    server.clock.now_s += 10.0  # no group of its model can overtake the waiting one any more
+    streams.append(submit(server, "b", B, n=2))
     assert (waiting(server), len(server.engines["both-b-vllm-0"].requests)) == (1, 1)
-    streams.append(come(server, "small", A, n=1))
+    streams.append(submit(server, "small", A, n=1))
     await settle()
     assert waiting(server) == 2
     await end(server, *streams)
@@ -42,8 +42,8 @@ async def test_a_full_model_does_not_hold_up_another() -> None:
 
 async def test_groups_of_two_models_wait_independently_for_capacity_of_their_workers() -> None:
     server = KindsScene("both-a-motet-0", "both-b-vllm-0")
-    first = {model: come(server, f"first of {model}", model, n=PLACES) for model in (A, B)}
-    second = {model: come(server, f"second of {model}", model, n=PLACES) for model in (A, B)}
+    first = {model: submit(server, f"first of {model}", model, n=MAX_CHOICES) for model in (A, B)}
+    second = {model: submit(server, f"second of {model}", model, n=MAX_CHOICES) for model in (A, B)}
     await settle()
     server.clock.now_s += 10.0
     assert waiting(server) == 2
@@ -54,22 +54,22 @@ async def test_groups_of_two_models_wait_independently_for_capacity_of_their_wor
     await end(server, *second.values(), first[A])
 
 
-async def test_an_adapter_wants_the_room_of_its_base_model_and_waits_its_turn() -> None:
+async def test_an_adapter_needs_the_capacity_of_its_base_model_and_waits_its_turn() -> None:
     server = KindsScene("both-a-motet-0")
     server.offer("both-a-motet-0", ADAPTER)
-    running = come(server, "running", A, n=PLACES - 1)
-    large = come(server, "large", A, n=PLACES)
+    running = submit(server, "running", A, n=MAX_CHOICES - 1)
+    large = submit(server, "large", A, n=MAX_CHOICES)
     await settle()
     server.clock.now_s += 10.0
-    small = come(server, "small", FRENCH, n=1)
+    small = submit(server, "small", FRENCH, n=1)
     server.fleet.capacity.wake()
     await settle()
-    assert waiting(server) == 2, "room is kept for the large one"
+    assert waiting(server) == 2, "capacity is reserved for the large one"
     await end(server, small, large, running)
 
 
 def queue_of(*lanes: str) -> FairQueue[str]:
-    """One group waits for each of these models, in this order. No group fits at 0 s."""
+    """Returns a queue in which a group waits for each of these models, in this order. No group fits at 0 s."""
     queue = FairQueue[str](max_wait_s=100.0, patience_s=1.0)
     for number, lane in enumerate(lanes):
         queue.push(f"{lane}{number}", choices=1, priority=0, now_s=0.0, lane=lane)

@@ -184,7 +184,7 @@ class Router:
         return Journey(request, self.dispatcher, moves=moves, now_s=self._clock(), on_over=self._forget)
 
     def _forget(self, journey: Journey) -> None:
-        """Forgets a group of which nothing is left, unless another group with its id has replaced it."""
+        """Forgets a group that has nothing left, unless another group with its id has replaced it."""
         self.waiting.remove(journey)
         if self._groups.get(journey.request.request_id) is journey:
             del self._groups[journey.request.request_id]

@@ -33,7 +33,7 @@ from tests.engines.remote.worker import (
     response,
     scripted,
 )
-from tests.routing.scene import Hold
+from tests.routing.scene import ControlledPrefill
 
 pytestmark = pytest.mark.anyio
 
@@ -48,15 +48,15 @@ async def cancel_prefill(engine: RemoteEngine, started: asyncio.Event) -> None:
 
 
 async def test_lost_ends_groups_and_prefills_with_its_error(serve: Serving) -> None:
-    hold = Hold()
-    served = await serve(engine=WatchedEngine(endless, role=Role.PREFILL, gated=True, during_prefill=hold))
+    controlled = ControlledPrefill()
+    served = await serve(engine=WatchedEngine(endless, role=Role.PREFILL, gated=True, during_prefill=controlled))
     async with engine_at(served.url) as engine:
         unread, read = engine.generate(group("unread")), engine.generate(group("read"))
         reading = asyncio.ensure_future(anext(read))
         prefilling = asyncio.ensure_future(engine.prefill(group("prefilled")))
         for _ in range(2):
             await served.engine.submitted.acquire()
-        await hold.entered.wait()
+        await controlled.entered.wait()
         engine.lost(EngineSilentError("it hangs"))
         engine.lost(EngineDiedError("said twice"))
         for waiting in (reading, prefilling, asyncio.ensure_future(anext(unread))):
@@ -141,10 +141,10 @@ async def test_a_prefill_returns_a_ticket_and_release_ends_its_lease(serve: Serv
 
 
 async def test_a_cancelled_prefill_is_freed(serve: Serving) -> None:
-    hold = Hold()
-    served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=hold))
+    controlled = ControlledPrefill()
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=controlled))
     async with engine_at(served.url) as engine:
-        await cancel_prefill(engine, hold.entered)
+        await cancel_prefill(engine, controlled.entered)
         await served.until_empty()
 
 

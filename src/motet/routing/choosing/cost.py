@@ -7,7 +7,7 @@ The unit of cost is the time in which one prompt token is computed.
              choices: while it computes them, the choices that are open there are delayed too. So this is the time lost
              for each choice of the group. With a ticket: the tokens that it would pull, which delays no other choice
     queued   tokens of earlier prompts that it has not finished
-    load     the time by which open choices make its steps longer, over HORIZON_STEPS steps
+    load     the additional duration of its next HORIZON_STEPS steps because of the choices that are open there
 
 The load counts every choice, every block of the choices' tails, and every block of a trunk once, no matter how many
 choices read it, as a step of the engine does. The group's own choices cost the same on every worker, so they are left

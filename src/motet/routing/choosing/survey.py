@@ -24,7 +24,7 @@ from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 
 COMPARE_ALL = 128
-"""Maximum number of workers of which all are compared."""
+"""Up to this number of workers, all are compared."""
 WINDOW = 64
 LONGEST = 16
 """Number of workers with the longest cached prefixes that are compared in addition to the window."""

@@ -10,9 +10,9 @@ class GroupState(Enum):
     PREFILLING = auto()
     """A prefill worker computes its prompt."""
     GENERATING = auto()
-    """Its choices are on a worker, or each part of them on a worker of its own."""
+    """The choices are on a worker, or each part of them on another worker."""
     MOVING = auto()
-    """Its worker was lost, or none took it. It waits for another one."""
+    """The worker was lost, or none took the group. It waits for another worker."""
     OVER = auto()
 
 

@@ -19,7 +19,7 @@ class UnfinishedChoice:
     def __init__(self, seed: int, output: list[int]) -> None:
         self.seed = seed
         self.output = output
-        """Its output tokens."""
+        """Output tokens."""
         self.tail_blocks = 0
         """KV blocks that its present worker is assumed to hold for it, in addition to the blocks of the prompt."""
         self.block_tokens = 0

@@ -5,7 +5,7 @@
                group of n choices
     capacity   the first in order that fits goes. A group that did not fit can be overtaken for PATIENCE_S more; after
                that no group after it goes that needs the same capacity, until the capacity suffices for it
-    lanes      items of one lane need the same capacity; `share_capacity` says which lanes share theirs
+    lanes      items of one lane need the same capacity; `share_capacity` says which lanes need the same
 
 It is fair queueing (Demers, Keshav, Shenker, 1989) with arrival in place of virtual time, which gives plain bounds.
 Among equal priorities, a group that arrived at t with n choices, and did not fit for the first time at f, goes before
@@ -26,10 +26,9 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 PER_CHOICE_S = 0.5
-"""Seconds by which each choice puts its group later in the queue. From `bench.router`, like the next two
-(docs/log.md)."""
+"""Seconds that each choice puts its group later in the queue. From `bench.router`, like the next two (docs/log.md)."""
 MAX_HEAD_START_S = 10.0
-"""Maximum number of seconds by which a group is put later: the patience of a client does not grow with n."""
+"""Maximum number of seconds that a group is put later: the patience of a client does not grow with n."""
 PATIENCE_S = 1.0
 """Seconds for which groups that fit can overtake a group that does not."""
 

@@ -151,7 +151,7 @@ class WaitingGroups:
         return not having.isdisjoint(self._fleet.catalog.ready(WorkKind.GENERATE, other))
 
     def _has_capacity(self, choices: int, prompt_tokens: int, *, model: ModelName) -> bool:
-        """Also returns True if no worker will ever have capacity: the group is started, and then refused."""
+        """Returns True if a worker has capacity, or if none ever will: then the group is started, and refused."""
         return not self._fleet.catalog.serving(model).worker_expected or have_capacity(
             self._fleet.catalog.ready(WorkKind.GENERATE, model),
             choices=choices,

@@ -33,7 +33,7 @@ class Member:
         self.given_up = False
         """True if it is not expected to come back."""
         self.worker: Worker | None = None
-        """Its engine. None until it has been reached, and for a worker that takes texts."""
+        """The worker's engine. None until it has been reached, and for a worker that takes texts."""
         self.facts = facts
         self.models = WorkerModels()
         self.load = load

@@ -66,7 +66,7 @@ class PromptLoad:
         return PromptBacklog(own_tokens, self.waiting_tokens, self.tokens_per_s)
 
     def add(self, tokens: int) -> UnfinishedPrompt:
-        """Adds a prompt of which this number of tokens must be computed. One `finish` or `remove` must follow."""
+        """Adds a prompt with this number of tokens to compute. One `finish` or `remove` must follow."""
         self.waiting_tokens += tokens
         return UnfinishedPrompt(tokens, self._clock())
 
