@@ -35,13 +35,6 @@ from motet.deploy.child import CounterSnapshot
 from motet.policies.criteria import Answers, Posterior
 from motet.policies.extract import Extract, ExtractKind
 
-SILENT: dict[str, dict[str, object]] = {
-    "none": {},
-    "agree": {"stop_when": {"agree": 32}, "extract": {"regex": "answer is (\\d+)"}},
-    "vote, deterministic": {"vote": True, "extract": "last_number", "deterministic": True},
-    "confidence": {"confidence": {"window": 16, "below": -1.0, "top": 5}},
-}
-"""Policies that never end a choice. The last one uses log-probabilities, which add work in the engine."""
 PLAIN = "none"
 FREE = ("agree", "vote, deterministic")
 """Policies that must cost nothing."""
@@ -113,16 +106,28 @@ class _VotedAnswer(msgspec.Struct):
     groups: list[_GroupReport] = []
 
 
+def silent_policies(n: int) -> dict[str, dict[str, object]]:
+    """Returns policies that never end a choice of n. The last one uses log-probabilities, which add work in the
+    engine."""
+    return {
+        "none": {},
+        "agree": {"stop_when": {"agree": n}, "extract": {"regex": "answer is (\\d+)"}},
+        "vote, deterministic": {"vote": True, "extract": "last_number", "deterministic": True},
+        "confidence": {"confidence": {"window": 16, "below": -1.0, "top": 5}},
+    }
+
+
 async def overheads(client: httpx.AsyncClient, setup: LoadSetup) -> list[PolicyOverhead]:
     n = setup.ns[0]
     plain = TimedLoad(client, setup.max_tokens, count_blocks=False)
     fresh = FreshPrompts(await plain.tokens_of(TEXT), seed=new_seed())
-    speeds: dict[str, list[float]] = {name: [] for name in SILENT}
+    policies = silent_policies(n)
+    speeds: dict[str, list[float]] = {name: [] for name in policies}
     await plain.group(fresh.next(setup.prompt_tokens), n, seed=0)  # warm-up
     for repeat in range(setup.repeats):
-        names = list(SILENT)
+        names = list(policies)
         for name in names if repeat % 2 else reversed(names):
-            load = replace(plain, prepare=AddPolicy(SILENT[name])) if SILENT[name] else plain
+            load = replace(plain, prepare=AddPolicy(policies[name])) if policies[name] else plain
             timing = await load.group(fresh.next(setup.prompt_tokens), n, seed=repeat)
             speeds[name].append(timing.decode_tokens_per_s)
         progress(", ".join(f"{name} {figures[-1]:.0f}" for name, figures in speeds.items()) + " tokens/s")
@@ -130,7 +135,7 @@ async def overheads(client: httpx.AsyncClient, setup: LoadSetup) -> list[PolicyO
         PolicyOverhead(
             name,
             median(figures),
-            median(with_policy / plain for with_policy, plain in zip(figures, speeds[PLAIN], strict=True)),
+            median(with_policy / without for with_policy, without in zip(figures, speeds[PLAIN], strict=True)),
         )
         for name, figures in speeds.items()
     ]

@@ -40,7 +40,8 @@ CELL_FAULTS = {KILLED: 0.8, STOPPED: 0.2}
 SERVER_FAULTS = {KILLED: 0.4, STOPPED: 0.2, DRAINED: 0.4}
 TIMEOUT_S = 300.0
 CELL = ("--prefill", "1", "--decode", "2", "--heartbeat-timeout", "3", "--engine-restarts", "1000")
-MOVED = re.compile(r"a group continues on another worker .*?group=(?P<group>\S+) cause=(?P<cause>\S+)")
+MOVED = re.compile(r" group=(?P<group>\S+) cause=(?P<cause>\S+) choices=")
+"""Fields of the log line about a group that moved to another worker. No other log line has these fields."""
 
 
 @dataclass(frozen=True)

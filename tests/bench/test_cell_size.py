@@ -37,12 +37,12 @@ def test_a_single_worker_needs_one_gateway_that_decides_once_a_group() -> None:
     assert found.index_gb == pytest.approx(1000 * 100 / 1e9)
 
 
-def test_with_prefill_apart_a_group_needs_more_decisions_and_two_messages() -> None:
-    together, apart = Demand(100, 0, 2048.0), Demand(100, 25, 2048.0)
-    assert apart.messages_per_s == 2 * together.messages_per_s == 200.0
-    more = gateway_needs(apart, PRICES).busy - gateway_needs(together, PRICES).busy
+def test_with_separate_prefill_a_group_needs_more_decisions_and_two_messages() -> None:
+    joint, separate = Demand(100, 0, 2048.0), Demand(100, 25, 2048.0)
+    assert separate.messages_per_s == 2 * joint.messages_per_s == 200.0
+    more = gateway_needs(separate, PRICES).busy - gateway_needs(joint, PRICES).busy
     assert more == pytest.approx(100 * (DECISIONS - 1) * 1000e-6)
-    assert gateway_needs(apart, PRICES).pairs == 2500
+    assert gateway_needs(separate, PRICES).pairs == 2500
 
 
 def test_there_are_just_enough_gateways_to_carry_the_load() -> None:
@@ -53,7 +53,7 @@ def test_there_are_just_enough_gateways_to_carry_the_load() -> None:
     assert found.answering == pytest.approx(found.gateways * 200e-6)
 
 
-def test_no_number_of_gateways_is_enough_if_following_the_workers_takes_a_whole_one() -> None:
+def test_no_number_of_gateways_is_enough_if_following_the_workers_fills_a_core() -> None:
     found = gateway_needs(Demand(10_000, 2500, 2048.0), PRICES)
     assert found.standing > USED
     assert (found.gateways, found.answering) == (None, 0.0)

@@ -21,7 +21,7 @@ def answer(*lines: str) -> ReceivedAnswer:
     return received
 
 
-WHOLE = (
+COMPLETE = (
     chunk(0, "", role=True),
     chunk(1, "", role=True),
     chunk(0, "one"),
@@ -35,24 +35,24 @@ REQUEST = RepeatedRequest("two", "/v1/chat/completions", {"n": 2})
 
 def outcome_of(*lines: str) -> ComparedAnswers:
     outcome = ComparedAnswers()
-    outcome.add(REQUEST, answer(*lines), answer(*WHOLE))
+    outcome.add(REQUEST, answer(*lines), answer(*COMPLETE))
     return outcome
 
 
 def test_an_answer_without_faults_is_identical() -> None:
-    outcome = outcome_of(*WHOLE)
+    outcome = outcome_of(*COMPLETE)
     assert (outcome.finished, outcome.identical, outcome.duplicates, outcome.lost) == (1, 1, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("lines", "duplicates", "lost"),
     [
-        (tuple(line.replace("one", "won") for line in WHOLE), 0, 0),
-        ((*WHOLE[:4], chunk(0, "one"), *WHOLE[4:]), 0, 0),
-        ((*WHOLE[:5], chunk(0, "", finish="stop"), *WHOLE[5:]), 1, 0),
-        ((WHOLE[0], *WHOLE), 1, 0),
-        ((*WHOLE, "data: [DONE]"), 1, 0),
-        ((*WHOLE[:5], "data: [DONE]"), 0, 1),
+        (tuple(line.replace("one", "won") for line in COMPLETE), 0, 0),
+        ((*COMPLETE[:4], chunk(0, "one"), *COMPLETE[4:]), 0, 0),
+        ((*COMPLETE[:5], chunk(0, "", finish="stop"), *COMPLETE[5:]), 1, 0),
+        ((COMPLETE[0], *COMPLETE), 1, 0),
+        ((*COMPLETE, "data: [DONE]"), 1, 0),
+        ((*COMPLETE[:5], "data: [DONE]"), 0, 1),
     ],
     ids=["another text", "a chunk twice", "an end twice", "a role twice", "done twice", "a choice that never ends"],
 )
@@ -63,12 +63,12 @@ def test_wrong_answers_are_counted(lines: tuple[str, ...], duplicates: int, lost
 
 
 def test_a_request_with_an_error_event_has_not_finished() -> None:
-    outcome = outcome_of(*WHOLE[:3], 'data: {"error": {"message": "gone"}}', "data: [DONE]")
+    outcome = outcome_of(*COMPLETE[:3], 'data: {"error": {"message": "gone"}}', "data: [DONE]")
     assert (outcome.finished, outcome.errors) == (0, ["two: gone"])
 
 
 def test_only_pauses_of_streams_that_moved_count() -> None:
-    moved, other = answer(*WHOLE), answer(*(line.replace("chatcmpl-1", "chatcmpl-2") for line in WHOLE))
+    moved, other = answer(*COMPLETE), answer(*(line.replace("chatcmpl-1", "chatcmpl-2") for line in COMPLETE))
     moved.chunk_s, other.chunk_s = [0.0, 1.0, 4.0], [0.0, 9.0]
     log = "12:00 WARNING m: a group continues on another worker request_id=r group=chatcmpl-1 cause=died choices=2\n"
     assert pauses_of([moved, other], log) == {"died": [3.0]}
@@ -78,7 +78,7 @@ def test_only_pauses_of_streams_that_moved_count() -> None:
 def test_a_perfect_run_meets_its_floors_and_one_error_misses_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    outcome = outcome_of(*WHOLE)
+    outcome = outcome_of(*COMPLETE)
     report = ChaosReport(
         {}, 1.0, outcome, {"decode killed": 8}, {"migrations": 1, "choices_resumed": 2}, {"leases": 0}, {}
     )

@@ -73,22 +73,24 @@ def answering() -> Iterator[tuple[str, list[bytes]]]:
 @pytest.mark.parametrize("cut", range(len(HEAD) + 40, len(HEAD) + 80))
 def test_events_are_counted_wherever_reads_cut_them(answering: tuple[str, list[bytes]], cut: int) -> None:
     url, pieces = answering
-    whole = HEAD + b"transfer-encoding: chunked\r\n\r\n" + b'data: {"a"}\n\ndata: {}\n\ndata: [DONE]\n\n' + b"0\r\n\r\n"
-    pieces += [whole[:cut], whole[cut:]]
+    answer = (
+        HEAD + b"transfer-encoding: chunked\r\n\r\n" + b'data: {"a"}\n\ndata: {}\n\ndata: [DONE]\n\n' + b"0\r\n\r\n"
+    )
+    pieces += [answer[:cut], answer[cut:]]
     with RawClients(url, 1) as clients:
-        taken = clients.load(request_bytes("/", {}), requests=2)
-    assert taken.events == 6
-    assert len(taken.first_s) == 2
+        received = clients.load(request_bytes("/", {}), requests=2)
+    assert received.events == 6
+    assert len(received.first_s) == 2
 
 
 def test_an_answer_of_known_length_ends_with_its_last_byte(answering: tuple[str, list[bytes]]) -> None:
     url, pieces = answering
     pieces += [HEAD + b"content-length: 4\r\n\r\n", b"ab", b"cd"]
     with RawClients(url, 1, nap_s=0.001) as clients:
-        taken = clients.load(request_bytes("/", {}), requests=3)
-    assert (taken.events, len(taken.first_s)) == (0, 3)
-    assert [sorted(reads_s) for reads_s in taken.reads_s] == taken.reads_s
-    assert len(taken.reads_s) == 3
+        received = clients.load(request_bytes("/", {}), requests=3)
+    assert (received.events, len(received.first_s)) == (0, 3)
+    assert [sorted(reads_s) for reads_s in received.reads_s] == received.reads_s
+    assert len(received.reads_s) == 3
 
 
 def test_a_refused_request_raises(answering: tuple[str, list[bytes]]) -> None:
@@ -117,17 +119,17 @@ def test_scripted_choices_begin_in_different_places_and_end_together() -> None:
 
 @pytest.mark.anyio
 async def test_groups_take_their_steps_together() -> None:
-    engine, taken = PulsedEngine((5, 6), Pulse()), list[int]()
+    engine, steps = PulsedEngine((5, 6), Pulse()), list[int]()
 
     async def read(number: int) -> None:
         stream = engine.generate(group(number, 1))
         for _ in range(3):
             await anext(stream)
-            taken.append(number)
+            steps.append(number)
         await stream.aclose()
 
     await asyncio.gather(read(0), read(1))
-    assert taken == [0, 1] * 3
+    assert steps == [0, 1] * 3
     engine.check()
 
 

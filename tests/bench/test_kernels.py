@@ -10,10 +10,10 @@ from bench.program.report import table
 
 
 def test_costs_follow_from_seconds() -> None:
-    one, half, ours = costs_of("1000x500", 4, {"torch bf16": 2e-3, "torch int4": 1e-3, "ours": 5e-4})
+    one, half, motet = costs_of("1000x500", 4, {"torch bf16": 2e-3, "torch int4": 1e-3, "ours": 5e-4})
     assert (one.us, one.gb_per_s, one.gflop_per_s, one.relative_time) == pytest.approx((2000, 0.5, 2.0, 4.0))
     assert (half.gb_per_s, half.relative_time) == pytest.approx((0.25, 2.0)), "a weight of half a byte"
-    assert ours.relative_time == 1.0
+    assert motet.relative_time == 1.0
 
 
 @pytest.mark.parametrize("shape", SHAPES)

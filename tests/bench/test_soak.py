@@ -102,14 +102,14 @@ BODIES: dict[str, dict[str, object]] = {
 async def test_an_answer_is_read_alike_whether_it_is_streamed_or_not(url: str, path: str) -> None:
     usage = {} if path == RESPONSES else {"stream_options": {"include_usage": True}}
     async with httpx.AsyncClient(base_url=url) as http:
-        whole = await receive_answer(http, RepeatedRequest("whole", path, BODIES[path]))
+        complete = await receive_answer(http, RepeatedRequest("not streamed", path, BODIES[path]))
         streamed = await receive_answer(
             http, RepeatedRequest("streamed", path, BODIES[path] | {"stream": True} | usage)
         )
-    assert whole.error is None
-    assert whole.lost(RepeatedRequest("whole", path, BODIES[path]).n) == 0
-    assert all(whole.texts.values())
-    assert streamed.same_as(whole)
+    assert complete.error is None
+    assert complete.lost(RepeatedRequest("not streamed", path, BODIES[path]).n) == 0
+    assert all(complete.texts.values())
+    assert streamed.same_as(complete)
     assert streamed.done == 1
 
 
@@ -168,9 +168,9 @@ async def test_a_message_is_read_as_the_chat_that_has_the_same_answer(url: str) 
 async def test_a_course_of_a_group_finds_nothing_wrong_and_the_group_is_known_for_its_time(url: str) -> None:
     (large, *_) = large_groups(1)
     async with httpx.AsyncClient(base_url=url) as http:
-        whole = await receive_answer(http, large)
+        complete = await receive_answer(http, large)
         for seed in range(3):
-            course = GroupCourse(http, large, whole, random.Random(seed))
+            course = GroupCourse(http, large, complete, random.Random(seed))
             await course.run()
             assert course.faults == []
             assert await known_groups(http, [course.id]) == ([] if course.forgotten else [course.id])
@@ -178,27 +178,27 @@ async def test_a_course_of_a_group_finds_nothing_wrong_and_the_group_is_known_fo
 
 
 def test_choices_that_do_not_begin_like_the_complete_group_are_found() -> None:
-    whole = ReceivedAnswer(texts={0: "abc", 1: "de"}, finishes={0: ["stop"], 1: ["length"]})
+    complete = ReceivedAnswer(texts={0: "abc", 1: "de"}, finishes={0: ["stop"], 1: ["length"]})
     ended = ReceivedAnswer(texts={0: "ab", 1: "de"}, finishes={0: ["abort"], 1: ["length"]})
-    assert mismatches(ended, whole) == []
+    assert mismatches(ended, complete) == []
     for wrong in (
         ReceivedAnswer(texts={0: "ax"}, finishes={0: ["abort"]}),
         ReceivedAnswer(texts={0: "ab"}, finishes={0: ["stop"]}),
         ReceivedAnswer(texts={1: "de"}, finishes={1: ["stop"]}),
         ReceivedAnswer(texts={2: ""}, finishes={2: ["abort"]}),
     ):
-        assert len(mismatches(wrong, whole)) == 1
+        assert len(mismatches(wrong, complete)) == 1
 
 
 def test_a_report_that_disagrees_with_the_answer_is_a_fault() -> None:
     steered = SteeredRequest(RepeatedRequest("sum", CHAT, {"n": 3}))
-    whole = ReceivedAnswer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["stop"]})
+    complete = ReceivedAnswer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["stop"]})
     report = {"id": "g", "n": 3, "begun": 2, "finished": 1, "aborted": 1, "stopped_by": "finished"}
     answer = ReceivedAnswer(texts={0: "5", 1: "6"}, finishes={0: ["stop"], 1: ["abort"]}, groups=[report])
-    assert steered.faults(answer, whole) == []
+    assert steered.faults(answer, complete) == []
     for wrong in ({"begun": 3}, {"finished": 2}, {"stopped_by": None}, {"vote": {"values": {"0": "6"}}}):
         answer.groups = [report | wrong]
-        assert len(steered.faults(answer, whole)) == 1, wrong
+        assert len(steered.faults(answer, complete)) == 1, wrong
 
 
 @pytest.mark.anyio
