@@ -1,4 +1,4 @@
-"""A server whose model thinks and calls tools, and functions that join its streamed answers."""
+"""A server whose model has reasoning and tool calls, and functions that join its streamed answers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ TIME: ChatCompletionFunctionToolParam = {"type": "function", "function": {"name"
 
 
 def called(name: str, arguments: str) -> str:
-    """Returns a call as the model writes it."""
+    """Returns a tool call in the model's format."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
@@ -48,12 +48,12 @@ TEMPLATE = """\
 {{ '<|im_start|>assistant\\n' + ('<think>' if reasoning_effort == 'high' else '') }}
 {%- endif %}
 """
-"""The template of a model that thinks and calls tools. With high effort, its prompt opens the thought."""
+"""Template of a model with reasoning and tool calls. With high effort the prompt opens the reasoning."""
 
 
 @dataclass
 class CallingServing:
-    """Starts servers of a model that thinks and calls tools."""
+    """Starts servers of a model with reasoning and tool calls."""
 
     serve: Serving
     tokenizer: Tokenizer
@@ -71,24 +71,24 @@ class CallingServing:
 
 
 def whole(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Returns the choices of a whole answer, without the ids of calls and the fields that a stream lacks."""
-    told = {}
+    """Returns the choices of an unstreamed answer, without the ids of calls and the fields that a stream lacks."""
+    choices = {}
     for choice in answer["choices"]:
         message = {name: value for name, value in choice["message"].items() if name != "refusal"}
-        told[choice["index"]] = {"message": _unnamed(message), "finish_reason": choice["finish_reason"]}
-    return told
+        choices[choice["index"]] = {"message": _unnamed(message), "finish_reason": choice["finish_reason"]}
+    return choices
 
 
 def joined(chunks: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """Joins the choices of a stream, in the same shape as `whole`."""
-    told: dict[int, dict[str, Any]] = {}
+    choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
-            so_far = told.setdefault(choice["index"], {"message": {}, "finish_reason": None})
+            so_far = choices.setdefault(choice["index"], {"message": {}, "finish_reason": None})
             assert so_far["finish_reason"] is None, "a choice went on after its end"
             so_far["finish_reason"] = choice["finish_reason"]
             _add(so_far["message"], choice["delta"])
-    return {index: {**choice, "message": _unnamed(choice["message"])} for index, choice in told.items()}
+    return {index: {**choice, "message": _unnamed(choice["message"])} for index, choice in choices.items()}
 
 
 def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ def _add_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
 
 
 def _unnamed(message: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the ids of calls by numbers, which still show which calls share one."""
+    """Replaces the ids of calls by numbers. Calls with the same id have the same number."""
     calls = message.get("tool_calls")
     if calls is None:
         return message

@@ -1,4 +1,4 @@
-"""A real server on a free loopback port, with a scripted engine behind it."""
+"""A real server on a free loopback port, with a scripted engine."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -34,7 +34,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serving]:
-    """Starts servers. Afterwards every one must be empty: no group open, no place taken."""
+    """Starts servers. After the test each must be empty: no group is open, no slot is taken."""
     async with AsyncExitStack() as stack:
         yield Serving(tokenizer, stack)
 

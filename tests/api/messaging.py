@@ -1,4 +1,5 @@
-"""Checks messages against the types of Anthropic's client: no field is missing, of another type, or unknown to it."""
+"""Checks messages against the types of Anthropic's client: no field is missing, has another type, or is unknown to
+it."""
 
 import json
 from typing import Any
@@ -18,9 +19,9 @@ MAX_TOKENS = 200
 
 
 async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
-    """Sends a raw request; `fields` go into the body as they are. A string is what the user says."""
-    said = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    body = {"messages": said, "max_tokens": MAX_TOKENS} | fields
+    """Sends a raw request. `fields` are added to the body unchanged. A string is one turn of the user."""
+    turns = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    body = {"messages": turns, "max_tokens": MAX_TOKENS} | fields
     return await served.http.post(MESSAGES, content=json.dumps(body))
 
 
@@ -37,20 +38,20 @@ def read_events(data: bytes) -> list[RawMessageStreamEvent]:
 
 
 def in_order(events: list[RawMessageStreamEvent]) -> list[RawMessageStreamEvent]:
-    """Blocks are numbered as they begin, and each ends."""
-    begun = [event.index for event in events if event.type == "content_block_start"]
+    """Checks that blocks are numbered in the order of their starts, and that each ends."""
+    starts = [event.index for event in events if event.type == "content_block_start"]
     ended = [event.index for event in events if event.type == "content_block_stop"]
-    assert begun == ended == [*range(len(begun))]
+    assert starts == ended == [*range(len(starts))]
     return events
 
 
 def final(events: list[RawMessageStreamEvent]) -> Message:
-    """Returns the message that the events make, as the official client joins them."""
+    """Returns the message of a stream, joined as in the official client."""
     first, *rest, last = events
     assert first.type == "message_start"
     assert last.type == "message_stop"
-    told, arguments = first.message.to_dict(), dict[int, str]()
-    blocks: Any = told["content"]
+    message, arguments = first.message.to_dict(), dict[int, str]()
+    blocks: Any = message["content"]
     for event in rest:
         match event.type:
             case "content_block_start":
@@ -64,17 +65,17 @@ def final(events: list[RawMessageStreamEvent]) -> Message:
                     blocks[event.index][kind] += piece
             case "message_delta":
                 assert event is rest[-1]
-                told |= event.delta.to_dict() | {"usage": event.usage.to_dict()}
-    return checked(msgspec.json.encode(told))
+                message |= event.delta.to_dict() | {"usage": event.usage.to_dict()}
+    return checked(msgspec.json.encode(message))
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Returns the message without ids, in which no two agree."""
-    told: dict[str, Any] = message.model_dump(exclude={"id"})
-    for number, block in enumerate(told["content"]):
+    """Returns the message without ids, which differ between any two messages."""
+    fields: dict[str, Any] = message.model_dump(exclude={"id"})
+    for number, block in enumerate(fields["content"]):
         if block["type"] == "tool_use":
             block["id"] = number
-    return told
+    return fields
 
 
 def texts(message: Message) -> str:
@@ -83,9 +84,9 @@ def texts(message: Message) -> str:
 
 def refused(response: httpx.Response) -> tuple[int, str, str]:
     """Returns the status of an error, its type and its message. It must be in Anthropic's shape."""
-    told = response.json()
-    assert told.keys() == {"type", "error", "request_id"}
-    assert told["type"] == "error"
-    assert told["error"].keys() == {"type", "message"}
-    assert told["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
-    return response.status_code, told["error"]["type"], told["error"]["message"]
+    body = response.json()
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    assert body["error"].keys() == {"type", "message"}
+    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+    return response.status_code, body["error"]["type"], body["error"]["message"]

@@ -1,5 +1,5 @@
-"""Reads answers of `/v1/messages` and `/v1/responses` with the types of their official clients: no field is missing, of
-another type, or unknown to the client. And texts of a model, which both routes must tell."""
+"""Reads answers of `/v1/messages` and `/v1/responses` with the types of their official clients: no field is missing,
+has another type, or is unknown to the client. Has texts of a model for the tests of both routes."""
 
 import json
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class Reading(Generic[AnswerT, EventT]):
     def __init__(
         self, answer: type[AnswerT], events: TypeAdapter[EventT], *, passing: Sequence[str] = (), more: frozenset[str]
     ) -> None:
-        """`passing`: events that the client's types lack, and drops. `more`: fields that they lack, and that the API
-        has."""
+        """`passing`: events of the API that the client's types lack; the client drops them. `more`: fields of the API
+        that they lack."""
         self._answer, self._events, self._passing, self._more = answer, events, passing, more
 
     def whole(self, response: httpx.Response) -> AnswerT:
@@ -46,24 +46,24 @@ class Reading(Generic[AnswerT, EventT]):
         return parsed
 
     def streamed(self, response: httpx.Response) -> list[EventT]:
-        """Returns the events of a whole stream."""
+        """Returns all events of a stream."""
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
         return self.events(response.content)
 
     def events(self, data: bytes) -> list[EventT]:
-        """Returns the events, each of which comes under its own name."""
+        """Returns the events, and checks the name of each."""
         *parts, rest = data.split(b"\n\n")
         assert rest == b""
         return [event for part in parts if (event := self._event(part)) is not None]
 
     def _event(self, part: bytes) -> EventT | None:
         name, data = part.split(b"\n")
-        kind, told = name.removeprefix(b"event: ").decode(), data.removeprefix(b"data: ")
+        kind, payload = name.removeprefix(b"event: ").decode(), data.removeprefix(b"data: ")
         if kind in self._passing:
-            assert told == b'{"type":"%b"}' % kind.encode()
+            assert payload == b'{"type":"%b"}' % kind.encode()
             return None
-        event = self._events.validate_json(told, strict=True)
+        event = self._events.validate_json(payload, strict=True)
         assert event.type == kind
         self._assert_nothing_more(event)
         return event
@@ -90,7 +90,7 @@ def assert_no_words_of_chats(message: str, fields: object) -> None:
     assert [name for name in FIELDS_OF_CHATS if name in message and name not in sent] == []
 
 
-THOUGHT_AND_SAID: list[Part] = [Reasoning("let "), Reasoning("me see"), Content("It is "), Content("42.")]
+REASONING_AND_TEXT: list[Part] = [Reasoning("let "), Reasoning("me see"), Content("It is "), Content("42.")]
 TWO_CALLS: list[Part] = [
     Content("I look."),
     ToolCallBegin(0, "call_a", "weather"),
@@ -122,10 +122,10 @@ ANSWERS = {
 
 
 def weather_script(serve_tools: CallingServing) -> Script:
-    """Thinks and calls a tool, until a tool has answered that it rains."""
+    """Returns reasoning and a tool call, until a tool has answered that it rains."""
 
     def script(request: GenerateRequest, _: ChoiceStart) -> list[int]:
-        seen = "rain" in serve_tools.tokenizer.decode(request.prompt)
-        return fake_answer("It is rain." if seen else f"<think>Where?</think>{PARIS}")
+        answered = "rain" in serve_tools.tokenizer.decode(request.prompt)
+        return fake_answer("It is rain." if answered else f"<think>Where?</think>{PARIS}")
 
     return script

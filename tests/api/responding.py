@@ -1,4 +1,5 @@
-"""Checks responses against the types of the official client: no field is missing, of another type, or unknown to it."""
+"""Checks responses against the types of the official client: no field is missing, has another type, or is unknown to
+it."""
 
 from typing import Any
 
@@ -14,12 +15,12 @@ EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
 async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
-    """Sends a raw request; `fields` go into the body as they are."""
+    """Sends a raw request. `fields` are added to the body unchanged."""
     return await served.http.post("/v1/responses", json={"input": given, **fields})
 
 
 READING = Reading(Response, EVENTS, more=frozenset({"bytes", "store"}))
-"""`store`, and `bytes` of a delta's log-probabilities, are OpenAI's fields too, but its client leaves them out."""
+"""OpenAI's API also has `store`, and `bytes` in a delta's log-probabilities, but its client lacks them."""
 whole, checked = READING.whole, READING.checked
 
 
@@ -37,7 +38,7 @@ def numbered(events: list[ResponseStreamEvent]) -> list[ResponseStreamEvent]:
 
 
 def final(events: list[ResponseStreamEvent]) -> Response:
-    """Returns the response that the stream ends with."""
+    """Returns the response at the end of a stream."""
     last = events[-1]
     assert last.type in ("response.completed", "response.incomplete", "response.failed")
     assert all(event.type != last.type for event in events[:-1])
@@ -45,7 +46,7 @@ def final(events: list[ResponseStreamEvent]) -> Response:
 
 
 def plain(response: Response) -> dict[str, Any]:
-    """Returns the response without ids and other fields in which no two responses agree."""
+    """Returns the response without ids and other fields that differ between any two responses."""
     json = msgspec.json.encode(response.model_dump(exclude={"created_at"}))
     for number, item in enumerate(response.output):
         if item.type == "function_call":

@@ -1,4 +1,4 @@
-"""Runs an app under uvicorn in the test's own loop, and checks that it leaves nothing behind."""
+"""Runs an app under uvicorn in the test's event loop, and checks that it releases everything."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ ROUTES: dict[str, dict[str, object]] = {
 
 
 def of_two(path: str) -> dict[str, object]:
-    """Returns a body that asks for two choices; in completions, for each of two prompts."""
+    """Returns a body for two choices; for completions, of each of two prompts."""
     if path == "/v1/completions":
         return {"prompt": ["x", "y"], "n": 2}
     return ROUTES[path] | ({"sampling_params": {"n": 2}} if path == "/inference/v1/generate" else {"n": 2})
@@ -57,7 +57,7 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole",
 
 
 def events(response: httpx.Response) -> list[str]:
-    """Returns the data of the server-sent events of a whole response."""
+    """Returns the data of all server-sent events of a response."""
     assert response.headers["content-type"].startswith("text/event-stream")
     parts = response.text.split("\n\n")
     assert parts[-1] == ""
@@ -72,11 +72,11 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 async def next_chunk(lines: AsyncIterator[str]) -> dict[str, Any]:
-    """Returns the next chunk of a stream that comes in; nothing at its end."""
+    """Returns the next chunk of a stream; empty at its end."""
     async for line in lines:
         if line.startswith("data: {"):
-            told: dict[str, Any] = json.loads(line.removeprefix("data: "))
-            return told
+            chunk: dict[str, Any] = json.loads(line.removeprefix("data: "))
+            return chunk
     return {}
 
 
@@ -100,12 +100,12 @@ def hello(_: GenerateRequest, start: ChoiceStart) -> list[int]:
 
 
 def saying(*answers: str) -> Script:
-    """Makes choice i write the i-th text."""
+    """Makes choice i generate the i-th text."""
     return lambda _, start: fake_answer(answers[start.index % len(answers)])
 
 
 class WatchedEngine(FakeEngine):
-    """Counts the groups that it was given in `submitted`. If `gated`, it takes a step each time `steps` is released."""
+    """Counts its groups in `submitted`. If `gated`, it takes a step each time `steps` is released."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class WatchedEngine(FakeEngine):
         )
         self.submitted = asyncio.Semaphore(0)
 
-    async def begun(self, request: Coroutine[Any, Any, httpx.Response]) -> asyncio.Task[httpx.Response]:
+    async def start_request(self, request: Coroutine[Any, Any, httpx.Response]) -> asyncio.Task[httpx.Response]:
         """Starts a request, and returns once the engine has a group of it. Fails if the answer comes before."""
         task = asyncio.create_task(request)
         submitted = asyncio.create_task(self.submitted.acquire())
@@ -136,7 +136,7 @@ class WatchedEngine(FakeEngine):
         return task
 
     def go(self, steps: int = 100) -> None:
-        """Lets the engine take so many more steps."""
+        """Lets the engine take this number of steps."""
         for _ in range(steps):
             self.steps.release()
 
@@ -147,7 +147,7 @@ class WatchedEngine(FakeEngine):
 
 
 class NobodyUp(WatchedEngine):
-    """An engine of a model whose workers have not come up yet."""
+    """An engine of a model whose workers have not started."""
 
     @property
     def info(self) -> EngineInfo:
@@ -155,7 +155,7 @@ class NobodyUp(WatchedEngine):
 
     @info.setter
     def info(self, info: EngineInfo) -> None:
-        """Ignored: it has none."""
+        """Ignores the value: it has no facts."""
 
 
 def group_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def group_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def post_to(path: str) -> Scope:
-    """Returns the scope with which a server passes a request to an app."""
+    """Returns the ASGI scope of a request."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -188,7 +188,7 @@ def ready(worker: Worker) -> WorkerReport:
 
 
 class ListedWorkers:
-    """Workers that a test may change while the server runs."""
+    """Workers that a test can change while the server runs."""
 
     def __init__(self, reports: Sequence[WorkerReport]) -> None:
         self.listed = list(reports)
@@ -198,7 +198,7 @@ class ListedWorkers:
 
 
 class Routes:
-    """Routes that several servers use in turn, each with its own service. To make them takes 10 ms."""
+    """Routes that several servers use one after the other, each with its own service. They take 10 ms to make."""
 
     service: Service
 
@@ -217,7 +217,7 @@ class Served:
     """One server and its clients."""
 
     def __init__(self, service: Service, engine: WatchedEngine, *others: WatchedEngine) -> None:
-        """`engine` is the one of its only model, or of its first model."""
+        """`engine`: the engine of its only model, or of its first model."""
         self.service = service
         self.engine = engine
         self._engines = (engine, *others)
@@ -230,7 +230,7 @@ class Served:
     async def __aenter__(self) -> "Served":
         config = uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off")
         config.load()
-        # uvicorn's protocol without its main loop, which looks and waits in tenths of seconds
+        # uvicorn's protocol without its main loop, which waits in tenths of seconds
         self._listener = await asyncio.get_running_loop().create_server(
             lambda: HttpToolsProtocol(config=config, server_state=self._state, app_state={}), "127.0.0.1", 0
         )
@@ -262,7 +262,7 @@ class Served:
 
     @cached_property
     def anthropic(self) -> "AsyncAnthropic":
-        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient  # a second that few tests need to spend
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient  # a second that few tests need
 
         http_client = DefaultAsyncHttpxClient(verify=False)
         return AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, http_client=http_client)
@@ -289,7 +289,7 @@ class Served:
         assert self.service.key_limits.clients == {}
 
     async def chat(self, content: Any = "hi", **fields: object) -> httpx.Response:
-        """Sends a raw chat request; `fields` go into the body as they are, also NaN and infinities."""
+        """Sends a raw chat request. `fields` are added to the body unchanged, also NaN and infinities."""
         body = json.dumps({"messages": [{"role": "user", "content": content}], **fields})
         headers = {"content-type": "application/json"}
         return await self.http.post("/v1/chat/completions", content=body, headers=headers)
@@ -298,19 +298,19 @@ class Served:
         return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
 
     async def status(self) -> dict[str, Any]:
-        told: dict[str, Any] = (await self.http.get("/status")).json()
-        return told
+        status: dict[str, Any] = (await self.http.get("/status")).json()
+        return status
 
     async def metrics(self) -> str:
         return (await self.http.get("/metrics")).text
 
     @property
     def prompt(self) -> str:
-        """The prompt of the last request that the engine got, as text."""
+        """The text of the prompt of the engine's last request."""
         return self.tokenizer.decode(self.engine.requests[-1].prompt, skip_special_tokens=False)
 
     async def break_off(self, path: str, headers: str = "") -> None:
-        """Begins to send a body, and leaves."""
+        """Starts to send a body, and leaves."""
         _reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: 100\r\n\r\n{{"
         writer.write(head.encode())
@@ -328,7 +328,7 @@ class Served:
 
 @dataclass
 class Serving:
-    """Starts servers that live as long as the test."""
+    """Starts servers that run until the end of the test."""
 
     tokenizer: Tokenizer
     stack: AsyncExitStack
@@ -377,7 +377,7 @@ class Serving:
         config: ServerConfig | None = None,
         tracer: Tracer = NO_TRACES,
     ) -> Served:
-        """Starts a server of `models`, which shows no workers. The test's end checks their engines."""
+        """Starts a server of `models` without workers. Their engines are checked at the end of the test."""
         service = Service(
             models,
             config or ServerConfig(served_model_name=""),

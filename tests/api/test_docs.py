@@ -1,4 +1,4 @@
-"""docs/api.md lists everything that is read, ignored and refused."""
+"""docs/api.md lists all fields that are read, ignored and refused."""
 
 import json
 from pathlib import Path
@@ -60,12 +60,12 @@ def test_every_parser_is_listed() -> None:
 
 @pytest.mark.anyio
 async def test_the_example_of_status_has_exactly_the_fields_there_are(served: Served) -> None:
-    told = (await served.http.get("/status")).json()
+    status = (await served.http.get("/status")).json()
     example = json.loads(PAGE.partition("`GET /status` queries")[2].partition("```json")[2].partition("```")[0])
     (worker,) = example["workers"]
-    assert worker.keys() == told["workers"][0].keys()
-    assert example["totals"].keys() == told["totals"].keys()
-    assert example.keys() == told.keys()
+    assert worker.keys() == status["workers"][0].keys()
+    assert example["totals"].keys() == status["totals"].keys()
+    assert example.keys() == status.keys()
 
 
 @pytest.mark.anyio

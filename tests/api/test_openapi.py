@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: what it says of the routes holds."""
+"""`GET /openapi.json` describes the routes correctly."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -61,13 +61,13 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 async def document(served: Served) -> dict[str, Any]:
-    told: dict[str, Any] = (await served.http.get("/openapi.json")).json()
-    return told
+    document_json: dict[str, Any] = (await served.http.get("/openapi.json")).json()
+    return document_json
 
 
-def schema_of(told: Mapping[str, Any], path: str) -> dict[str, Any]:
-    body = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    return {**body, "components": told["components"]}
+def schema_of(document: Mapping[str, Any], path: str) -> dict[str, Any]:
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return {**body, "components": document["components"]}
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
@@ -99,17 +99,17 @@ async def test_it_says_if_a_key_is_needed(served: Served, serve: Serving) -> Non
     assert "security" not in await document(served)
     guarded = await serve(api_keys=("secret",))
     assert (await guarded.http.get("/openapi.json")).status_code == 401
-    told = (await guarded.http.get("/openapi.json", headers={"authorization": "Bearer secret"})).json()
-    assert told["security"] == [{"key": []}]
-    assert told["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    document_json = (await guarded.http.get("/openapi.json", headers={"authorization": "Bearer secret"})).json()
+    assert document_json["security"] == [{"key": []}]
+    assert document_json["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
 
 
 async def test_its_errors_have_the_shape_of_errors(served: Served) -> None:
-    told = await document(served)
-    for methods in told["paths"].values():
+    document_json = await document(served)
+    for methods in document_json["paths"].values():
         for operation in methods.values():
             assert set(operation["responses"]) == {"200", "4XX", "5XX"}
-    schema = told["paths"]["/tokenize"]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
+    schema = document_json["paths"]["/tokenize"]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
     jsonschema.validate((await served.http.post("/tokenize", json={})).json(), schema)
-    schema = told["paths"]["/v1/messages"]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
+    schema = document_json["paths"]["/v1/messages"]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
     jsonschema.validate((await served.http.post("/v1/messages", json={})).json(), schema)

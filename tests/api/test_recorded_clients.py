@@ -1,8 +1,7 @@
-"""Every request that a client of others really sent is answered.
+"""The recorded requests of third-party clients are answered.
 
-`recorded_clients` has what `make clients` recorded: the client, its version and the day, and its requests, with long
-texts cut. `tests/clients` runs the clients themselves.
-"""
+`recorded_clients` has the recordings of `make clients`: the client, its version and the day, and its requests, with
+long texts shortened. `tests/clients` runs the clients themselves."""
 
 import asyncio
 import json
@@ -30,14 +29,14 @@ RECORDED: dict[str, list[dict[str, Any]]] = {file.stem: json.loads(file.read_tex
 LONG = 200_000
 """Enough for Codex's prompt, in bytes."""
 MAX_LOGPROBS = 100
-"""TRL asks for so many alternatives to the tokens of a prompt."""
+"""Number of alternatives to the tokens of a prompt that TRL requests."""
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = "/v1/messages"
 UPDATE = "/update_weights"
 
 
 class Answering:
-    """A script that writes `text` in every choice."""
+    """Returns a script that generates `text` in every choice."""
 
     text = "fine"
 
@@ -54,14 +53,14 @@ async def replaying(serve_tools: CallingServing) -> "Replaying":
 
 
 class Replaying:
-    """Sends recorded requests to a server whose model answers as the request demands."""
+    """Sends recorded requests to a server whose model answers in the form that the request requires."""
 
     def __init__(self, served: Served, script: Answering) -> None:
         self.served = served
         self.script = script
 
     async def send(self, path: str, body: dict[str, Any], text: str | None = None) -> httpx.Response:
-        """Sends the body as it was, but for the model's name and for token ids that the small vocabulary lacks."""
+        """Sends the body unchanged, except the model's name and token ids that the small vocabulary lacks."""
         self.script.text = fitting(path, body) if text is None else text
         body = body | {"model": MODEL}
         if isinstance(body.get("prompt"), list):
@@ -75,7 +74,7 @@ class Replaying:
 
 
 def fitting(path: str, body: dict[str, Any]) -> str:
-    """Returns what the model may answer: a call where one is demanded, else an object of the schema."""
+    """Returns a valid answer of the model: a call where one is required, otherwise an object of the schema."""
     if demands_call(body):
         return called(names_of_tools(body)[0], "{}")
     schema = schema_of(body)
@@ -103,7 +102,7 @@ async def test_every_request_of_a_client_is_answered(replaying: Replaying, name:
     for request in RECORDED[name]:
         path, body = request["path"], request["body"]
         if path == UPDATE:
-            continue  # its tensors are in another request: a test of its own sends both
+            continue  # its tensors are in another request: a separate test sends both
         response = await replaying.send(path, body)
         if path in (CHAT, COMPLETIONS):
             check_choices(path, body, response)
@@ -123,7 +122,7 @@ async def test_every_request_of_a_client_is_answered(replaying: Replaying, name:
 
 
 def check_choices(path: str, body: dict[str, Any], response: httpx.Response) -> None:
-    """Checks that every choice has ended, and with a call if one was demanded; and that the usage is there."""
+    """Checks that every choice has ended, with a call if one was required, and that there is a usage."""
     parts = chunks(response) if body.get("stream") else [response.json()]
     ended = [(choice["index"], choice["finish_reason"]) for part in parts for choice in part["choices"]]
     prompts = body["prompt"] if isinstance(body.get("prompt"), list) else [0]
@@ -141,7 +140,7 @@ def requests(name: str, path: str) -> Iterator[dict[str, Any]]:
 
 
 async def test_litellm_s_second_turn_is_read_without_the_fields_that_are_its_own(replaying: Replaying) -> None:
-    """LiteLLM keeps what it does not know in a field of its own, and sends it back."""
+    """LiteLLM keeps unknown fields in a separate field, and sends it back."""
     body = next(body for body in requests("litellm_thoughts", CHAT) if len(body["messages"]) == 3)
     user, turn, result = body["messages"]
     assert turn["provider_specific_fields"] and turn["reasoning_content"] and turn["tool_calls"]

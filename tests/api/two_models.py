@@ -1,4 +1,5 @@
-"""Two models behind one service. They differ in all that a request could mix up: words, lengths, counts and templates.
+"""Two models of one service. They differ in everything that a request could confuse: vocabulary, lengths, counts and
+templates.
 
 plain     "hello" is one token                 4096 tokens   512 ids   an answer in its own words
 turned    a is b and b is a; "hello" is five     64 tokens   300 ids   at most 3 choices
@@ -66,7 +67,7 @@ def served_as(name: str, engine: Engine, tokenizer: Tokenizer, **fields: Any) ->
 
 
 class ListedModels:
-    """`Models` that a test may change while the server runs."""
+    """`Models` that a test can change while the server runs."""
 
     def __init__(self, *listed: ServedModel | TextModel) -> None:
         self.listed = list(listed)
@@ -76,7 +77,7 @@ class ListedModels:
 
 
 class TwoModels(ListedModels):
-    """The two models, each with an engine of its own."""
+    """The two models, each with its own engine."""
 
     def __init__(
         self,
@@ -106,5 +107,5 @@ async def ask(served: Served, path: str, model: str | None, **fields: object) ->
 
 def error(response: httpx.Response) -> tuple[int, str, str]:
     """Returns the status, the code and the named field."""
-    said = response.json()["error"]
-    return response.status_code, said["code"], said["param"]
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]

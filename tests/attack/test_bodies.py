@@ -41,7 +41,7 @@ async def test_bodies_under_way_have_one_budget_and_short_ones_get_in_beside_it(
 async def test_a_body_counts_only_until_its_request_has_been_made(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True), max_open_body_bytes=200 * KIB)
     padding = {"metadata": {"x": "x" * (200 * KIB)}}
-    running = [await served.engine.begun(served.complete("x", **padding)) for _ in range(3)]
+    running = [await served.engine.start_request(served.complete("x", **padding)) for _ in range(3)]
     served.engine.go()
     assert [(await task).status_code for task in running] == [200] * 3
 

@@ -89,12 +89,12 @@ async def test_a_client_among_no_others_has_every_priority(serve: Serving, keys:
 
 async def test_a_request_that_fills_the_server_leaves_others_their_share(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True), api_keys=KEYS, max_waiting_groups=8)
-    greedy = await served.engine.begun(ask(served, ONE, prompt=[PROMPT] * 8))
+    greedy = await served.engine.start_request(ask(served, ONE, prompt=[PROMPT] * 8))
     for _ in range(7):
         await served.engine.submitted.acquire()
     assert coded(await ask(served, ONE)) == (503, "overloaded")
     assert coded(await ask(served, OTHER, prompt=[PROMPT] * 5)) == (503, "overloaded")
-    modest = await served.engine.begun(ask(served, OTHER, prompt=[PROMPT] * 4))
+    modest = await served.engine.start_request(ask(served, OTHER, prompt=[PROMPT] * 4))
     for _ in range(3):
         await served.engine.submitted.acquire()
     assert coded(await ask(served, OTHER)) == (503, "overloaded")

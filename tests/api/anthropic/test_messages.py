@@ -16,11 +16,11 @@ from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
 
-SAID: list[Any] = [{"role": "user", "content": "hi"}]
+TURNS: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 async def test_official_client_reads_the_answer(served: Served) -> None:
-    message = await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=SAID)
+    message = await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=TURNS)
     (block,) = message.content
     assert block.type == "text"
     assert block.text == "hello 0"
@@ -33,7 +33,7 @@ async def test_official_client_reads_the_answer(served: Served) -> None:
 
 async def test_stream_of_the_official_client_comes_to_the_answer(serve: Serving) -> None:
     served = await serve(saying("héllo wörld 日本語"))
-    async with served.anthropic.messages.stream(model=MODEL, max_tokens=50, messages=SAID) as stream:
+    async with served.anthropic.messages.stream(model=MODEL, max_tokens=50, messages=TURNS) as stream:
         pieces = [piece async for piece in stream.text_stream]
         message = await stream.get_final_message()
     assert "".join(pieces) == texts(message) == "héllo wörld 日本語"
@@ -44,7 +44,7 @@ async def test_stream_of_the_official_client_comes_to_the_answer(serve: Serving)
 
 async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
     chat = await served.chat(
-        messages=[{"role": "system", "content": "be short"}, *SAID],
+        messages=[{"role": "system", "content": "be short"}, *TURNS],
         max_tokens=9,
         seed=5,
         temperature=0.5,
@@ -55,7 +55,7 @@ async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
     message = await served.anthropic.messages.create(
         model=MODEL,
         system="be short",
-        messages=SAID,
+        messages=TURNS,
         max_tokens=9,
         stop_sequences=["END"],
         extra_body={"seed": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 7},
@@ -104,30 +104,30 @@ async def test_the_reason_of_the_end_is_in_anthropics_words(
 
 
 async def test_a_turn_of_the_assistant_at_the_end_is_continued(served: Served) -> None:
-    begun = [*SAID, {"role": "assistant", "content": "I say"}]
-    whole(await ask(served, begun))
+    turns = [*TURNS, {"role": "assistant", "content": "I say"}]
+    whole(await ask(served, turns))
     fields = {"continue_final_message": True, "add_generation_prompt": False}
-    assert (await served.chat(messages=begun, **fields)).status_code == 200
+    assert (await served.chat(messages=turns, **fields)).status_code == 200
     of_message, of_chat = served.engine.requests
     assert of_message.prompt == of_chat.prompt
     assert served.prompt.endswith("I say")
 
 
 async def test_answer_may_be_sent_back_as_it_came(served: Served) -> None:
-    first = await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=SAID)
-    again = [*SAID, first.to_param(), {"role": "user", "content": "and?"}]
+    first = await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=TURNS)
+    again = [*TURNS, first.to_param(), {"role": "user", "content": "and?"}]
     await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=again)
     assert "<|im_start|>assistant\nhello 0<|im_end|>\n<|im_start|>user\nand?<|im_end|>" in served.prompt
 
 
 async def test_tokens_are_counted_as_the_answer_counts_them(served: Served) -> None:
     system: list[Any] = [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}]
-    counted = await served.anthropic.messages.count_tokens(model=MODEL, messages=SAID, system=system)
-    message = await served.anthropic.messages.create(model=MODEL, max_tokens=5, messages=SAID, system=system)
+    counted = await served.anthropic.messages.count_tokens(model=MODEL, messages=TURNS, system=system)
+    message = await served.anthropic.messages.create(model=MODEL, max_tokens=5, messages=TURNS, system=system)
     assert counted.input_tokens == message.usage.input_tokens
-    status, kind, told = refused(await served.http.post("/v1/messages/count_tokens", json={"messages": [1]}))
+    status, kind, error_message = refused(await served.http.post("/v1/messages/count_tokens", json={"messages": [1]}))
     assert (status, kind) == (400, "invalid_request_error")
-    assert "'messages[0]'" in told
+    assert "'messages[0]'" in error_message
 
 
 async def test_fields_without_an_effect_are_accepted(served: Served) -> None:
@@ -147,16 +147,16 @@ async def test_fields_without_an_effect_are_accepted(served: Served) -> None:
 
 
 async def test_the_id_of_the_request_is_under_both_names(served: Served) -> None:
-    for path, there in (("/v1/messages", True), ("/v1/chat/completions", False)):
-        body = {"messages": SAID, "max_tokens": 5}
+    for path, has_header in (("/v1/messages", True), ("/v1/chat/completions", False)):
+        body = {"messages": TURNS, "max_tokens": 5}
         headers = (await served.http.post(path, json=body, headers={"x-request-id": "mine"})).headers
         assert headers["x-request-id"] == "mine"
-        assert headers.get("request-id") == ("mine" if there else None)
+        assert headers.get("request-id") == ("mine" if has_header else None)
 
 
 async def test_clients_of_beta_features_ask_the_same_route(served: Served) -> None:
     message = await served.anthropic.beta.messages.create(
-        model=MODEL, max_tokens=50, messages=SAID, betas=["interleaved-thinking-2025-05-14"]
+        model=MODEL, max_tokens=50, messages=TURNS, betas=["interleaved-thinking-2025-05-14"]
     )
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hello 0"}]
 
@@ -171,7 +171,7 @@ ANSWER = '{"city": "Paris", "degrees": 21}'
 
 async def test_answer_is_parsed_by_the_client(serve: Serving) -> None:
     served = await serve(saying(ANSWER))
-    message = await served.anthropic.messages.parse(model=MODEL, max_tokens=200, messages=SAID, output_format=Weather)
+    message = await served.anthropic.messages.parse(model=MODEL, max_tokens=200, messages=TURNS, output_format=Weather)
     assert message.parsed_output == Weather(city="Paris", degrees=21)
     assert served.engine.requests[0].sampling.grammar is not None
 
@@ -192,12 +192,12 @@ async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> 
 
 
 async def test_a_busy_server_is_overloaded(serve: Serving) -> None:
-    served = await serve(engine=WatchedEngine(fail_after={0: OverloadedError("no room")}))
+    served = await serve(engine=WatchedEngine(fail_after={0: OverloadedError("no capacity")}))
     response = await ask(served)
-    assert refused(response) == (503, "overloaded_error", "no room")
+    assert refused(response) == (503, "overloaded_error", "no capacity")
     assert response.headers["retry-after"] == "1"
-    with pytest.raises(anthropic.InternalServerError, match="no room"):
-        await served.anthropic.messages.create(model=MODEL, max_tokens=5, messages=SAID)
+    with pytest.raises(anthropic.InternalServerError, match="no capacity"):
+        await served.anthropic.messages.create(model=MODEL, max_tokens=5, messages=TURNS)
 
 
 async def test_error_after_the_first_token_is_an_event(serve: Serving) -> None:
@@ -213,30 +213,30 @@ async def test_error_after_the_first_token_is_an_event(serve: Serving) -> None:
         "request_id": response.headers["request-id"],
     }
     with pytest.raises(anthropic.APIStatusError, match="the engine broke"):
-        async with served.anthropic.messages.stream(model=MODEL, max_tokens=50, messages=SAID) as stream:
+        async with served.anthropic.messages.stream(model=MODEL, max_tokens=50, messages=TURNS) as stream:
             await stream.get_final_message()
 
 
 async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(saying("a"), gated=True))
     served.engine.steps.release()
-    body = {"messages": SAID, "max_tokens": 5, "stream": True}
+    body = {"messages": TURNS, "max_tokens": 5, "stream": True}
     async with served.http.stream("POST", "/v1/messages", json=body) as response:
         pieces = response.aiter_raw()
         first = await anext(pieces)
-        assert first.count(b"event: ") == 4  # the message, a ping, a block, its first piece
+        assert first.count(b"event: ") == 4  # the message, a ping, a block, its first delta
         served.engine.steps.release()
         rest = b"".join([piece async for piece in pieces])
-    assert rest.count(b"event: ") == 3  # the end of the block, why, the end of the message
+    assert rest.count(b"event: ") == 3  # the end of the block, the stop reason, the end of the message
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_the_group(serve: Serving, stream: bool) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
     async with asyncio.timeout(PATIENCE_S):
-        asking = await served.engine.begun(ask(served, stream=stream))
+        request = await served.engine.start_request(ask(served, stream=stream))
         served.engine.steps.release()
-        asking.cancel()
+        request.cancel()
         await served.until_empty()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await request

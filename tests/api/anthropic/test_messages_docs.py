@@ -1,4 +1,4 @@
-"""docs/api.md lists what `/v1/messages` reads, ignores and refuses, and each refusal names its field."""
+"""docs/api.md lists the fields that `/v1/messages` reads, ignores and refuses, and each error names its field."""
 
 import json
 import re
@@ -125,7 +125,7 @@ async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> 
     served = await serve(api_keys=("right",), max_body_bytes=1000)
     key, body = {"x-api-key": "right"}, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     post = served.http.post
-    told = {
+    responses = {
         "no key": await post("/v1/messages", json=body),
         "a wrong key": await post("/v1/messages", json=body, headers={"x-api-key": "wrong"}),
         "no model": await post("/v1/messages", json=body | {"model": "claude"}, headers=key),
@@ -134,7 +134,7 @@ async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> 
         "too large": await post("/v1/messages", json=body | {"system": "x" * 2000}, headers=key),
         "no JSON": await post("/v1/messages/count_tokens", content=b"{", headers=key),
     }
-    assert {what: refused(response)[:2] for what, response in told.items()} == {
+    assert {what: refused(response)[:2] for what, response in responses.items()} == {
         "no key": (401, "authentication_error"),
         "a wrong key": (401, "authentication_error"),
         "no model": (404, "not_found_error"),

@@ -15,7 +15,7 @@ from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCa
 from motet.text.text_group import GroupStep
 from motet.types import FinishReason, Usage
 from tests.api.messaging import checked, final, plain, read_events, texts
-from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
+from tests.api.one_answer import REASONING_AND_TEXT, TWO_CALLS, steps
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
 AT_FIRST = Usage(prompt_tokens=7, completion_tokens=1, cached_tokens=4)
@@ -40,7 +40,7 @@ def both_ways(
     return checked(b"".join(body.close(USAGE))), read_events(streamed + b"".join(events.close(USAGE)))
 
 
-@pytest.mark.parametrize("parts", [[], [Content("hi")], THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
+@pytest.mark.parametrize("parts", [[], [Content("hi")], REASONING_AND_TEXT, TWO_CALLS, REASONING_AND_TEXT + TWO_CALLS])
 @pytest.mark.parametrize("finish", list(FinishReason))
 def test_streamed_message_ends_as_the_whole_one(parts: list[Part], finish: FinishReason) -> None:
     message, events = both_ways(parts, finish)
@@ -55,7 +55,7 @@ def test_message_that_is_cut_anywhere_is_the_same_both_ways(cut: int) -> None:
 
 
 def test_thoughts_are_a_block_before_the_text() -> None:
-    message, _ = both_ways(THOUGHT_AND_SAID)
+    message, _ = both_ways(REASONING_AND_TEXT)
     thought, text = message.content
     assert thought.type == "thinking"
     assert thought.thinking == "let me see"
@@ -65,7 +65,7 @@ def test_thoughts_are_a_block_before_the_text() -> None:
 
 
 def test_thoughts_may_be_left_out() -> None:
-    message, events = both_ways(THOUGHT_AND_SAID, shown=False)
+    message, events = both_ways(REASONING_AND_TEXT, shown=False)
     assert [block.type for block in message.content] == ["text"]
     assert plain(final(events)) == plain(message)
     assert message.usage.output_tokens_details is not None
@@ -75,8 +75,8 @@ def test_thoughts_may_be_left_out() -> None:
 def test_each_call_is_a_block_with_its_arguments_as_an_object() -> None:
     message, _ = both_ways(TWO_CALLS, FinishReason.TOOL_CALLS)
     _, *calls = message.content
-    told = [(block.id, block.name, block.input) for block in calls if block.type == "tool_use"]
-    assert told == [("call_a", "weather", {"city": "Paris"}), ("call_b", "time", {})]
+    content = [(block.id, block.name, block.input) for block in calls if block.type == "tool_use"]
+    assert content == [("call_a", "weather", {"city": "Paris"}), ("call_b", "time", {})]
     assert message.stop_reason == "tool_use"
 
 
@@ -112,12 +112,12 @@ def test_the_end_has_a_reason_of_anthropics(
     finish: FinishReason, stopped_by: str | int | None, reason: str, sequence: str | None
 ) -> None:
     message, events = both_ways([Content("x")], finish, stop_reason=stopped_by)
-    for told in (message, final(events)):
-        assert (told.stop_reason, told.stop_sequence) == (reason, sequence)
+    for answer in (message, final(events)):
+        assert (answer.stop_reason, answer.stop_sequence) == (reason, sequence)
 
 
 def test_usage_has_cached_tokens_apart_and_thoughts_inside() -> None:
-    message, events = both_ways(THOUGHT_AND_SAID)
+    message, events = both_ways(REASONING_AND_TEXT)
     usage, first = message.usage, events[0]
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 4, 0)
     assert usage.output_tokens == 5
@@ -133,7 +133,7 @@ def test_text_that_is_not_read_as_parts_is_a_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ("", {}),
         ('{"a": 1', {"a": 1}),
@@ -146,13 +146,13 @@ def test_text_that_is_not_read_as_parts_is_a_block() -> None:
         ('{"a": 123456789012345678901234567890', {"a": 123456789012345678901234567890}),
     ],
 )
-def test_input_has_what_came_of_the_arguments(arguments: str, told: object) -> None:
+def test_input_has_what_came_of_the_arguments(arguments: str, expected: object) -> None:
     body = writer(stream=False)
     parts: list[Part] = [ToolCallBegin(0, "call_a", "f"), ToolCallArguments(0, arguments)]
     for step in steps(parts, FinishReason.LENGTH):
         body.feed([step], lambda: USAGE)
     (block,) = json.loads(b"".join(body.close(USAGE)))["content"]
-    assert block["input"] == told
+    assert block["input"] == expected
 
 
 def test_a_broken_stream_ends_with_the_error() -> None:

@@ -13,7 +13,7 @@ THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "sig"}
 USE = {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": "3"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-TOLD_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
+CHAT_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 ADD = {"name": "add", "description": "adds", "input_schema": {"type": "object", "properties": {"a": {}}}}
 
 
@@ -25,29 +25,29 @@ def own(*content: object) -> dict[str, object]:
     return {"role": "assistant", "content": list(content)}
 
 
-def request(*said: object, **fields: object) -> MessagesRequest:
-    body = {"messages": list(said) or [user(TEXT)], "max_tokens": 2000, **fields}
+def request(*turns: object, **fields: object) -> MessagesRequest:
+    body = {"messages": list(turns) or [user(TEXT)], "max_tokens": 2000, **fields}
     return MessagesRequest.model_validate(body)
 
 
-def chat(*said: object, **fields: object) -> ChatRequest:
-    return chat_request(request(*said, **fields))
+def chat(*turns: object, **fields: object) -> ChatRequest:
+    return chat_request(request(*turns, **fields))
 
 
-def told(*said: object, **fields: object) -> list[dict[str, object]]:
-    body = request(*said, **fields)
+def chat_messages(*given: object, **fields: object) -> list[dict[str, object]]:
+    body = request(*given, **fields)
     return turns(body.system, body.messages)
 
 
 def test_system_comes_first_and_may_be_blocks() -> None:
     expected = [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "hi"}]
-    said = {"role": "user", "content": "hi"}
-    assert told(said, system="a\nb") == expected
-    assert told(said, system=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == expected
+    user_turn = {"role": "user", "content": "hi"}
+    assert chat_messages(user_turn, system="a\nb") == expected
+    assert chat_messages(user_turn, system=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == expected
 
 
 def test_a_turn_of_the_system_may_stand_between_others() -> None:
-    assert told(user(TEXT), {"role": "system", "content": "now"}) == [
+    assert chat_messages(user(TEXT), {"role": "system", "content": "now"}) == [
         {"role": "user", "content": "so"},
         {"role": "system", "content": "now"},
     ]
@@ -55,7 +55,7 @@ def test_a_turn_of_the_system_may_stand_between_others() -> None:
 
 def test_all_blocks_of_one_answer_become_one_turn() -> None:
     second = USE | {"id": "call_2"}
-    assert told(user(TEXT), own(THOUGHT, TEXT, USE, second), user(RESULT)) == [
+    assert chat_messages(user(TEXT), own(THOUGHT, TEXT, USE, second), user(RESULT)) == [
         {"role": "user", "content": "so"},
         {
             "role": "assistant",
@@ -63,12 +63,12 @@ def test_all_blocks_of_one_answer_become_one_turn() -> None:
             "content": "so",
             "tool_calls": [CALL, CALL | {"id": "call_2"}],
         },
-        TOLD_RESULT,
+        CHAT_RESULT,
     ]
 
 
 def test_turns_of_one_side_in_a_row_are_one_turn() -> None:
-    assert told(user(TEXT), user(TEXT), own(TEXT), own(TEXT, THOUGHT), user(TEXT)) == [
+    assert chat_messages(user(TEXT), user(TEXT), own(TEXT), own(TEXT, THOUGHT), user(TEXT)) == [
         {"role": "user", "content": "so\nso"},
         {"role": "assistant", "content": "so\nso", "reasoning_content": "hm"},
         {"role": "user", "content": "so"},
@@ -78,8 +78,8 @@ def test_turns_of_one_side_in_a_row_are_one_turn() -> None:
 def test_results_are_turns_of_their_own_and_text_follows_them() -> None:
     second = {"type": "tool_result", "tool_use_id": "call_2", "content": [TEXT, TEXT], "is_error": True}
     third = {"type": "tool_result", "tool_use_id": "call_3"}
-    assert told(user(RESULT, second, third, TEXT)) == [
-        TOLD_RESULT,
+    assert chat_messages(user(RESULT, second, third, TEXT)) == [
+        CHAT_RESULT,
         {"role": "tool", "tool_call_id": "call_2", "content": "so\nso"},
         {"role": "tool", "tool_call_id": "call_3", "content": ""},
         {"role": "user", "content": "so"},
@@ -88,14 +88,14 @@ def test_results_are_turns_of_their_own_and_text_follows_them() -> None:
 
 def test_thoughts_that_only_anthropic_can_read_are_left_out() -> None:
     hidden = {"type": "redacted_thinking", "data": "x"}
-    assert told(user(TEXT), own(hidden, TEXT), user(TEXT), own(hidden))[1::2] == [
+    assert chat_messages(user(TEXT), own(hidden, TEXT), user(TEXT), own(hidden))[1::2] == [
         {"role": "assistant", "content": "so"},
         {"role": "assistant"},
     ]
 
 
 def test_an_answer_of_nothing_is_a_turn() -> None:
-    assert told(user(TEXT), own(), user(TEXT))[1] == {"role": "assistant"}
+    assert chat_messages(user(TEXT), own(), user(TEXT))[1] == {"role": "assistant"}
 
 
 def test_tools_have_the_names_of_a_chat() -> None:
@@ -168,6 +168,6 @@ def test_fields_of_sampling_have_the_same_names_but_for_the_stop_strings() -> No
 
 
 def test_to_count_tokens_needs_no_most() -> None:
-    said = {"messages": [user(TEXT)], "tools": [ADD], "thinking": {"type": "disabled"}, "model": "tiny"}
-    body = chat_request(MessagePrompt.model_validate(said))
+    fields = {"messages": [user(TEXT)], "tools": [ADD], "thinking": {"type": "disabled"}, "model": "tiny"}
+    body = chat_request(MessagePrompt.model_validate(fields))
     assert (body.max_tokens, body.model, body.reasoning_effort, len(body.tools)) == (None, "tiny", "none", 1)

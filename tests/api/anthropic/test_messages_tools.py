@@ -1,4 +1,4 @@
-"""Thoughts and tools in `/v1/messages`: the same parts as in a chat, sent as blocks."""
+"""Reasoning and tool calls in `/v1/messages`: the same parts as in a chat, sent as blocks."""
 
 from typing import Any
 
@@ -60,22 +60,22 @@ async def test_a_call_that_is_cut_has_what_had_come(serve_tools: CallingServing,
 @pytest.mark.parametrize("stream", [False, True])
 async def test_loop_of_a_tool_comes_to_an_answer(serve_tools: CallingServing, stream: bool) -> None:
     served = await serve_tools(weather_script(serve_tools))
-    said: list[MessageParam] = [{"role": "user", "content": "Weather in Paris?"}]
-    first = await answer(served, said, stream=stream)
+    turns: list[MessageParam] = [{"role": "user", "content": "Weather in Paris?"}]
+    first = await answer(served, turns, stream=stream)
     (use,) = uses(first)
     assert (use.input, first.stop_reason) == ({"city": "Paris"}, "tool_use")
     result: MessageParam = {
         "role": "user",
         "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "rain"}],
     }
-    assert texts(await answer(served, [*said, first.to_param(), result], stream=stream)) == "It is rain."
+    assert texts(await answer(served, [*turns, first.to_param(), result], stream=stream)) == "It is rain."
 
 
-async def answer(served: Served, said: list[MessageParam], *, stream: bool) -> Message:
+async def answer(served: Served, turns: list[MessageParam], *, stream: bool) -> Message:
     client = served.anthropic.messages
     if not stream:
-        return await client.create(model=MODEL, max_tokens=MAX_TOKENS, messages=said, tools=TOOLS)
-    async with client.stream(model=MODEL, max_tokens=MAX_TOKENS, messages=said, tools=TOOLS) as events:
+        return await client.create(model=MODEL, max_tokens=MAX_TOKENS, messages=turns, tools=TOOLS)
+    async with client.stream(model=MODEL, max_tokens=MAX_TOKENS, messages=turns, tools=TOOLS) as events:
         return await events.get_final_message()
 
 
@@ -90,8 +90,8 @@ async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingSer
     function = {"name": use.name, "arguments": '{"city": "Paris"}'}
     calls = [{"id": use.id, "type": "function", "function": function}]
     turn = {"role": "assistant", "reasoning_content": "Where?", "tool_calls": calls}
-    told = [user, turn, {"role": "tool", "tool_call_id": use.id, "content": "rain"}]
-    assert (await served.chat(messages=told, tools=[WEATHER])).status_code == 200
+    turns = [user, turn, {"role": "tool", "tool_call_id": use.id, "content": "rain"}]
+    assert (await served.chat(messages=turns, tools=[WEATHER])).status_code == 200
     _, of_message, of_chat = served.engine.requests
     assert of_message.prompt == of_chat.prompt
 

@@ -28,7 +28,7 @@ async def drawing(serve: Serving) -> Served:
 
 
 def by_index(choices: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Joins the pieces of each choice: texts and arrays one behind the other; of other fields, the last one counts."""
+    """Joins the pieces of each choice: texts and arrays are concatenated; of other fields the last value is kept."""
     joined: dict[int, dict[str, Any]] = {}
     for piece in choices:
         choice = joined.setdefault(piece["index"], {"text": "", "token_ids": [], "logprobs": {}})

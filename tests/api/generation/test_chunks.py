@@ -1,4 +1,4 @@
-"""Chunks are written from prepared bytes: they must equal what a JSON encoder would write, in few messages."""
+"""Chunks are made from prepared bytes: they must equal the output of a JSON encoder, in few messages."""
 
 import asyncio
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def step(*events: ChoiceEvent, group: int = 0) -> GroupStep:
 
 
 def parsed(data: bytes) -> list[dict[str, object]]:
-    """Returns the JSON of each event, and checks that it is framed as the standard says."""
+    """Returns the JSON of each event, and checks its framing."""
     *parts, rest = data.split(b"\n\n")
     assert rest == b""
     assert all(part.startswith(b"data: ") and b"\n" not in part for part in parts)
@@ -127,21 +127,21 @@ async def test_chat_chunk_is_what_an_encoder_would_write(
 async def test_usage_of_a_chunk_is_as_asked_for(
     tokenizer: Tokenizer, include: bool, continuous: bool, expected: object
 ) -> None:
-    wanted = plan(tokenizer, include=include, continuous=continuous)
+    usage_plan = plan(tokenizer, include=include, continuous=continuous)
     event = ChoiceEvent(0, "x", (8,))
     details = {"completion_tokens_details": {"reasoning_tokens": 0}}
     for writer, more in (
-        (chat_writer(wanted, chat(), stream=True), details),
-        (completion_writer(wanted, CompletionRequest.model_validate({"prompt": "x"}), stream=True), {}),
+        (chat_writer(usage_plan, chat(), stream=True), details),
+        (completion_writer(usage_plan, CompletionRequest.model_validate({"prompt": "x"}), stream=True), {}),
     ):
-        told = USAGE_JSON | more
+        expected_usage = USAGE_JSON | more
         for chunk in parsed(writer.feed([step(event)], usage)):
             sent = int("role" not in str(chunk))
-            counted = told | {"completion_tokens": sent, "total_tokens": 3 + sent}
+            counted = expected_usage | {"completion_tokens": sent, "total_tokens": 3 + sent}
             assert chunk.get("usage", "absent") == (counted if expected == USAGE_JSON else expected)
         ending = b"".join(writer.close(USAGE))
         assert ending.endswith(b"data: [DONE]\n\n")
-        assert [(c["choices"], c["usage"]) for c in parsed(ending)] == ([([], told)] if include else [])
+        assert [(c["choices"], c["usage"]) for c in parsed(ending)] == ([([], expected_usage)] if include else [])
 
 
 async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
@@ -199,7 +199,7 @@ async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) 
 
 
 async def sent_by(app: object, path: str, body: object) -> list[Message]:
-    """Returns everything that an app sends for a request, message by message."""
+    """Returns all messages that an app sends for a request."""
     messages: list[Message] = []
     unread = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
 

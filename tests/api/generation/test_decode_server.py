@@ -1,4 +1,4 @@
-"""A decode server: the ticket of a request goes to the engine, or back to its maker, and is never just dropped."""
+"""A decode server: the ticket of a request goes to the engine or is released at its maker, and is never lost."""
 
 import asyncio
 from typing import Any
@@ -16,14 +16,14 @@ from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, WatchedEng
 pytestmark = pytest.mark.anyio
 
 
-ASKED = {"x-request-id": "asked"}
+TRACE = {"x-request-id": "asked"}
 takes_prompts = pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
 
 
 async def decode_server(serve: Serving, **config: Any) -> Served:
     """A decode server whose requests all have the same id."""
     served = await serve(engine=WatchedEngine(role=Role.DECODE), **config)
-    served.http.headers.update(ASKED)
+    served.http.headers.update(TRACE)
     return served
 
 
@@ -33,7 +33,7 @@ async def served(serve: Serving) -> Served:
 
 
 def granted(served: Served, prompt: list[int] = PROMPT, *, count: int = 1) -> list[Ticket]:
-    """Grants tickets whose leases are held. At the end of the test none may be left."""
+    """Grants tickets whose leases are held. No lease may be left at the end of the test."""
     request = group(prompt=tuple(prompt))
     return [served.engine.leases.grant(request, NOWHERE, readers=1, block_size=16) for _ in range(count)]
 
@@ -105,7 +105,7 @@ async def test_of_a_list_the_first_ticket_is_used_and_the_others_are_released(
 
 
 async def test_one_lease_named_for_every_choice_is_one_ticket(served: Served) -> None:
-    """If the copies were released, the lease that is about to be used would end."""
+    """A release of a copy would end the lease that the engine is about to use."""
     (ticket,) = granted(served)
     assert (await served.complete(PROMPT, n=4, kv_transfer_params=wire([ticket] * 4))).status_code == 200
     assert (served.engine.pulls, served.engine.released) == (1, [])
@@ -118,7 +118,7 @@ async def test_a_list_of_another_length_is_refused_and_released(served: Served, 
 
 
 async def test_a_list_that_is_longer_than_any_group_is_not_even_read(served: Served) -> None:
-    """Each entry may name another host to call: a body of 8 MB would be 25,000 calls."""
+    """Each entry can name another host to call, so a body of 8 MB would cause 25,000 calls."""
     (ticket,) = granted(served)
     assert (await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 257))).status_code == 400
     assert served.engine.released == []
@@ -196,7 +196,7 @@ async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[s
     (ticket,) = granted(served)
     response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket) | broken)
     assert named(response) == (400, "kv_transfer_params")
-    served.engine.leases.end(ticket)  # nobody can know whose it was
+    served.engine.leases.end(ticket)  # the server cannot know who owns it
 
 
 async def test_whole_tickets_beside_a_broken_one_are_released(served: Served) -> None:
@@ -226,9 +226,9 @@ async def test_other_servers_take_no_tickets(serve: Serving) -> None:
 async def test_a_client_that_leaves_while_its_group_waits_ends_the_lease(serve: Serving, stream: bool) -> None:
     served = await serve(engine=WatchedEngine(hello, role=Role.DECODE, gated=True))
     ticket = wire(granted(served))[0]
-    asking = await served.engine.begun(served.complete(PROMPT, stream=stream, kv_transfer_params=ticket))
-    asking.cancel()
+    request = await served.engine.start_request(served.complete(PROMPT, stream=stream, kv_transfer_params=ticket))
+    request.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await request
     await served.until_empty()
     assert held(served) == []

@@ -22,7 +22,7 @@ async def gated(serve: Serving, *answers: str, **settings: Any) -> Served:
 
 
 async def until(served: Served, id: str, tokens: int) -> dict[str, Any]:
-    """Returns the group when all its choices together have at least `tokens` tokens."""
+    """Returns the group once its choices have at least `tokens` tokens in total."""
     while True:
         shown: dict[str, Any] = (await served.http.get(f"/v1/groups/{id}")).json()
         if sum(choice["tokens"] for choice in shown["choices"]) >= tokens:
@@ -31,7 +31,7 @@ async def until(served: Served, id: str, tokens: int) -> dict[str, Any]:
 
 async def test_a_group_is_looked_at_while_it_is_written(serve: Serving) -> None:
     served = await gated(serve, "abcd", "a")
-    answering = await served.engine.begun(served.chat(n=2))
+    answering = await served.engine.start_request(served.chat(n=2))
     id = served.engine.requests[0].request_id
     served.engine.go(2)
     shown = await until(served, id, 4)
@@ -47,7 +47,7 @@ async def test_a_group_is_looked_at_while_it_is_written(serve: Serving) -> None:
 
 async def test_a_choice_is_ended_beside_the_request(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
-    answering = await served.engine.begun(served.chat(n=2))
+    answering = await served.engine.start_request(served.chat(n=2))
     id = served.engine.requests[0].request_id
     served.engine.go(2)
     await until(served, id, 4)
@@ -64,7 +64,7 @@ async def test_a_choice_is_ended_beside_the_request(serve: Serving) -> None:
 
 async def test_a_whole_group_is_ended_beside_the_request(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
-    answering = await served.engine.begun(served.chat(n=2, stream=True))
+    answering = await served.engine.start_request(served.chat(n=2, stream=True))
     id = served.engine.requests[0].request_id
     served.engine.go(1)
     await until(served, id, 2)
@@ -137,7 +137,7 @@ async def test_a_group_of_another_key_is_not_found(serve: Serving) -> None:
 
 async def test_a_group_ended_while_it_generates_is_forgotten_despite_keep_s(serve: Serving) -> None:
     served = await gated(serve, "abcd")
-    answering = await served.engine.begun(served.chat(n=2, keep_s=60))
+    answering = await served.engine.start_request(served.chat(n=2, keep_s=60))
     id = served.engine.requests[0].request_id
     served.engine.go(1)
     await until(served, id, 2)
@@ -148,7 +148,7 @@ async def test_a_group_ended_while_it_generates_is_forgotten_despite_keep_s(serv
 
 async def test_the_choices_of_a_client_that_has_left_are_over(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
-    answering = await served.engine.begun(served.chat(n=2, keep_s=60, group={"start": 1}))
+    answering = await served.engine.start_request(served.chat(n=2, keep_s=60, group={"start": 1}))
     id = served.engine.requests[0].request_id
     served.engine.go(2)
     await until(served, id, 2)
@@ -268,7 +268,7 @@ def test_choices_that_could_not_start_are_put_back() -> None:
 
 async def test_a_client_that_leaves_takes_its_group_along(serve: Serving) -> None:
     served = await gated(serve, "abcd")
-    answering = await served.engine.begun(served.chat(n=2))
+    answering = await served.engine.start_request(served.chat(n=2))
     assert len(served.service.groups) == 1
     answering.cancel()
     await asyncio.wait([answering])

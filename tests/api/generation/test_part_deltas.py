@@ -1,4 +1,4 @@
-"""The chunks of a choice, joined, are its whole answer, whatever its parts are and however they are bundled."""
+"""The chunks of a choice, joined, are its unstreamed answer, whatever its parts are and however they are bundled."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -22,7 +22,7 @@ from tests.tiny_tokenizer import build_tiny_tokenizer
 USED = Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=2)
 
 TEXTS = st.text(max_size=4)
-SAID = st.one_of(TEXTS.map(Content), TEXTS.map(Reasoning))
+TEXT_PARTS = st.one_of(TEXTS.map(Content), TEXTS.map(Reasoning))
 
 
 @cache
@@ -32,11 +32,11 @@ def tokenizer() -> Tokenizer:
 
 @st.composite
 def parts_of_a_choice(draw: st.DrawFn, calls: bool) -> list[Part]:
-    parts: list[Part] = list(draw(st.lists(SAID, max_size=4)))
+    parts: list[Part] = list(draw(st.lists(TEXT_PARTS, max_size=4)))
     for number in range(draw(st.integers(0, 3)) if calls else 0):
         parts.append(ToolCallBegin(number, f"call_{number}", draw(st.sampled_from(["f", "get_weather"]))))
         parts += [ToolCallArguments(number, text) for text in draw(st.lists(TEXTS, max_size=3))]
-        parts += draw(st.lists(SAID, max_size=1))
+        parts += draw(st.lists(TEXT_PARTS, max_size=1))
     return parts
 
 
@@ -49,7 +49,7 @@ def events_of_a_choice(draw: st.DrawFn, index: int, calls: bool) -> list[ChoiceE
         size = draw(st.integers(0, 3))
         events.append(event(index, rest[:size], len(events)))
         rest = rest[size:]
-    return [*events, event(index, draw(st.lists(SAID, max_size=2)), len(events), FinishReason.STOP)]
+    return [*events, event(index, draw(st.lists(TEXT_PARTS, max_size=2)), len(events), FinishReason.STOP)]
 
 
 def event(index: int, parts: Sequence[Part], number: int, finish: FinishReason | None = None) -> ChoiceEvent:
@@ -68,14 +68,14 @@ CHATS = st.builds(
 
 
 @pytest.mark.slow
-@given(asked=CHATS, data=st.data())
-def test_chunks_joined_are_the_whole_answer(asked: ChatRequest, data: st.DataObject) -> None:
-    waiting = [data.draw(events_of_a_choice(index, bool(asked.tools))) for index in range(2)]
+@given(request=CHATS, data=st.data())
+def test_chunks_joined_are_the_whole_answer(request: ChatRequest, data: st.DataObject) -> None:
+    waiting = [data.draw(events_of_a_choice(index, bool(request.tools))) for index in range(2)]
     steps = []
     while any(waiting):
         choice = data.draw(st.sampled_from([choice for choice in waiting if choice]))
         steps.append(GroupStep((choice.pop(0),)))
-    body, chunks = (chat_writer(plan(tokenizer()), asked, stream=stream) for stream in (False, True))
+    body, chunks = (chat_writer(plan(tokenizer()), request, stream=stream) for stream in (False, True))
     for step in steps:
         body.feed([step], lambda: USED)
     sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + b"".join(chunks.close(USED)))
@@ -84,5 +84,5 @@ def test_chunks_joined_are_the_whole_answer(asked: ChatRequest, data: st.DataObj
     for choice in answer["choices"]:
         pieces = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == choice["index"]]  # type: ignore[index]
         assert [token for piece in pieces for token in piece.get("token_ids", [])] == choice.get("token_ids", [])
-        told = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
-        assert told == (choice["logprobs"] or {"content": []})["content"]
+        entries = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
+        assert entries == (choice["logprobs"] or {"content": []})["content"]

@@ -1,4 +1,4 @@
-"""A prefill server turns an order into a ticket, in every route's own shape. Leaving clients leave nothing behind."""
+"""A prefill server turns an order into a ticket, in the shape of each route. Clients that leave cause no leaks."""
 
 import asyncio
 import json
@@ -33,14 +33,14 @@ ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 class Waiting:
-    """A prefill that lasts until the test lets it go."""
+    """A prefill that lasts until the test ends it."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.go_on = asyncio.Event()
 
     async def __call__(self, _: GenerateRequest) -> None:
-        self.begun.set()
+        self.started.set()
         await self.go_on.wait()
 
 
@@ -112,7 +112,7 @@ async def test_usage_of_a_stream_counts_the_prompt_and_no_tokens(served: Served)
 
 @every_route
 async def test_n_is_one_prefill_and_one_choice(served: Served, path: str) -> None:
-    """Some gateways send the client's n to both sides, which elsewhere makes n prefills."""
+    """Some gateways send the client's n to both sides, which causes n prefills on other servers."""
     fields: dict[str, Any] = {**ROUTES[path], "kv_transfer_params": ORDER}
     sampling = {"n": 8, "temperature": 0.5}
     fields |= {"sampling_params": sampling} if "sampling_params" in fields else sampling
@@ -176,7 +176,7 @@ async def test_prefills_and_answers_share_one_admission_limit(serve: Serving) ->
     waiting = Waiting()
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=waiting))
     prefill = asyncio.create_task(served.complete(PROMPT, kv_transfer_params=ORDER))
-    await waiting.begun.wait()
+    await waiting.started.wait()
     assert (served.service.admission.waiting, served.service.admission.open) == (1, 1)
     waiting.go_on.set()
     taken(served, (await prefill).json()["kv_transfer_params"])
@@ -188,11 +188,11 @@ async def test_a_client_that_leaves_during_a_prefill_ends_it(serve: Serving, pat
     waiting = Waiting()
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=waiting))
     body = {**ROUTES[path], "stream": stream, "kv_transfer_params": ORDER}
-    asking = asyncio.create_task(served.http.post(path, json=body))
-    await waiting.begun.wait()
-    asking.cancel()
+    request = asyncio.create_task(served.http.post(path, json=body))
+    await waiting.started.wait()
+    request.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await request
     await served.until_empty()
     assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in await served.metrics()
 

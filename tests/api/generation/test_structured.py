@@ -1,4 +1,4 @@
-"""Forms that a request may demand of its answers, and refusals. The engine is scripted: tests see what it is given."""
+"""Forms that a request can require of its answers, and refusals. The engine is scripted, so tests see its requests."""
 
 import asyncio
 import json
@@ -183,7 +183,7 @@ HOSTILE = [
 
 
 FAR = pytest.param(6, marks=pytest.mark.slow)
-"""It is followed to its end, which takes a second."""
+"""The schema is followed to its end, which takes a second."""
 
 
 @pytest.mark.parametrize("number", [FAR if number == 6 else number for number in range(len(HOSTILE))])

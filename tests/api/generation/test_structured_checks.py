@@ -1,4 +1,4 @@
-"""Compiling a grammar holds up neither the event loop nor requests whose grammar is known."""
+"""Compiling a grammar delays neither the event loop nor requests whose grammar is known."""
 
 import asyncio
 import json
@@ -21,17 +21,17 @@ pytestmark = pytest.mark.anyio
 
 
 class SlowCompiler(Grammars):
-    """Compiles when the test lets it, and counts how often it was asked."""
+    """Compiles when the test allows it, and lists the grammars that it compiled."""
 
     def __init__(self) -> None:
         super().__init__(lambda: TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
         self.go = threading.Event()
-        self.begun = threading.Semaphore(0)
-        self.asked: list[Grammar] = []
+        self.started = threading.Semaphore(0)
+        self.compiled: list[Grammar] = []
 
     def get(self, grammar: Grammar) -> CompiledGrammar:
-        self.asked.append(grammar)
-        self.begun.release()
+        self.compiled.append(grammar)
+        self.started.release()
         self.go.wait()
         return super().get(grammar)
 
@@ -46,7 +46,7 @@ def slow_compiler() -> Iterator[SlowCompiler]:
 
 
 def fits(grammar: Grammar) -> None:
-    """Takes the place of the process that compiles a heavy grammar first."""
+    """Replaces the process that compiles a heavy grammar first."""
 
 
 def checks_of(
@@ -60,7 +60,7 @@ async def check(checks: GrammarChecks, grammar: Grammar) -> None:
 
 
 async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
-    """Asks until the grammar has taken too long in a thread: on a busy machine no thread may have it in so short a
+    """Repeats the check until it fails because compiling takes too long. On a busy machine no thread may be free in
     time."""
     while True:
         with suppress(OverloadedError):
@@ -72,7 +72,7 @@ async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
 async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
     with slow_compiler() as compiler:
         checking = asyncio.ensure_future(check(checks_of(compiler), regex("a")))
-        await asyncio.to_thread(compiler.begun.acquire)  # it runs on while the compiler is held
+        await asyncio.to_thread(compiler.started.acquire)  # it continues while the compiler is held
         assert not checking.done()
         compiler.go.set()
         await checking
@@ -83,17 +83,17 @@ async def test_a_known_grammar_needs_no_thread() -> None:
         compiler.go.set()
         compiler.get(regex("a"))
         await check(checks_of(compiler), regex("a"))
-        assert compiler.asked == [regex("a")]
+        assert compiler.compiled == [regex("a")]
 
 
 async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
     with slow_compiler() as compiler:
         checks = checks_of(compiler)
         checking = [asyncio.ensure_future(check(checks, regex("a"))) for _ in range(5)]
-        await asyncio.to_thread(compiler.begun.acquire)
+        await asyncio.to_thread(compiler.started.acquire)
         compiler.go.set()
         await asyncio.gather(*checking)
-        assert compiler.asked == [regex("a")]
+        assert compiler.compiled == [regex("a")]
 
 
 async def test_a_grammar_that_compiles_too_long_is_the_client_s_error() -> None:
@@ -108,10 +108,10 @@ async def test_a_grammar_that_waits_too_long_for_a_thread_is_an_overload() -> No
         checks = checks_of(compiler, timeout_s=0.05)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(NUM_THREADS)]
         for _ in held:
-            await asyncio.to_thread(compiler.begun.acquire)
+            await asyncio.to_thread(compiler.started.acquire)
         with pytest.raises(OverloadedError):
             await check(checks, regex("b"))
-        assert len(compiler.asked) == NUM_THREADS
+        assert len(compiler.compiled) == NUM_THREADS
         await asyncio.gather(*held, return_exceptions=True)
 
 
@@ -119,7 +119,7 @@ async def test_no_more_grammars_may_wait_than_the_limit() -> None:
     with slow_compiler() as compiler:
         checks = checks_of(compiler)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_COMPILING)]
-        await asyncio.to_thread(compiler.begun.acquire)
+        await asyncio.to_thread(compiler.started.acquire)
         with pytest.raises(OverloadedError):
             await check(checks, regex("b"))
         compiler.go.set()
@@ -132,20 +132,20 @@ async def test_a_repeated_request_after_a_time_out_waits_for_the_same_compilatio
         checks = checks_of(compiler, timeout_s=0.05)
         for _ in range(2):
             await refused(checks, regex("a"))
-        assert compiler.asked == [regex("a")]
+        assert compiler.compiled == [regex("a")]
 
 
 async def test_a_grammar_that_compiled_too_long_is_not_kept() -> None:
-    """The grammar was refused, but used to be kept once it was compiled."""
+    """A refused grammar used to be kept once it was compiled."""
     with slow_compiler() as compiler:
         checks = checks_of(compiler, timeout_s=0.05)
         await refused(checks, regex("a"))
         compiler.go.set()
         async with asyncio.timeout(PATIENCE_S):
-            while len(compiler.asked) == 1:  # until the first thread has ended
+            while len(compiler.compiled) == 1:  # until the first thread has ended
                 with suppress(GrammarError, OverloadedError):
                     await check(checks, regex("a"))
-        assert compiler.asked == [regex("a")] * 2
+        assert compiler.compiled == [regex("a")] * 2
 
 
 async def test_every_request_for_a_wrong_grammar_gets_the_error() -> None:
@@ -153,36 +153,36 @@ async def test_every_request_for_a_wrong_grammar_gets_the_error() -> None:
         checks = checks_of(compiler)
         wrong = Grammar(GrammarKind.JSON, '{"type":"text"}')
         checking = [asyncio.ensure_future(check(checks, wrong)) for _ in range(2)]
-        await asyncio.to_thread(compiler.begun.acquire)
+        await asyncio.to_thread(compiler.started.acquire)
         compiler.go.set()
-        told = await asyncio.gather(*checking, return_exceptions=True)
-        assert [str(error)[:38] for error in told] == ["Invalid 'it': at type: 'text' is not a"] * 2
+        errors = await asyncio.gather(*checking, return_exceptions=True)
+        assert [str(error)[:38] for error in errors] == ["Invalid 'it': at type: 'text' is not a"] * 2
 
 
 def heavy(name: str) -> Grammar:
-    """A grammar that is tried in a process first."""
+    """Returns a grammar that a process compiles first."""
     return Grammar(GrammarKind.JSON, json.dumps({"patternProperties": {name: {"type": "integer"}}}))
 
 
 async def test_heavy_grammars_do_not_hold_up_light_ones() -> None:
-    go, begun = threading.Event(), threading.Event()
+    go, started = threading.Event(), threading.Event()
 
     def hold(_: Grammar) -> None:
-        begun.set()
+        started.set()
         go.wait()
 
     with slow_compiler() as compiler:
         compiler.go.set()
         checks = checks_of(compiler, try_apart=hold)
         held = [asyncio.ensure_future(check(checks, heavy(f"a{i}"))) for i in range(MAX_HEAVY_COMPILING)]
-        await asyncio.to_thread(begun.wait)
+        await asyncio.to_thread(started.wait)
         with pytest.raises(OverloadedError):
             await check(checks, heavy("b"))
         await check(checks, regex("a"))
-        assert compiler.asked == [regex("a")]
+        assert compiler.compiled == [regex("a")]
         go.set()
         await asyncio.gather(*held)
-        assert len(compiler.asked) == 1 + MAX_HEAVY_COMPILING
+        assert len(compiler.compiled) == 1 + MAX_HEAVY_COMPILING
 
 
 @pytest.mark.parametrize("clients_own", [True, False])
@@ -216,4 +216,4 @@ async def test_a_heavy_grammar_that_was_refused_is_not_tried_again() -> None:
         for _ in range(2):
             with pytest.raises(GrammarError, match="Invalid 'it': compiling it takes more than 5 s"):
                 await check(checks, heavy("a"))
-        assert (tried, compiler.asked) == ([heavy("a")], [])
+        assert (tried, compiler.compiled) == ([heavy("a")], [])

@@ -1,4 +1,5 @@
-"""Each group has one log line and counts once in the figures, however it ended. The client's ids go along with it."""
+"""Each group has one log line and counts once in the metrics, however it ends. The client's ids are passed on with
+it."""
 
 import logging
 
@@ -108,7 +109,7 @@ async def test_on_generate_the_header_s_id_wins_over_the_body_s(
 
 
 async def test_an_id_that_fits_no_header_does_not_go_along(served: Served) -> None:
-    """It would break the call to the next server, and the log line."""
+    """Other characters would break the request to the next server, and the log line."""
     body = {"token_ids": [5], "sampling_params": {}, "request_id": "two\nlines"}
     response = await served.http.post("/inference/v1/generate", json=body)
     assert response.json()["request_id"] == "two\nlines"
@@ -117,7 +118,7 @@ async def test_an_id_that_fits_no_header_does_not_go_along(served: Served) -> No
 
 @pytest.mark.parametrize(("given", "known"), [("s-1", "s-1"), (7, "7"), (0, "0"), (-1, ""), (None, "")])
 async def test_a_session_in_the_body_counts_as_one_in_the_header(served: Served, given: object, known: str) -> None:
-    """LMDeploy's clients send it there; -1 is its word for none."""
+    """LMDeploy's clients send the session in the body; -1 means none."""
     generate = {"token_ids": [5], "sampling_params": {}, "session_id": given}
     for answer in (
         await served.chat(session_id=given),

@@ -1,4 +1,4 @@
-"""Errors that are no field's: routes, keys, sizes, overload, ids, browsers."""
+"""Errors that do not concern a field: routes, keys, sizes, overload, ids, browsers."""
 
 import asyncio
 import logging
@@ -72,7 +72,7 @@ async def test_unannounced_body_is_refused_when_the_limit_is_passed(serve: Servi
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
     writer.write(b"80\r\n" + b"x" * 128 + b"\r\n")
-    writer.write(b"80\r\n" + b"x" * 128 + b"\r\n")  # it has no end: the answer comes before that
+    writer.write(b"80\r\n" + b"x" * 128 + b"\r\n")  # the answer comes before the end of the request
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 ")
     assert b"request_too_large" in await reader.readuntil(b"}}")
@@ -121,7 +121,7 @@ async def test_one_group_too_many_is_a_503_with_retry_after(serve: Serving) -> N
 
 async def test_prompts_of_a_request_are_admitted_all_or_none(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True), max_waiting_groups=2)
-    waiting = await served.engine.begun(served.complete("x"))
+    waiting = await served.engine.start_request(served.complete("x"))
     assert (await served.complete(["x", "y"])).status_code == 503
     assert len(served.engine.requests) == 1
     assert served.service.admission.open == 1
@@ -143,7 +143,7 @@ async def test_groups_with_a_first_token_do_not_count_as_waiting(serve: Serving)
     async with served.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as first:
         assert first.status_code == 200
         assert served.service.admission.waiting == 0
-        second = await served.engine.begun(served.complete("y"))
+        second = await served.engine.start_request(served.complete("y"))
         await served.engine.submitted.acquire()
         served.engine.go(60)
         assert (await second).status_code == 200
@@ -191,7 +191,7 @@ async def test_bug_is_a_500_without_its_reason(serve: Serving) -> None:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
-    """Returns the fields of the lines about refused requests, less the ids."""
+    """Returns the fields of the log lines about refused requests, without the ids."""
     lines = [vars(record)["fields"] for record in caplog.records if record.message == "request refused"]
     assert all(line["request_id"] for line in lines)
     return [tuple(line[name] for name in ("route", "status", "code", "param")) for line in lines]
@@ -242,12 +242,12 @@ async def test_a_flood_of_refusals_has_a_few_lines_and_their_number(caplog: pyte
             refused.write({"number": number})
         for _ in range(10):
             await asyncio.sleep(0)  # the window ends
-        told = [vars(record)["fields"] for record in caplog.records]
-        assert told == [{"number": 0}, {"number": 1}, *([{"requests": flood - 2}] if flood > 2 else [])]
+        logged = [vars(record)["fields"] for record in caplog.records]
+        assert logged == [{"number": 0}, {"number": 1}, *([{"requests": flood - 2}] if flood > 2 else [])]
 
 
 async def test_a_server_that_mounts_the_app_may_run_its_lifespan(served: Served) -> None:
-    """Ray Serve does so, and starts no replica if that fails."""
+    """Ray Serve does this, and starts no replica if it fails."""
     lifespan = LifespanOn(uvicorn.Config(served.app, lifespan="on", log_config=None))
     await lifespan.startup()
     await lifespan.shutdown()

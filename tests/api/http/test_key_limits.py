@@ -1,4 +1,4 @@
-"""The limits of one API key count a request from before anything runs to the end of its answer, whatever ends it."""
+"""The limits of an API key count a request from before its first group to the end of its answer, whatever ends it."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ async def post(served: Served, key: str, **fields: object) -> httpx.Response:
 
 
 async def started(served: Served, engine: WatchedEngine, key: str, **fields: object) -> asyncio.Task[httpx.Response]:
-    return await engine.begun(post(served, key, **fields))
+    return await engine.start_request(post(served, key, **fields))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -91,7 +91,7 @@ async def test_a_key_at_its_limit_is_refused_and_the_other_is_not(serve: Serving
     other = await started(served, engine, OTHER)
     engine.go()
     assert [(await task).status_code for task in (running, other)] == [200, 200]
-    assert len(engine.requests) == 2  # the refused one was never submitted
+    assert len(engine.requests) == 2  # the refused request was never submitted
     engine.go()
     assert (await post(served, ONE)).status_code == 200
 
@@ -135,14 +135,14 @@ async def test_an_answer_that_fails_gives_its_share_back(serve: Serving) -> None
 async def test_a_client_that_has_the_last_byte_may_ask_again(
     serve: Serving, stream: bool, failing: dict[int, MotetError]
 ) -> None:
-    """It may be quicker than the server, which has the end of the request still to notice."""
+    """The client can be faster than the server, which has not noticed the end of the request."""
     served = await limited(serve, WatchedEngine(fail_after=failing), requests=1)
     body = json.dumps({"prompt": "hi", "stream": stream}).encode()
     counted: list[int] = []
 
     async def receive() -> Message:
         if counted or not unread:
-            await asyncio.Event().wait()  # it is cancelled after the answer has ended
+            await asyncio.Event().wait()  # the task is cancelled after the end of the answer
         return unread.pop()
 
     async def send(message: Message) -> None:
@@ -177,9 +177,9 @@ async def test_a_client_that_leaves_gives_its_share_back(serve: Serving) -> None
 
 
 async def test_without_keys_all_clients_are_one_and_the_server_is_busy(serve: Serving) -> None:
-    """Trainers try again at a 503, as from vLLM, and take a 429 for their own fault."""
+    """Trainers retry after a 503, as from vLLM, but treat a 429 as their own mistake."""
     served = await serve(engine=WatchedEngine(gated=True), key_max_requests=1, key_max_choices=2)
-    running = await served.engine.begun(served.chat())
+    running = await served.engine.start_request(served.chat())
     assert later(await post(served, "any")) == (503, "1", "overloaded")
     assert coded(await post(served, "any", n=3)) == (503, "overloaded")
     served.engine.go()

@@ -1,6 +1,6 @@
-"""The client leaves: at every stage its groups end at once, streamed or not, and nothing is left behind.
+"""The client leaves: at every stage its groups end at once, streamed or not, and release everything.
 
-The engine takes a step only when the test says so, so each test knows how far the group is.
+The engine takes a step only when the test allows it, so each test knows the state of the group.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ GROUPS = {"/v1/chat/completions": 1, "/v1/completions": 2, "/inference/v1/genera
 
 
 async def gated(serve: Serving) -> tuple[Served, WatchedEngine]:
-    """Returns a server whose choice 0 ends after two steps, while choice 1 goes on."""
+    """Returns a server whose choice 0 ends after two steps, while choice 1 continues."""
     engine = WatchedEngine(saying("a", "a much longer answer than the other"), gated=True)
     return await serve(engine=engine), engine
 
 
 @asynccontextmanager
-async def asking(served: Served, path: str, *, stream: bool) -> AsyncIterator[asyncio.Task[httpx.Response]]:
-    """A client that waits for its answer, and leaves at the end of the block."""
+async def sending(served: Served, path: str, *, stream: bool) -> AsyncIterator[asyncio.Task[httpx.Response]]:
+    """Sends a request for a client that waits for its answer, and leaves at the end of the block."""
     task = asyncio.create_task(served.http.post(path, json={**of_two(path), "stream": stream}))
     try:
         yield task
@@ -37,7 +37,7 @@ async def asking(served: Served, path: str, *, stream: bool) -> AsyncIterator[as
 
 
 async def take_steps(engine: WatchedEngine, count: int) -> None:
-    """Lets the engine go on until every group has taken so many steps."""
+    """Lets the engine run until every group has taken `count` steps."""
     while any(group.step < count for group in engine.open.values()):
         if engine.steps.locked():
             engine.steps.release()
@@ -49,7 +49,7 @@ async def take_steps(engine: WatchedEngine, count: int) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 5], ids=["queued", "decoding", "one choice done"])
 async def test_leaving_ends_the_groups(serve: Serving, path: str, stream: bool, steps: int) -> None:
     served, engine = await gated(serve)
-    async with asking(served, path, stream=stream):
+    async with sending(served, path, stream=stream):
         for _ in range(GROUPS[path]):
             await engine.submitted.acquire()
         await take_steps(engine, steps)
@@ -80,8 +80,8 @@ async def test_leaving_before_the_body_is_sent_opens_nothing(served: Served) -> 
 
 async def test_others_go_on_when_one_leaves(serve: Serving) -> None:
     served, engine = await gated(serve)
-    staying = await engine.begun(served.complete("stay"))
-    async with asking(served, "/v1/completions", stream=True):
+    staying = await engine.start_request(served.complete("stay"))
+    async with sending(served, "/v1/completions", stream=True):
         for _ in range(2):
             await engine.submitted.acquire()
     engine.go(100)

@@ -1,4 +1,4 @@
-"""Any mistake inside a body, at any depth and on any route, is named as the client wrote it."""
+"""An error names the wrong field by the client's name, at any depth of the body and on any route."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ SCHEMA = {"type": "object"}
 TOOL = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": False}
 NAMED = {"type": "function", "function": {"name": "f"}}
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-SAID = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "tool_calls": CALLS}]
+TURNS = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "tool_calls": CALLS}]
 TEXT = {"type": "input_text", "text": "hi"}
 THOUGHT = {"type": "reasoning", "content": [{"type": "text", "text": "t"}]}
 OUTPUT = {"type": "function_call_output", "call_id": "1", "output": [TEXT]}
@@ -44,7 +44,7 @@ TOOL_BLOCKS = [
 ]
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {
-        "messages": SAID,
+        "messages": TURNS,
         "tools": [{"type": "function", "function": TOOL}],
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
         **HELD,
@@ -69,7 +69,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
         "max_tokens": 2000,
     },
-    "/tokenize": {"messages": SAID, "tools": [{"type": "function", "function": TOOL}], "tool_choice": NAMED},
+    "/tokenize": {"messages": TURNS, "tools": [{"type": "function", "function": TOOL}], "tool_choice": NAMED},
 }
 SURROGATE = {"const": "\ud800"}
 OWN: dict[str, list[tuple[str, Any]]] = {
@@ -153,9 +153,9 @@ OWN: dict[str, list[tuple[str, Any]]] = {
         ("output_config.format.schema", SURROGATE),
     ],
 }
-"""Mistakes that only the checks of one object find."""
+"""Mistakes that only the check of one object finds."""
 CLIENTS_OWN = {"parameters", "schema", "json", "input", "input_schema"}
-"""Fields whose members may have any names."""
+"""Fields whose members can have any names."""
 
 
 def members(value: object, name: str = "") -> Iterator[tuple[str, object]]:
@@ -172,12 +172,12 @@ def members(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def open_to_clients(name: str) -> bool:
-    """Returns True for a field that nothing knows in a message, an item or a tool."""
+    """Returns True for an unknown field in a message, an item or a tool."""
     return name.endswith(".unheard_of") and name.startswith(("messages[", "input[", "tools[", "system["))
 
 
 def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
-    """Returns the body with this value at that place."""
+    """Returns the body with this value at this place."""
     changed: Any = json.loads(json.dumps(body))
     inner, *steps = changed, *name.replace("[", ".[").split(".")
     keys = [int(step[1:-1]) if step.startswith("[") else step for step in steps]
@@ -237,7 +237,7 @@ async def test_the_line_about_ignored_fields_is_bounded(served: Served, caplog: 
 async def test_a_field_about_experts_is_ignored_with_a_line(
     served: Served, route: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Trainers send it with every request; no model here has routed experts to tell of."""
+    """Trainers send the field with every request; Motet's answers have no data about routed experts."""
     name = "routed_experts_prompt_start"
     body = dict(BODIES[route])
     if route == GENERATE:

@@ -1,4 +1,4 @@
-"""Traces of requests: which spans there are, what they tell, and what goes to the next server."""
+"""Traces of requests: the spans, their attributes, and the context that is sent to the next server."""
 
 import asyncio
 import json
@@ -38,13 +38,13 @@ async def test_a_request_has_a_span_for_itself_its_group_and_each_choice(
     assert request.attributes["motet.request_id"] == answer.headers["x-request-id"]
     assert tracer.children(request) == ["chat tiny"]
     usage = answer.json()["usage"]
-    told = group.attributes
-    assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
-    assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
-    assert told["gen_ai.response.id"] == answer.json()["id"]
-    assert told["gen_ai.response.finish_reasons"] == ("stop",) * 3
-    assert (told["gen_ai.request.choice.count"], told["gen_ai.request.seed"]) == (3, -1)
-    assert told["gen_ai.conversation.id"] == "s"
+    attributes = group.attributes
+    assert attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert attributes["gen_ai.response.id"] == answer.json()["id"]
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",) * 3
+    assert (attributes["gen_ai.request.choice.count"], attributes["gen_ai.request.seed"]) == (3, -1)
+    assert attributes["gen_ai.conversation.id"] == "s"
     assert tracer.children(group) == ["choice"] * 3
     assert (
         sum(int(str(one.attributes["motet.choice.output_tokens"])) for one in group.inner) == usage["completion_tokens"]
@@ -74,15 +74,21 @@ async def test_a_refused_request_has_a_span_that_says_why(serve: Serving) -> Non
     served.service.start_drain()
     await post(CHAT, json=body())
     assert [
-        (one.name, told["http.response.status_code"], told["motet.error.code"], told["error.type"], one.error)
+        (
+            one.name,
+            attributes["http.response.status_code"],
+            attributes["motet.error.code"],
+            attributes["error.type"],
+            one.error,
+        )
         for one in tracer.records
-        for told in [one.attributes]
+        for attributes in [one.attributes]
     ] == [
         (f"POST {CHAT}", 400, "integer_below_min_value", None, ""),
         (f"POST {CHAT}", 404, "model_not_found", None, ""),
         ("POST /v1/groups/{id}/more", 404, "group_not_found", None, ""),
         (f"GET {CHAT}", 405, "method_not_allowed", None, ""),
-        ("POST", 413, "request_too_large", None, ""),  # before anybody asked for its route
+        ("POST", 413, "request_too_large", None, ""),  # before its route was known
         (f"POST {CHAT}", 413, "request_too_large", None, ""),
         (f"POST {CHAT}", 503, "draining", "draining", "draining"),
     ]
@@ -106,15 +112,15 @@ async def test_what_the_gate_keeps_out_has_no_span(serve: Serving) -> None:
 async def test_a_client_that_leaves_ends_its_spans(serve: Serving) -> None:
     tracer, engine = Recorded(), WatchedEngine(saying("a long answer"), gated=True)
     served = await serve(engine=engine, tracer=tracer)
-    task = await engine.begun(served.http.post(CHAT, json=body(n=2, stream=True)))
+    task = await engine.start_request(served.http.post(CHAT, json=body(n=2, stream=True)))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await served.until_empty()
     group = tracer.one("chat tiny")
     assert (group.attributes["motet.status"], group.error) == (499, "")
-    assert group.inner == []  # no choice had begun
-    await served.status()  # the request is over, too
+    assert group.inner == []  # no choice had started
+    await served.status()  # the request has ended, too
     assert tracer.one(f"POST {CHAT}").attributes["http.response.status_code"] == 499
 
 

@@ -1,4 +1,4 @@
-"""Mistakes that a chat request may not make: the status, the named field, and OpenAI's words."""
+"""Mistakes in a chat request: the status, the named field, and OpenAI's message."""
 
 import json
 from collections.abc import Iterator
@@ -170,7 +170,7 @@ async def test_body_that_is_no_json_object_is_a_400(refusing: Served, body: byte
 async def test_json_is_read_if_its_content_type_does_not_say_otherwise(
     served: Served, content_type: str | None, status: int
 ) -> None:
-    """A browser lets the pages of any site post text and forms to a server on the user's machine."""
+    """Browsers let the pages of any site post text and forms to a server on the user's machine."""
     headers = {} if content_type is None else {"content-type": content_type}
     for route, body in (("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})):
         answer = await served.http.post(route, content=json.dumps(body), headers=headers)
@@ -268,7 +268,7 @@ WITH_TEXT: list[tuple[str, dict[str, object]]] = [
 
 
 def halved(value: object) -> Iterator[object]:
-    """Yields the value with half a surrogate pair behind one of its strings or names, for each of them."""
+    """Yields the value with a lone surrogate at the end of one of its strings or names, for each of them."""
     if isinstance(value, str):
         yield value + HALF
     elif isinstance(value, list):
@@ -286,17 +286,17 @@ async def test_half_a_surrogate_pair_anywhere_is_at_most_a_refusal(
 ) -> None:
     for stream in (False, True) if path.startswith("/v1") else (None,):
         for odd in halved(body):
-            told = {"stream": stream} if stream is not None else {}
-            response = await served.http.post(path, content=json.dumps(odd | told))  # type: ignore[operator]
+            streaming = {"stream": stream} if stream is not None else {}
+            response = await served.http.post(path, content=json.dumps(odd | streaming))  # type: ignore[operator]
             assert response.status_code in (200, 400, 404), (odd, response.text)
 
 
 async def test_all_wrong_keys_of_a_bias_are_named_at_once(served: Served) -> None:
-    for keys, told in (
+    for keys, message in (
         (["a", "5", "-1", "1.5"], "Invalid keys in 'logit_bias': a, -1, 1.5. You"),
         (["600", "5", "700"], "vocabulary of 512 has no token 600, 700"),
         ([f"k{number}" for number in range(15)], "k8, k9 and 5 more. You"),
     ):
         refused = await served.complete(logit_bias=dict.fromkeys(keys, 1))
         assert named(refused) == (400, "logit_bias")
-        assert told in refused.json()["error"]["message"]
+        assert message in refused.json()["error"]["message"]

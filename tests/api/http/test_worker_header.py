@@ -1,4 +1,4 @@
-"""`x-motet-worker` names the workers that write the answer, as far as they are known when the headers are sent."""
+"""`x-motet-worker` names the workers that generate the answer, as far as they are known when the headers are sent."""
 
 import itertools
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class NamedGroup(FakeGroup):
-    """Tells on its first step who writes it, and on the next one who does from then on, if it moves."""
+    """Names its worker on the first step, and on the next step the worker to which it has moved, if it moves."""
 
     def __init__(self, engine: FakeEngine, request: GenerateRequest, workers: str) -> None:
         super().__init__(engine, request)
@@ -25,7 +25,7 @@ class NamedGroup(FakeGroup):
 
 
 class NamingEngine(WatchedEngine):
-    """Stands for several workers, which take turns."""
+    """Fakes several workers, which take turns."""
 
     def __init__(self, *workers: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ async def test_the_worker_is_the_one_that_the_first_step_names(
 async def test_of_an_answer_that_moves_the_log_names_who_wrote_last(
     serve: Serving, caplog: pytest.LogCaptureFixture, stream: bool, named: str
 ) -> None:
-    """The line named the worker that was lost. The headers of a stream are gone when it moves."""
+    """The log line used to name the lost worker. The headers of a stream have been sent when it moves."""
     caplog.set_level("INFO", logger="motet.api")
     served = await serve(engine=NamingEngine("decode-1 then decode-0"), workers=TWO)
     response = await served.complete(stream=stream)

@@ -1,4 +1,4 @@
-"""Chat completions, through the official client if it can send the request, else raw."""
+"""Chat completions, through the official client if it can send the request, otherwise over raw HTTP."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Streamed chats: the order of chunks, what each carries, and how a stream ends."""
+"""Streamed chats: the order and the content of chunks, and the end of a stream."""
 
 from collections import defaultdict
 
@@ -79,7 +79,7 @@ async def test_continuous_usage_is_the_running_total_of_the_request(served: Serv
 
 
 async def test_continuous_usage_counts_what_has_been_sent_and_not_what_is_held_back(serve: Serving) -> None:
-    """The role chunk used to count tokens of the step that came with it, and every chunk those that were held back."""
+    """The role chunk used to count the tokens of its step, and every chunk the tokens whose text was held back."""
     served = await serve(saying("one EN and END"))
     options = {"include_usage": True, "continuous_usage_stats": True}
     for answer in (

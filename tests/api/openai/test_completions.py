@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 def prompt_and_number(request: GenerateRequest, start: ChoiceStart) -> list[int]:
-    """Makes each choice write the last token of the prompt and its own index."""
+    """Makes each choice generate the last token of the prompt and its own index."""
     return [request.prompt[-1], *fake_answer(str(start.index))]
 
 
@@ -40,7 +40,7 @@ async def test_every_prompt_starts_at_the_same_seed(served: Served) -> None:
 
 
 async def test_without_a_seed_a_prompt_that_stands_there_twice_has_two_answers(serve: Serving) -> None:
-    """One seed was drawn for the whole request, so lm-eval's repeats with a batch size were all equal."""
+    """All prompts of a request used to have the same seed, so lm-eval's repeats with a batch size were all equal."""
     served = await serve(draw_seed=count(SEED, 100).__next__)
     await served.openai.completions.create(model=MODEL, prompt=["x", "x"], n=2)
     assert [[c.seed for c in r.choices] for r in served.engine.requests] == [[SEED, SEED + 1], [SEED + 100, SEED + 101]]
@@ -116,10 +116,10 @@ async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(serve: Ser
 
 
 @pytest.mark.parametrize(
-    ("asked", "num_top"), [(20, 20), (True, 1), (False, None)], ids=["twenty", "true is one", "false is none"]
+    ("requested", "num_top"), [(20, 20), (True, 1), (False, None)], ids=["twenty", "true is one", "false is none"]
 )
-async def test_logprobs_are_counted_as_vllm_counts_them(served: Served, asked: object, num_top: int | None) -> None:
-    (choice,) = (await served.complete([5], logprobs=asked, max_tokens=1, return_tokens_as_token_ids=True)).json()[
+async def test_logprobs_are_counted_as_vllm_counts_them(served: Served, requested: object, num_top: int | None) -> None:
+    (choice,) = (await served.complete([5], logprobs=requested, max_tokens=1, return_tokens_as_token_ids=True)).json()[
         "choices"
     ]
     assert served.engine.requests[0].sampling.logprobs == num_top
@@ -127,7 +127,7 @@ async def test_logprobs_are_counted_as_vllm_counts_them(served: Served, asked: o
 
 
 async def test_the_server_sets_how_many_alternatives_there_are(serve: Serving) -> None:
-    """Distillation asks for a hundred at each token of a prompt."""
+    """Distillation requests a hundred alternatives to each token of a prompt."""
     served = await serve(max_logprobs=100)
     assert (await served.complete([5, 6], prompt_logprobs=100, logprobs=100)).status_code == 200
     assert (await served.chat(prompt_logprobs=100, logprobs=True, top_logprobs=100)).status_code == 200
@@ -144,38 +144,38 @@ async def test_named_tokens_stand_in_place_of_the_likeliest(serve: Serving, stre
     served = await serve(saying("a"))
     (drawn, *_), fields = fake_answer("a"), {"logprob_token_ids": [9, 7], "max_tokens": 1, "stream": stream}
 
-    async def told(answer: httpx.Response) -> dict[str, Any]:
+    async def logprobs_of(answer: httpx.Response) -> dict[str, Any]:
         parts = chunks(answer) if stream else [answer.json()]
         return next(one["choices"][0]["logprobs"] for one in parts if one["choices"][0].get("logprobs"))
 
     expected = [(f"token_id:{drawn}", -0.5), ("token_id:9", -1.0), ("token_id:7", -2.0)]
-    entries = await told(await served.complete([5], logprobs=1, return_tokens_as_token_ids=True, **fields))
+    entries = await logprobs_of(await served.complete([5], logprobs=1, return_tokens_as_token_ids=True, **fields))
     assert [*entries["top_logprobs"][0].items()] == expected
-    entries = await told(await served.chat(logprobs=True, return_tokens_as_token_ids=True, **fields))
+    entries = await logprobs_of(await served.chat(logprobs=True, return_tokens_as_token_ids=True, **fields))
     assert [(top["token"], top["logprob"]) for top in entries["content"][0]["top_logprobs"]] == expected
     sampling = {"logprob_token_ids": [9, 7], "max_tokens": 1}
     body = {"token_ids": [5], "sampling_params": sampling, "stream": stream}
-    entries = await told(await served.http.post("/inference/v1/generate", json=body))
+    entries = await logprobs_of(await served.http.post("/inference/v1/generate", json=body))
     (entry,) = entries["content"]
     assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == expected
     assert {top["rank"] for top in entry["top_logprobs"]} == {None}
-    asked = [(one.sampling.logprobs, one.sampling.logprob_token_ids) for one in served.engine.requests]
-    assert asked == [(0, (9, 7))] * 3
+    logprobs_of_requests = [(one.sampling.logprobs, one.sampling.logprob_token_ids) for one in served.engine.requests]
+    assert logprobs_of_requests == [(0, (9, 7))] * 3
 
 
 @streamed_or_not
 async def test_log_probabilities_name_tokens_by_id_if_asked(serve: Serving, stream: bool) -> None:
-    """Trainers read the ids of drawn tokens from there, where two tokens may have the same text."""
+    """Trainers read the ids of sampled tokens from there, since two tokens can have the same text."""
     served = await serve(saying("aé"))
     ids = [f"token_id:{token}" for token in fake_answer("aé")]
     fields = {"return_tokens_as_token_ids": True, "stream": stream}
     answer = await served.complete([5], logprobs=1, **fields)
-    told = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
-    assert [name for one in told for name in one["tokens"]] == ids
-    assert [name for one in told for top in one["top_logprobs"] for name in top] == ids
+    logprobs = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
+    assert [name for one in logprobs for name in one["tokens"]] == ids
+    assert [name for one in logprobs for top in one["top_logprobs"] for name in top] == ids
     answer = await served.chat(logprobs=True, top_logprobs=1, **fields)
-    told = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
-    entries = [entry for one in told if one for entry in one["content"]]
+    logprobs = [one["choices"][0]["logprobs"] for one in (chunks(answer) if stream else [answer.json()])]
+    entries = [entry for one in logprobs if one for entry in one["content"]]
     assert [entry["token"] for entry in entries] == ids
     assert [top["token"] for entry in entries for top in entry["top_logprobs"]] == ids
 
@@ -196,7 +196,7 @@ async def test_return_token_ids_gives_those_of_prompt_and_answer(served: Served)
 
 
 class RankedGroup:
-    """A group of one step: choice i writes one token with log-probability -|i - 2|."""
+    """A group of one step: choice i generates one token with log-probability -|i - 2|."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request: GenerateRequest | None = request
@@ -221,7 +221,7 @@ class RankedGroup:
 
 
 class RankedEngine(WatchedEngine):
-    """Its third choice is the most likely, then the second and the fourth."""
+    """An engine whose third choice is the most likely, followed by the second and the fourth."""
 
     def generate(self, request: GenerateRequest) -> RankedGroup:  # type: ignore[override]  # a stream of its own
         self.requests.append(request)
@@ -233,7 +233,7 @@ async def test_best_of_sends_the_n_most_likely_and_counts_all(serve: Serving) ->
     answer = await served.openai.completions.create(model=MODEL, prompt="x", n=2, best_of=5)
     assert [choice.text for choice in answer.choices] == ["2", "1"]
     assert [choice.index for choice in answer.choices] == [0, 1]
-    assert answer.choices[0].logprobs is None  # only the ranking asked for them
+    assert answer.choices[0].logprobs is None  # only the ranking used them
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 5
     assert len(served.engine.requests[0].choices) == 5
@@ -332,7 +332,8 @@ async def test_streamed_echo_with_logprobs_joins_to_the_same(serve: Serving) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_tokens_and_an_echo_score_the_prompt(serve: Serving, stream: bool) -> None:
-    """lm-eval's way of old, and OpenAI's: the answer is the prompt, and what each of its tokens had for a chance."""
+    """OpenAI's and lm-eval's original way of scoring: the answer is the prompt with the log-probability of each
+    token."""
     served = await serve(saying("ab"))
     fields = {"echo": True, "logprobs": 1, "max_tokens": 0, "n": 2, "return_token_ids": True}
     answer = await served.complete(["xyz", "w"], stream=stream, **fields)
@@ -377,7 +378,7 @@ async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(served: Served
 
 
 async def test_prompt_logprobs_are_for_whole_answers(served: Served) -> None:
-    """Generate streamed without them, and said nothing."""
+    """`/inference/v1/generate` used to stream without them, and without an error."""
     assert named(await served.chat(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")
     assert named(await served.complete(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")
     body = {"token_ids": [5], "sampling_params": {"prompt_logprobs": 1}, "stream": True}
@@ -390,7 +391,8 @@ async def test_prompt_logprobs_are_for_whole_answers(served: Served) -> None:
 
 @pytest.mark.slow
 async def test_log_probabilities_of_prompts_are_bounded_together(served: Served) -> None:
-    """They are kept until the answer is sent: 250 prompts of 3900 tokens with 20 alternatives took 2 GB."""
+    """The log-probabilities are kept until the answer is sent: 250 prompts of 3900 tokens with 20 alternatives took 2
+    GB."""
     prompts = [[5] * 3900] * 25
     assert (await served.complete(prompts, prompt_logprobs=18, max_tokens=1)).status_code == 200
     for fields in ({"prompt_logprobs": 20}, {"prompt_logprobs": 20, "echo": True, "logprobs": 1}):

@@ -1,4 +1,4 @@
-"""Several models behind one server: each request gets the words, limits and engine of the model that it names."""
+"""Several models on one server: each request gets the tokenizer, limits and engine of the model that it names."""
 
 import pytest
 
@@ -40,7 +40,7 @@ async def test_a_prompt_becomes_tokens_of_the_model_that_is_asked(
 
 
 async def test_an_answer_is_read_with_the_tokenizer_of_its_model(served: Served) -> None:
-    """Both engines write the same tokens."""
+    """Makes both engines generate the same tokens."""
     for model, text, fingerprint in ((PLAIN, "ab", "plain-same"), (TURNED, "ba", "turned-same")):
         chat = (await ask(served, "/v1/chat/completions", model, logprobs=True)).json()
         assert (chat["model"], chat["system_fingerprint"]) == (model, fingerprint)
@@ -125,18 +125,18 @@ async def test_engines_are_told_whether_the_seed_was_named_and_choices_may_end_e
     for fields in ({}, {"seed": 7}, {"stop": "x"}, {"seed": 0, "stop": ["x", "y"]}):
         inside = {"sampling_params": fields} if path == "/inference/v1/generate" else fields
         assert (await ask(served, path, PLAIN, **inside)).status_code == 200
-    told = [(request.seeded, request.stops) for request in models.plain.requests]
-    assert told == [(False, False), (True, False), (False, True), (True, True)]
+    flags = [(request.seeded, request.stops) for request in models.plain.requests]
+    assert flags == [(False, False), (True, False), (False, True), (True, True)]
 
 
 async def test_all_models_share_one_admission_limit(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, gated=True)
     config = ServerConfig(served_model_name="", max_waiting_groups=1)
     served = await serve.several(models, *models.engines, config=config)
-    asking = await models.plain.begun(ask(served, "/v1/completions", PLAIN))
+    request = await models.plain.start_request(ask(served, "/v1/completions", PLAIN))
     assert coded(await ask(served, "/v1/completions", TURNED)) == (503, "overloaded")
     models.plain.go(3)
-    assert (await asking).status_code == 200
+    assert (await request).status_code == 200
 
 
 async def test_each_model_may_be_a_prefill_or_a_decode_server(serve: Serving, tokenizers: Tokenizers) -> None:

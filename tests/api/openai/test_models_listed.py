@@ -1,4 +1,4 @@
-"""Models come and go: how they are listed, counted and reported."""
+"""Models are added and removed: they are listed, counted and reported."""
 
 import pytest
 from anthropic.types import ModelInfo
@@ -89,10 +89,10 @@ async def test_a_model_that_goes_is_not_found_and_found_when_it_is_back(
 async def test_an_answer_of_a_model_that_goes_is_written_to_the_end(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, gated=True)
     served = await serve.several(models, *models.engines)
-    asking = await models.turned.begun(ask(served, "/v1/completions", TURNED))
+    request = await models.turned.start_request(ask(served, "/v1/completions", TURNED))
     models.listed.clear()
     models.turned.go(3)
-    answer = (await asking).json()
+    answer = (await request).json()
     assert (answer["model"], answer["choices"][0]["text"]) == (TURNED, "ba")
 
 
@@ -156,28 +156,28 @@ async def test_groups_are_counted_for_their_model_and_never_for_an_unknown_name(
     await ask(served, "/v1/completions", TURNED)
     await ask(served, "/v1/completions", TURNED)
     await ask(served, "/v1/completions", "gpt")
-    told = await samples(served)
+    figures = await samples(served)
     name = "motet:request_params_n"
-    assert told[f'{name}_sum{{model_name="{PLAIN}"}}'] == 3
-    assert told[f'{name}_count{{model_name="{TURNED}"}}'] == 2
-    assert told[f'motet:request_success_total{{finished_reason="stop",model_name="{TURNED}"}}'] == 2
-    assert told[f'motet:groups_total{{model_name="{PLAIN}",status="200"}}'] == 1
-    assert told[f'motet:inter_token_latency_seconds_count{{model_name="{TURNED}"}}'] == 4
-    assert told['motet:groups_without_first_token{model_name=""}'] == 0
-    assert not any("gpt" in name for name in told)
+    assert figures[f'{name}_sum{{model_name="{PLAIN}"}}'] == 3
+    assert figures[f'{name}_count{{model_name="{TURNED}"}}'] == 2
+    assert figures[f'motet:request_success_total{{finished_reason="stop",model_name="{TURNED}"}}'] == 2
+    assert figures[f'motet:groups_total{{model_name="{PLAIN}",status="200"}}'] == 1
+    assert figures[f'motet:inter_token_latency_seconds_count{{model_name="{TURNED}"}}'] == 4
+    assert figures['motet:groups_without_first_token{model_name=""}'] == 0
+    assert not any("gpt" in name for name in figures)
 
 
 async def test_metrics_have_every_model_before_its_first_request_and_keep_it_when_it_goes(
     served: Served, models: TwoModels
 ) -> None:
     name = 'motet:request_params_n_count{model_name="%s"}'
-    told = await samples(served)
-    assert (told[name % PLAIN], told[name % TURNED]) == (0, 0)
+    figures = await samples(served)
+    assert (figures[name % PLAIN], figures[name % TURNED]) == (0, 0)
     await ask(served, "/v1/completions", TURNED)
     models.listed.pop()
-    told = await samples(served)
-    assert (told[name % PLAIN], told[name % TURNED]) == (0, 1)
-    assert 'motet:groups_without_first_token{model_name=""}' in told
+    figures = await samples(served)
+    assert (figures[name % PLAIN], figures[name % TURNED]) == (0, 1)
+    assert 'motet:groups_without_first_token{model_name=""}' in figures
 
 
 async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Served, models: TwoModels) -> None:
@@ -189,7 +189,7 @@ async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Serve
         server = EngineServer(served.url, client)
         with pytest.raises(EngineError, match="Use the workers of this server") as refused:
             await server.report(timeout_s=PATIENCE_S)
-        assert type(refused.value) is EngineError  # else it would be asked as a server of another kind
+        assert type(refused.value) is EngineError  # otherwise it would be treated as another kind of server
         models.listed.pop()
         assert (await server.report(timeout_s=PATIENCE_S)).info.model == models.plain.info.model
 
@@ -200,4 +200,4 @@ async def test_a_worker_takes_groups_for_its_own_model_only(serve: Serving) -> N
         response = await post(served, "/engine/generate", group(model=ModelName(model), seeded=False, stops=True))
         assert response.status_code == status
     assert response.json()["error"]["param"] == "model"
-    assert [(asked.seeded, asked.stops) for asked in served.engine.requests] == [(False, True)] * 2
+    assert [(request.seeded, request.stops) for request in served.engine.requests] == [(False, True)] * 2

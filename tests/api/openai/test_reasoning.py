@@ -1,4 +1,4 @@
-"""A choice's thoughts are kept apart from its content, streamed or not."""
+"""A choice's reasoning is separated from its content, streamed or not."""
 
 import logging
 from typing import Any
@@ -30,8 +30,8 @@ async def test_a_thought_is_sent_under_two_names_and_counted(serve_tools: Callin
     assert thinking["reasoning_content"] == thinking["reasoning"] == "Hm. 日本?"
     assert thinking["content"] == plain["content"] == "Yes."
     assert "reasoning_content" not in plain
-    told = len(fake_answer("<think>Hm. 日本?</think>", eos=False))
-    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": told}
+    num_tokens = len(fake_answer("<think>Hm. 日本?</think>", eos=False))
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
 
 
 @pytest.mark.parametrize("fields", [{}, {"include_reasoning": False}, {"separate_reasoning": False}])
@@ -69,8 +69,8 @@ async def test_a_thought_that_the_prompt_opens_is_a_thought_from_its_first_token
 ) -> None:
     served = await serve_tools(saying("Hm.</think>Yes."))
     response = await served.chat(reasoning_effort="high", stream=stream)
-    told: dict[int, dict[str, Any]] = joined(chunks(response)) if stream else whole(response.json())
-    assert told[0]["message"] == {
+    choices: dict[int, dict[str, Any]] = joined(chunks(response)) if stream else whole(response.json())
+    assert choices[0]["message"] == {
         "role": "assistant",
         "content": "Yes.",
         "reasoning_content": "Hm.",

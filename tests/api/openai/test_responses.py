@@ -1,4 +1,5 @@
-"""`/v1/responses`, raw and through the official client. Its `text.format` is the `response_format` of a chat."""
+"""`/v1/responses`, over raw HTTP and through the official client. Its `text.format` is the `response_format` of a
+chat."""
 
 import asyncio
 
@@ -181,12 +182,12 @@ async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
 async def test_a_client_that_leaves_ends_the_group(serve: Serving, stream: bool) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
     async with asyncio.timeout(PATIENCE_S):
-        asking = await served.engine.begun(ask(served, stream=stream))
+        request = await served.engine.start_request(ask(served, stream=stream))
         served.engine.steps.release()
-        asking.cancel()
+        request.cancel()
         await served.until_empty()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await request
 
 
 ANSWER = '{"city": "Paris", "degrees": 21}'

@@ -1,4 +1,4 @@
-"""docs/api.md lists what `/v1/responses` reads, ignores and refuses, and each refusal names its field."""
+"""docs/api.md lists the fields that `/v1/responses` reads, ignores and refuses, and each error names its field."""
 
 import json
 from pathlib import Path

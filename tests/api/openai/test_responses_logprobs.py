@@ -12,14 +12,14 @@ TOKENS = [
     *("<think>", "It", "\n", "</think>", "\n\n", "It", " is", "<", "b"),
     *("<call>", '{"a":', "1}", "</call>", "\n", "al", "l"),
 ]
-"""The id of a token is its place here."""
+"""Texts of the tokens, by their ids."""
 
 PARTS: list[tuple[str, list[int]]] = [("It", [1]), ("It is", [5, 6]), ("<b", [7, 8]), ("al", [14]), ("l", [15])]
-"""The texts that a parser makes of these tokens, without the call. The last two texts are in its tags, too."""
+"""The parts that a parser makes of these tokens, without the call. The last two texts also occur in the tags."""
 
 
 def event(first: int, texts: Sequence[str]) -> ChoiceEvent:
-    """Makes an event of one step, with tokens from `first` on."""
+    """Returns an event of one step, with tokens from `first` on."""
     offsets = [len("".join(TOKENS[: first + i])) for i in range(len(texts))]
     logprobs = tuple(TokenLogprob(first + i, -0.5, 1) for i in range(len(texts)))
     return ChoiceEvent(0, "".join(texts), tuple(range(len(texts))), logprobs=logprobs, offsets=tuple(offsets))
@@ -30,17 +30,17 @@ def taken(logprobs: PartLogprobs, part: str) -> list[int]:
 
 
 def take_all(size: int) -> list[tuple[str, list[int]]]:
-    """Feeds steps of `size` tokens, and takes a part when its last token has come."""
-    logprobs, told = PartLogprobs(), list[tuple[str, list[int]]]()
+    """Feeds steps of `size` tokens, and takes each part after its last token."""
+    logprobs, found = PartLogprobs(), list[tuple[str, list[int]]]()
     for first in range(0, len(TOKENS), size):
         logprobs.feed(event(first, TOKENS[first : first + size]))
-        while len(told) < len(PARTS) and PARTS[len(told)][1][-1] < first + size:
-            part = PARTS[len(told)][0]
-            told.append((part, taken(logprobs, part)))
-    return told
+        while len(found) < len(PARTS) and PARTS[len(found)][1][-1] < first + size:
+            part = PARTS[len(found)][0]
+            found.append((part, taken(logprobs, part)))
+    return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 7])  # in none of these a step has the end of the call and text after it
+@pytest.mark.parametrize("size", [1, 2, 7])  # with these sizes no step has the end of the call and text after it
 def test_a_part_takes_its_own_tokens_and_nobody_takes_those_of_tags(size: int) -> None:
     assert take_all(size) == PARTS
 
@@ -51,7 +51,7 @@ def test_a_token_that_ends_in_a_part_belongs_to_it() -> None:
     tokens = tuple(TokenLogprob(i, -0.5, 1) for i in range(2))
     logprobs.feed(ChoiceEvent(0, "".join(texts), (0, 1), logprobs=tokens, offsets=(0, 4)))
     assert taken(logprobs, "Hello") == [0, 1]
-    assert taken(logprobs, "<") == []  # the text before has its token already
+    assert taken(logprobs, "<") == []  # the text before already has its token
 
 
 def test_text_that_was_shown_before_is_no_part_of_a_later_step() -> None:

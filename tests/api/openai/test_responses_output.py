@@ -25,7 +25,7 @@ from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, Usage
 from tests.api.generation.test_chunks import chat
-from tests.api.one_answer import THOUGHT_AND_SAID, TWO_CALLS, steps
+from tests.api.one_answer import REASONING_AND_TEXT, TWO_CALLS, steps
 from tests.api.responding import checked, final, plain, read_events
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
@@ -54,14 +54,14 @@ def both_ways(
     return checked(b"".join(body.close(USAGE))), read_events(streamed + b"".join(events.close(USAGE)))
 
 
-@pytest.mark.parametrize("parts", [[], [Content("hi")], THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
+@pytest.mark.parametrize("parts", [[], [Content("hi")], REASONING_AND_TEXT, TWO_CALLS, REASONING_AND_TEXT + TWO_CALLS])
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
 def test_streamed_response_ends_as_the_whole_one(tokenizer: Tokenizer, parts: list[Part], finish: FinishReason) -> None:
     response, events = both_ways(tokenizer, parts, finish)
     assert plain(final(events)) == plain(response)
 
 
-@pytest.mark.parametrize("parts", [THOUGHT_AND_SAID, TWO_CALLS, THOUGHT_AND_SAID + TWO_CALLS])
+@pytest.mark.parametrize("parts", [REASONING_AND_TEXT, TWO_CALLS, REASONING_AND_TEXT + TWO_CALLS])
 def test_items_that_were_sent_as_done_are_the_output(tokenizer: Tokenizer, parts: list[Part]) -> None:
     response, events = both_ways(tokenizer, parts)
     done = [event for event in events if event.type == "response.output_item.done"]
@@ -70,7 +70,7 @@ def test_items_that_were_sent_as_done_are_the_output(tokenizer: Tokenizer, parts
 
 
 def test_thoughts_are_an_item_before_the_message(tokenizer: Tokenizer) -> None:
-    response, _ = both_ways(tokenizer, THOUGHT_AND_SAID)
+    response, _ = both_ways(tokenizer, REASONING_AND_TEXT)
     thoughts, message = response.output
     assert isinstance(thoughts, ResponseReasoningItem)
     assert thoughts.content is not None
@@ -82,7 +82,7 @@ def test_thoughts_are_an_item_before_the_message(tokenizer: Tokenizer) -> None:
 
 
 def test_thoughts_may_be_left_out(tokenizer: Tokenizer) -> None:
-    response, events = both_ways(tokenizer, THOUGHT_AND_SAID, asked=chat(include_reasoning=False))
+    response, events = both_ways(tokenizer, REASONING_AND_TEXT, asked=chat(include_reasoning=False))
     assert [item.type for item in response.output] == ["message"]
     assert not any("reasoning" in event.type for event in events)
     assert response.usage is not None
@@ -92,8 +92,8 @@ def test_thoughts_may_be_left_out(tokenizer: Tokenizer) -> None:
 def test_each_call_is_an_item_with_the_arguments_as_they_came(tokenizer: Tokenizer) -> None:
     response, _ = both_ways(tokenizer, TWO_CALLS, FinishReason.TOOL_CALLS)
     _, *calls = response.output
-    told = [(c.call_id, c.name, c.arguments) for c in calls if isinstance(c, ResponseFunctionToolCall)]
-    assert told == [("call_a", "weather", '{"city": "Paris"}'), ("call_b", "time", "{}")]
+    functions = [(c.call_id, c.name, c.arguments) for c in calls if isinstance(c, ResponseFunctionToolCall)]
+    assert functions == [("call_a", "weather", '{"city": "Paris"}'), ("call_b", "time", "{}")]
     assert response.status == "completed"
 
 
@@ -112,7 +112,7 @@ def test_events_of_an_answer_come_in_the_order_of_openai(tokenizer: Tokenizer) -
 
 
 def test_the_deltas_of_an_item_join_to_its_final_text(tokenizer: Tokenizer) -> None:
-    _, events = both_ways(tokenizer, THOUGHT_AND_SAID + TWO_CALLS)
+    _, events = both_ways(tokenizer, REASONING_AND_TEXT + TWO_CALLS)
     joined: dict[str, str] = {}
     ended: dict[str, str] = {}
     for event in events:
@@ -126,7 +126,7 @@ def test_the_deltas_of_an_item_join_to_its_final_text(tokenizer: Tokenizer) -> N
             case "response.function_call_arguments.done":
                 ended[event.item_id] = event.arguments
     assert joined == ended
-    assert len(joined) == 4  # thoughts, one message, two calls
+    assert len(joined) == 4  # reasoning, one message, two calls
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_cut_answer_is_incomplete_and_says_why(tokenizer: Tokenizer, finish: Fin
 
 
 def test_usage_has_cached_and_reasoning_tokens(tokenizer: Tokenizer) -> None:
-    response, _ = both_ways(tokenizer, THOUGHT_AND_SAID)
+    response, _ = both_ways(tokenizer, REASONING_AND_TEXT)
     usage = response.usage
     assert usage is not None
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (7, 5, 12)

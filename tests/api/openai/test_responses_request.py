@@ -8,14 +8,14 @@ from motet.api.openai.responses_schema import ResponsesRequest
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
-SAID = {
+ANSWER = {
     "type": "message",
     "id": "msg_1",
     "role": "assistant",
     "status": "completed",
     "content": [{"type": "output_text", "text": "so", "annotations": [], "logprobs": []}],
 }
-TOLD_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CHAT_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
 def request(given: object, **fields: object) -> ResponsesRequest:
@@ -41,19 +41,19 @@ def test_message_needs_no_type_and_its_parts_are_joined() -> None:
 
 def test_all_items_of_one_answer_become_one_turn() -> None:
     second = CALL | {"call_id": "call_2"}
-    assert turns([THOUGHT, SAID, CALL, second, OUTPUT]) == [
+    assert turns([THOUGHT, ANSWER, CALL, second, OUTPUT]) == [
         {
             "role": "assistant",
             "reasoning_content": "hm",
             "content": "so",
-            "tool_calls": [TOLD_CALL, TOLD_CALL | {"id": "call_2"}],
+            "tool_calls": [CHAT_CALL, CHAT_CALL | {"id": "call_2"}],
         },
         {"role": "tool", "tool_call_id": "call_1", "content": "3"},
     ]
 
 
 def test_answers_that_follow_each_other_are_turns_of_their_own() -> None:
-    assert [list(turn) for turn in turns([SAID, SAID, CALL, THOUGHT, CALL])] == [
+    assert [list(turn) for turn in turns([ANSWER, ANSWER, CALL, THOUGHT, CALL])] == [
         ["role", "content"],
         ["role", "content", "tool_calls"],
         ["role", "reasoning_content", "tool_calls"],

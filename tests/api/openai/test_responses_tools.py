@@ -1,4 +1,4 @@
-"""Thoughts and tools in `/v1/responses`: the same parts as in a chat, sent as items."""
+"""Reasoning and tool calls in `/v1/responses`: the same parts as in a chat, sent as items."""
 
 import json
 from typing import Any
@@ -55,12 +55,12 @@ async def test_items_hold_the_thoughts_the_text_and_the_calls(serve_tools: Calli
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 async def test_logprobs_of_a_message_have_no_thoughts_tags_or_calls(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
-    asked = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
-    response = whole(await ask(served, **asked))
+    fields = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
+    response = whole(await ask(served, **fields))
     for item in response.model_dump()["output"]:
         for part in item["content"] if item["type"] == "message" else ():
             text = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode()
-            assert text.strip() == part["text"].strip()  # white space in a token may be dropped
+            assert text.strip() == part["text"].strip()  # white space in a token can be dropped
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -122,7 +122,7 @@ async def test_a_required_tool_constrains_the_answer_as_in_a_chat(serve_tools: C
 async def test_a_function_of_a_namespace_is_called_and_goes_back_under_its_own_name(
     serve_tools: CallingServing, stream: bool
 ) -> None:
-    """Codex sends the tools of an MCP server so; the fields around them are those of its requests."""
+    """Codex sends the tools of an MCP server in this form; the other fields are from its requests."""
     served = await serve_tools(saying(called("mcp__map__get_weather", '{"city": "Paris"}')))
     tools = [
         {"type": "web_search", "external_web_access": True},

@@ -55,8 +55,8 @@ async def test_the_loop_of_a_tool_comes_to_an_answer_in_every_choice(
     serve_tools: CallingServing, n: int, stream: bool
 ) -> None:
     def script(request: GenerateRequest, start: ChoiceStart) -> list[int]:
-        seen = "rain" in serve_tools.tokenizer.decode(request.prompt)
-        return fake_answer(f"It is rain, says {start.index}." if seen else PARIS)
+        answered = "rain" in serve_tools.tokenizer.decode(request.prompt)
+        return fake_answer(f"It is rain, says {start.index}." if answered else PARIS)
 
     served = await serve_tools(script)
 
@@ -88,10 +88,10 @@ async def test_a_streamed_answer_joined_is_the_whole_one(serve_tools: CallingSer
 async def test_an_invalid_call_is_content_to_the_letter(serve_tools: CallingServing, mistake: str) -> None:
     served = await serve_tools(saying(ANSWERS[mistake]))
     (choice,) = (await served.chat(tools=[WEATHER])).json()["choices"]
-    told = choice["message"].get("tool_calls", [])
+    calls = choice["message"].get("tool_calls", [])
     assert choice["message"]["content"] == ANSWERS[mistake]
     assert choice["finish_reason"] == "stop"
-    for call in told:  # they had begun before the mistake, and must not become valid by chance
+    for call in calls:  # they had started before the mistake, and must not become valid by chance
         with pytest.raises(json.JSONDecodeError):
             json.loads(call["function"]["arguments"])
 
@@ -105,13 +105,13 @@ async def test_choices_with_different_mistakes_do_not_disturb_each_other(
     together = await serve_tools(saying(*answers))
     fields: dict[str, Any] = {"tools": [WEATHER, TIME], "stream": stream}
 
-    def told(response: Any) -> dict[int, dict[str, Any]]:
+    def choices_of(response: Any) -> dict[int, dict[str, Any]]:
         return joined(chunks(response)) if stream else whole(response.json())
 
-    group = told(await together.chat(**fields, n=len(answers)))
+    group = choices_of(await together.chat(**fields, n=len(answers)))
     for index, answer in enumerate(answers):
         alone = await serve_tools(saying(answer))
-        assert group[index] == told(await alone.chat(**fields))[0]
+        assert group[index] == choices_of(await alone.chat(**fields))[0]
 
 
 async def test_parallel_calls_are_numbered_in_each_choice(serve_tools: CallingServing) -> None:
@@ -124,14 +124,14 @@ async def test_parallel_calls_are_numbered_in_each_choice(serve_tools: CallingSe
         ids.update(call.id for call in calls)
     assert len(ids) == 6
     received = chunks(await served.chat(tools=[WEATHER, TIME], n=3, stream=True))
-    begun = [
+    indices = [
         (choice["index"], call["index"])
         for chunk in received
         for choice in chunk["choices"]
         for call in choice["delta"].get("tool_calls", [])
         if "id" in call
     ]
-    assert sorted(begun) == [(index, number) for index in range(3) for number in range(2)]
+    assert sorted(indices) == [(index, number) for index in range(3) for number in range(2)]
 
 
 async def test_a_call_s_name_comes_first_and_its_arguments_as_they_are_written(serve_tools: CallingServing) -> None:
@@ -187,11 +187,11 @@ async def test_a_required_call_is_a_grammar_of_the_engine(
     assert grammar is not None
     assert grammar.kind is GrammarKind.LARK
     assert {name for name in ("get_weather", "get_time") if name in grammar.source} == callable_tools
-    assert grammar.thinking is not None  # the model may think before it calls
+    assert grammar.thinking is not None  # reasoning is allowed before a call
 
 
 async def test_a_named_function_is_called_once_and_a_required_call_may_be_several(serve_tools: CallingServing) -> None:
-    """OpenAI promises exactly one call of a forced function, and clients that parse an object take no second one."""
+    """OpenAI promises exactly one call of a forced function. Clients that parse an object accept no second call."""
     served = await serve_tools(saying(f"{PARIS}\n{PARIS}"))
     for choice, number in ((NAMED, 1), ("required", 2)):
         response = await served.chat(tools=[WEATHER, TIME], tool_choice=choice)
@@ -217,9 +217,9 @@ async def test_the_template_gets_all_tools_even_if_one_is_named(serve_tools: Cal
         await served.chat(tools=[WEATHER, TIME], tool_choice=choice)
     auto, named = (request.prompt for request in served.engine.requests)
     assert auto == named
-    told = served.tokenizer.decode(auto)
-    assert "get_weather" in told
-    assert "get_time" in told
+    prompt = served.tokenizer.decode(auto)
+    assert "get_weather" in prompt
+    assert "get_time" in prompt
 
 
 async def test_the_template_does_not_get_tools_that_may_not_be_called(serve_tools: CallingServing) -> None:
@@ -266,9 +266,9 @@ def failing(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
     raise ZeroDivisionError("a bug")
 
 
-@pytest.mark.parametrize("begun", ["", "Well. "])
-async def test_a_parser_that_fails_names_its_choice(serve_tools: CallingServing, begun: str) -> None:
-    served = await serve_tools(saying("fine", begun + PARIS), tools=replace(HERMES, read=failing))
+@pytest.mark.parametrize("start", ["", "Well. "])
+async def test_a_parser_that_fails_names_its_choice(serve_tools: CallingServing, start: str) -> None:
+    served = await serve_tools(saying("fine", start + PARIS), tools=replace(HERMES, read=failing))
     response = await served.chat(tools=[WEATHER], n=2)
     assert response.status_code == 500
     error = response.json()["error"]

@@ -1,4 +1,4 @@
-"""Mistakes that a chat request may not make about tools."""
+"""Mistakes about tools in a chat request."""
 
 from typing import Any
 

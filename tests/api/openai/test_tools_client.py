@@ -73,8 +73,8 @@ async def test_the_stream_helper_reports_calls_and_content_of_every_choice(serve
     assert sorted(call.city for call in done) == ["Paris", "Paris", "Rome"]
     assert pieces["get_weather"].count("Paris") == 2
     assert pieces["content"] == "No idea.Both."
-    told = [(choice.finish_reason, choice.message.content, calls(choice.message)) for choice in final.choices]
-    assert told == [
+    choices = [(choice.finish_reason, choice.message.content, calls(choice.message)) for choice in final.choices]
+    assert choices == [
         ("tool_calls", None, [GetWeather(city="Paris")]),
         ("stop", "No idea.", []),
         ("tool_calls", "Both.", [GetWeather(city="Paris"), GetWeather(city="Rome")]),
@@ -91,6 +91,6 @@ async def test_the_client_knows_a_call_that_was_cut_off(serve_tools: CallingServ
 
 
 def calls(message: Any) -> list[object]:
-    told = message.tool_calls or []
-    assert all(isinstance(call, ParsedFunctionToolCall) for call in told)
-    return [call.function.parsed_arguments for call in told]
+    tool_calls = message.tool_calls or []
+    assert all(isinstance(call, ParsedFunctionToolCall) for call in tool_calls)
+    return [call.function.parsed_arguments for call in tool_calls]

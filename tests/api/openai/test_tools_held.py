@@ -1,4 +1,4 @@
-"""Answers that must be tool calls, must have a form, or must be one of the two."""
+"""Answers that must be tool calls, must have a form, or either of the two."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ ANSWER = '{"a": 1}'
 
 
 def with_grammar(served: Served) -> Grammar:
-    """Returns the grammar of the last request, without its rule for thoughts."""
+    """Returns the grammar of the last request, without its rule for reasoning."""
     grammar = served.engine.requests[-1].sampling.grammar
     assert grammar is not None
     return msgspec.structs.replace(grammar, thinking=None)
@@ -56,7 +56,7 @@ async def test_a_call_has_only_declared_arguments_unless_the_server_allows_other
         assert follows(grammars, grammar, PARIS)
         more = called("get_weather", '{"city": "Paris", "mood": "grey"}')
         assert follows(grammars, grammar, more) == additional_properties
-    assert '"additionalProperties"' not in served.prompt  # the model sees its tools as the client wrote them
+    assert '"additionalProperties"' not in served.prompt  # the prompt has the tools unchanged
 
 
 LLAMA_PARIS = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
@@ -147,7 +147,7 @@ async def test_tools_whose_grammar_would_be_too_large_are_refused(serve_tools: C
 
 
 async def test_only_a_schema_that_is_enforced_is_named_as_the_fault(serve_tools: CallingServing) -> None:
-    """The error used to name a tool that may not be called, or a form of content although a call is required."""
+    """The error used to name a tool that cannot be called, or a form of content although a call is required."""
     served = await serve_tools(saying(PARIS))
     tools = [{"type": "function", "function": {"name": name, "parameters": {"not": {}}}} for name in ("f", "g")]
     chosen = {"type": "function", "function": {"name": "g"}}

@@ -16,7 +16,7 @@ ADDRESS = "127.0.0.1:1"
 
 
 class KillableEngine(WatchedEngine):
-    """Notes that it was killed."""
+    """Records that it was killed."""
 
     killed = 0
 

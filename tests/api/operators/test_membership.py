@@ -1,4 +1,4 @@
-"""`/workers`: operators list, join, drain and remove workers. Nobody else may."""
+"""`/workers`: only operators can list, add, drain and remove workers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Models, status, metrics, health, drain: every worker is asked, and none can hold up the answer."""
+"""Models, status, metrics, health, drain: every worker is queried, and no worker can delay the answer."""
 
 import asyncio
 import dataclasses
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.anyio
 
 
 class TellingEngine(FakeEngine):
-    """An engine that gives these figures, or this error."""
+    """An engine that reports these figures, or raises this error."""
 
-    def __init__(self, role: Role, said: EngineStats | EngineError) -> None:
+    def __init__(self, role: Role, report: EngineStats | EngineError) -> None:
         super().__init__(hello, info=fake_info(role=role, transfer=TransferAddress(f"{role} 1", "127.0.0.1", 20000)))
-        self._said = said
+        self._report = report
 
     async def stats(self) -> EngineStats:
-        if isinstance(self._said, EngineError):
-            raise self._said
-        return self._said
+        if isinstance(self._report, EngineError):
+            raise self._report
+        return self._report
 
 
 class SilentEngine(FakeEngine):
@@ -67,7 +67,7 @@ def telling(prefill: EngineStats | EngineError, decode: EngineStats | EngineErro
 
 async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    request = await served.engine.begun(served.chat(n=3))
+    request = await served.engine.start_request(served.chat(n=3))
     status = await served.status()
     assert (status["model"], status["version"]) == (MODEL, version("motet"))
     (worker,) = status["workers"]
@@ -159,10 +159,10 @@ async def test_workers_are_asked_side_by_side() -> None:
 
 @pytest.mark.parametrize(("local", "state"), [(False, WorkerState.SILENT), (True, WorkerState.DEAD)])
 async def test_an_engine_in_a_long_step_is_silent_elsewhere_and_killed_here(local: bool, state: WorkerState) -> None:
-    """A gateway showed it as dead, with zeros for figures."""
+    """A gateway used to show such a worker as dead, with zeros as its figures."""
     engine = TellingEngine(Role.BOTH, EngineSilentError("the engine of the worker gives no sign of life"))
-    (seen,) = await snapshot_workers([ready(Worker("engine-0", engine, "there", local=local))], patience_s=60)
-    assert seen.state is state
+    (snapshot,) = await snapshot_workers([ready(Worker("engine-0", engine, "there", local=local))], patience_s=60)
+    assert snapshot.state is state
 
 
 async def test_figures_of_other_servers_are_not_published_here(serve: Serving) -> None:
@@ -189,7 +189,7 @@ async def test_a_cell_is_healthy_while_somebody_decodes(serve: Serving) -> None:
 
 
 async def test_a_prefill_server_is_healthy_while_its_engine_lives(serve: Serving) -> None:
-    alive, dead = (TellingEngine(Role.PREFILL, said) for said in (PREFILL_STATS, DIED))
+    alive, dead = (TellingEngine(Role.PREFILL, report) for report in (PREFILL_STATS, DIED))
     assert await health(await serve(workers=[Worker("prefill-0", alive, "here")])) == (200, 200)
     assert await health(await serve(workers=[Worker("prefill-0", dead, "here")])) == (503, 503)
 
@@ -244,14 +244,14 @@ async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(se
 
 
 async def test_the_keeper_s_state_of_a_worker_wins_over_the_worker_s_own(serve: Serving) -> None:
-    """A silent or dead worker is not even asked: the patience here would outlast the test."""
+    """A silent or dead worker is not queried: the time-out here is longer than the test's."""
     here = Worker("decode-0", SilentEngine(Role.DECODE), "here")
     reports = [
         WorkerReport(id=f"decode-{place}", address="", state=state, role=Role.DECODE, worker=here, last_decision="why")
         for place, state in enumerate((WorkerState.SILENT, WorkerState.DEAD))
     ]
-    seen = await snapshot_workers(reports, patience_s=60)
-    assert [one.state for one in seen] == [WorkerState.SILENT, WorkerState.DEAD]
+    snapshots = await snapshot_workers(reports, patience_s=60)
+    assert [snapshot.state for snapshot in snapshots] == [WorkerState.SILENT, WorkerState.DEAD]
     served = await serve(workers=ListedWorkers(reports))
     silent, dead = (await served.status())["workers"]
     assert (silent["last_decision"], dead["last_decision"]) == ("why", "why")
@@ -282,7 +282,7 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
     assert await health(served) == (200, 200)
     workers.listed = []
     assert await health(served) == (503, 503)
-    workers.listed = [ready(prefill)]  # without any other, it generates too
+    workers.listed = [ready(prefill)]  # without any other worker, it generates too
     assert await health(served) == (200, 200)
 
 
@@ -322,7 +322,7 @@ async def test_version_is_that_of_the_package(served: Served) -> None:
 
 async def test_drain_lets_running_groups_finish_and_takes_no_new_ones(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    running = await served.engine.begun(served.chat())
+    running = await served.engine.start_request(served.chat())
 
     assert (await served.http.post("/drain")).json() == {"draining": True, "groups_open": 1}
     assert (await served.http.get("/health")).status_code == 200

@@ -1,4 +1,4 @@
-"""The page at `/`: what a browser may do with it, who gets it, and what it weighs."""
+"""The page at `/`: what a browser is allowed to do with it, who can load it, and its size."""
 
 import re
 from html.parser import HTMLParser
@@ -16,7 +16,7 @@ KINDS = {"/": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8"
 
 
 class Elements(HTMLParser):
-    """The elements of a page, each with its attributes and the text that follows its beginning."""
+    """The elements of a page, each with its attributes and the text after its start tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_every_text_can_be_read_on_its_ground(scheme: int) -> None:
-    """The contrast of WCAG's level AA; that of frames is at least 3."""
+    """WCAG's level AA requires this contrast of texts, and 3 of frames."""
     blocks = re.findall(r":root {(.*?)}", (FOLDER / "page.css").read_text(), re.DOTALL)
     colour = dict(re.findall(r"--([\w-]+): (#\w+);", blocks[scheme]))
     for ground in (colour["ground"], colour["raised"]):
@@ -142,6 +142,6 @@ async def test_the_page_answers_only_to_names_of_the_server(served: Served) -> N
 
 
 async def test_the_page_is_no_part_of_the_api(served: Served) -> None:
-    told = (await served.http.get("/openapi.json")).json()["paths"]
-    assert not PAGE_ROUTES & told.keys()
-    assert "/workers/{id}/kill" in told
+    paths = (await served.http.get("/openapi.json")).json()["paths"]
+    assert not PAGE_ROUTES & paths.keys()
+    assert "/workers/{id}/kill" in paths

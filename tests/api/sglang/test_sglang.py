@@ -1,4 +1,4 @@
-"""SGLang's routes: what slime sends, in the shapes that it reads, and answers equal to those of our own routes."""
+"""SGLang's routes: slime's requests, the shapes that it reads, and answers equal to the answers of the other routes."""
 
 import json
 from itertools import pairwise
@@ -85,8 +85,8 @@ async def test_other_calls_of_trainers_reach_the_weights(trained: Served, contro
     await trained.http.post("/update_weights_from_disk", json={"model_path": "/x", "abort_all_requests": True})
     assert control.calls[:4] == [PauseMode.KEEP, PauseMode.KEEP, ["mine"], None]
     for path in ("/get_model_info", "/model_info"):
-        told = (await trained.http.get(path)).json()
-        assert (told["is_generation"], told["weight_version"]) == (True, "1")
+        info = (await trained.http.get(path)).json()
+        assert (info["is_generation"], info["weight_version"]) == (True, "1")
 
 
 async def test_weights_that_cannot_be_used_are_refused_by_sglang_s_name(trained: Served) -> None:
@@ -120,12 +120,12 @@ async def test_a_batch_with_several_choices_is_a_list_of_what_completions_answer
     served = await serve(lambda request, start: fake_answer(f"{request.prompt[0]} {start.seed}"))
     prompts = [[5, 6], [7]]
     fields = {"n": 3, "ignore_eos": False}
-    told = (await generate(served, input_ids=prompts, sampling_params=fields | {"sampling_seed": 9}, rid="r")).json()
-    ours = (await served.complete(prompts, seed=9, max_tokens=100, return_token_ids=True, n=3)).json()["choices"]
-    assert [one["text"] for one in told] == [one["text"] for one in ours]
-    assert [one["output_ids"] for one in told] == [one["token_ids"] for one in ours]
-    assert [one["meta_info"]["id"] for one in told] == [f"r_{place}" for place in range(6)]
-    assert [one["meta_info"]["prompt_tokens"] for one in told] == [2, 2, 2, 1, 1, 1]
+    answers = (await generate(served, input_ids=prompts, sampling_params=fields | {"sampling_seed": 9}, rid="r")).json()
+    expected = (await served.complete(prompts, seed=9, max_tokens=100, return_token_ids=True, n=3)).json()["choices"]
+    assert [one["text"] for one in answers] == [one["text"] for one in expected]
+    assert [one["output_ids"] for one in answers] == [one["token_ids"] for one in expected]
+    assert [one["meta_info"]["id"] for one in answers] == [f"r_{place}" for place in range(6)]
+    assert [one["meta_info"]["prompt_tokens"] for one in answers] == [2, 2, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ async def test_each_event_of_a_stream_has_all_that_has_come(served: Served) -> N
     whole = (await generate(served, **fields)).json()
     *data, end = events(await generate(served, **fields, stream=True))
     assert end == "[DONE]"
-    seen: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    events_of: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
     for event in map(json.loads, data):
-        seen[event.pop("index")].append(event)
-    for index, told in seen.items():
-        assert told[-1] == whole[index]
-        assert told[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
-        for before, after in pairwise(told):
+        events_of[event.pop("index")].append(event)
+    for index, choice_events in events_of.items():
+        assert choice_events[-1] == whole[index]
+        assert choice_events[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+        for before, after in pairwise(choice_events):
             assert before["meta_info"]["finish_reason"] is None
             assert after["text"].startswith(before["text"])
             assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
@@ -186,8 +186,8 @@ async def test_a_prompt_alone_is_scored_as_slime_s_teachers_do(served: Served) -
 
 async def test_each_prompt_of_a_batch_is_scored(served: Served) -> None:
     fields = {"input_ids": [[5, 6], [7, 8, 9]], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
-    told = (await generate(served, **fields, logprob_start_len=0)).json()
-    assert [one["meta_info"]["input_token_logprobs"] for one in told] == [
+    answers = (await generate(served, **fields, logprob_start_len=0)).json()
+    assert [one["meta_info"]["input_token_logprobs"] for one in answers] == [
         [[None, 5, None], [-1.0, 6, None]],
         [[None, 7, None], [-1.0, 8, None], [-2.0, 9, None]],
     ]

@@ -11,9 +11,9 @@ from tests.peers.openai_script import CHAT, COMPLETIONS, Manners, Refused
 
 pytestmark = pytest.mark.anyio
 
-LAST_WORD = {"regex": r".* w(\d)"}
+LAST_WORD_VALUE = {"regex": r".* w(\d)"}
 """Finds "0" with the seeds 5 and 9, "1" with 6, "2" with 7, and nothing with 4 and 8."""
-AGREE = {"stop_when": {"agree": 2}, "extract": LAST_WORD, "vote": True, "start": 1}
+AGREE = {"stop_when": {"agree": 2}, "extract": LAST_WORD_VALUE, "vote": True, "start": 1}
 both_routes = pytest.mark.parametrize("path", [CHAT, COMPLETIONS], ids=["chat", "completions"])
 
 
@@ -36,14 +36,14 @@ async def answered(gateway: TextGateway, path: str, **fields: object) -> dict[st
 @streamed_or_not
 async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, path: str, stream: bool) -> None:
     gateway = await serve_texts(Manners())
-    asked = gateway.peers[0].asked
+    received = gateway.peers[0].asked
     plain = await answered(gateway, path, n=8, seed=5, stream=stream)
-    asked.clear()
+    received.clear()
     steered = await answered(gateway, path, n=8, seed=5, stream=stream, group=AGREE)
     assert texts_of(steered) == texts_of(plain)[:5]
     assert steered["ends"] == dict.fromkeys(range(5), "stop")
-    assert [one.body["seed"] for one in asked] == [5, 6, 7, 8, 9]
-    assert not any("group" in one.body or "n" in one.body for one in asked)
+    assert [one.body["seed"] for one in received] == [5, 6, 7, 8, 9]
+    assert not any("group" in one.body or "n" in one.body for one in received)
     assert steered["groups"] == [
         {
             "id": steered["id"],

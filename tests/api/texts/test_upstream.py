@@ -214,11 +214,11 @@ async def test_a_client_that_leaves_ends_everything_on_the_server(
     gateway = await serve_texts(Manners(ignores_n=True))
     peer = gateway.peers[0]
     peer.shut()
-    asking = asyncio.create_task(gateway.chat(n=n, stream=stream))
+    request = asyncio.create_task(gateway.chat(n=n, stream=stream))
     for _ in range(n):
         await peer.arrived.acquire()
     assert gateway.fleet.members[0].load.open_choices == n
-    asking.cancel()
+    request.cancel()
     await gateway.served.service.admission.empty()
     await peer.until_idle()
     metrics = await gateway.served.metrics()

@@ -23,12 +23,13 @@ RECORDED: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text()) f
 
 def has_tokens_of_a_chat(answer: Any) -> bool:
     (choice,) = answer["choices"]
-    told = [token["logprob"] for token in choice["logprobs"]["content"]]
-    return bool(answer["prompt_token_ids"]) and len(choice["token_ids"]) == len(told) > 0
+    logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+    return bool(answer["prompt_token_ids"]) and len(choice["token_ids"]) == len(logprobs) > 0
 
 
 def has_tokens(answer: Any) -> bool:
-    """As SkyRL reads them, which asks for log-probabilities, and as prime-rl does, which scores a prompt."""
+    """Returns True if the answer has tokens as SkyRL reads them, with log-probabilities, or prime-rl, which scores a
+    prompt."""
     if answer["prompt_logprobs"]:
         return answer["prompt_logprobs"][0] is None and all(answer["prompt_logprobs"][1:])
     return all(
@@ -40,15 +41,15 @@ def has_tokens(answer: Any) -> bool:
 def has_tokens_of_a_completion(answer: Any) -> bool:
     """AReaL takes the tokens from their names, and TRL from a field of their own."""
     (choice,) = answer["choices"]
-    told = choice["logprobs"]
-    named = [int(token.removeprefix("token_id:")) for token in told["tokens"] if token.startswith("token_id:")]
+    logprobs = choice["logprobs"]
+    named = [int(token.removeprefix("token_id:")) for token in logprobs["tokens"] if token.startswith("token_id:")]
     tokens = choice["token_ids"] if choice.get("token_ids") else named
-    return len(tokens) == len(told["token_logprobs"]) > 0
+    return len(tokens) == len(logprobs["token_logprobs"]) > 0
 
 
 def has_tokens_in_sglang_s_words(answer: Any) -> bool:
-    told = answer["meta_info"]["output_token_logprobs"]
-    return answer["meta_info"]["finish_reason"]["type"] == "stop" and [token for _, token, _ in told] != []
+    logprobs = answer["meta_info"]["output_token_logprobs"]
+    return answer["meta_info"]["finish_reason"]["type"] == "stop" and [token for _, token, _ in logprobs] != []
 
 
 READ: dict[str, Callable[[Any], bool]] = {

@@ -75,7 +75,7 @@ async def test_a_body_that_vllm_has_rendered_is_taken(served: Served) -> None:
 
 
 async def test_the_prompt_s_token_ids_come_back_if_asked(served: Served) -> None:
-    """A trainer reads the whole sequence of a choice from one answer."""
+    """A trainer reads all tokens of a choice from one answer."""
     assert "prompt_token_ids" not in (await generate(served, {})).json()
     assert (await generate(served, {}, return_token_ids=True)).json()["prompt_token_ids"] == [5, 6, 7]
     received = chunks(await generate(served, {"n": 2}, return_token_ids=True, stream=True))
@@ -85,11 +85,11 @@ async def test_the_prompt_s_token_ids_come_back_if_asked(served: Served) -> None
 @streamed_or_not
 async def test_the_stop_string_or_token_that_ended_a_choice_is_told(serve: Serving, stream: bool) -> None:
     served = await serve(saying("one END two"))
-    asked: list[tuple[dict[str, object], object]] = [
+    cases: list[tuple[dict[str, object], object]] = [
         ({"stop": ["END"]}, "END"),
         ({"stop_token_ids": [fake_answer("one")[0]]}, fake_answer("one")[0]),
     ]
-    for sampling, reason in asked:
+    for sampling, reason in cases:
         answer = await generate(served, sampling, stream=stream)
         (choice,) = (chunks(answer)[-1] if stream else answer.json())["choices"]
         assert choice["stop_reason"] == reason
@@ -178,7 +178,7 @@ async def test_a_refused_field_is_named(
 async def test_token_ids_and_log_probabilities_are_equally_long_behind_a_stop_string(serve: Serving) -> None:
     """Tokens that a stop string cut off used to have ids but no log-probabilities: 11 and 10."""
     served = await serve(saying("one END two"))
-    told = fake_answer("one END")[:-1]  # without the end of the sequence
+    tokens = fake_answer("one END")[:-1]  # without the end of the sequence
     for stream in (False, True):
         for answer, entries in (
             (await served.complete("x", stop="END", return_token_ids=True, logprobs=1, stream=stream), "tokens"),
@@ -188,7 +188,7 @@ async def test_token_ids_and_log_probabilities_are_equally_long_behind_a_stop_st
             assert answer.status_code == 200, answer.text
             parts = chunks(answer) if stream else [answer.json()]
             choices = [c for part in parts for c in part["choices"] if "token_ids" in c and c["logprobs"] is not None]
-            assert [token for choice in choices for token in choice["token_ids"]] == told
+            assert [token for choice in choices for token in choice["token_ids"]] == tokens
             assert [len(c["logprobs"][entries]) for c in choices] == [len(c["token_ids"]) for c in choices]
 
 
@@ -246,14 +246,14 @@ async def test_no_alternatives_are_the_drawn_token_alone(serve: Serving) -> None
     served = await serve(saying("a"))
     body = (await generate(served, {"logprobs": 0, "max_tokens": 1})).json()
     token = fake_answer("a")[0]
-    (told,) = body["choices"][0]["logprobs"]["content"]
-    assert (told["token_id"], told["logprob"], told["top_logprobs"]) == (token, -0.5, [])
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert (entry["token_id"], entry["logprob"], entry["top_logprobs"]) == (token, -0.5, [])
 
 
 async def test_the_tokenizer_is_told_in_vllm_s_shape(served: Served) -> None:
     """lm-eval's remote tokenizer reads these names."""
-    told = (await served.http.get("/tokenizer_info")).json()
-    assert told == {
+    info = (await served.http.get("/tokenizer_info")).json()
+    assert info == {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
         "eos_token": "<|eos|>",
@@ -272,19 +272,19 @@ async def test_the_input_of_a_response_is_counted_as_its_answer_counts_it(served
     assert named(await served.http.post("/v1/responses/input_tokens", json={"input": [1]})) == (400, "input[0]")
 
 
-SAID = fake_answer("one two END")
-"""What the choices of `begun` write if nothing interrupts them."""
+TOKENS = fake_answer("one two END")
+"""The output tokens of the choices of `started` if nothing interrupts them."""
 
 
-def begun(*counts: int, **fields: object) -> list[dict[str, object]]:
-    """Returns choices of which number i has written so many tokens."""
-    return [{"index": i, "token_ids": SAID[:count], **fields} for i, count in enumerate(counts)]
+def started(*counts: int, **fields: object) -> list[dict[str, object]]:
+    """Returns choices; number i already has the i-th of these numbers of output tokens."""
+    return [{"index": i, "token_ids": TOKENS[:count], **fields} for i, count in enumerate(counts)]
 
 
 @streamed_or_not
 async def test_choices_go_on_from_the_tokens_that_they_had(serve: Serving, stream: bool) -> None:
     served = await serve(saying("one two END"))
-    choices = [*begun(1, 0), {"index": 5, "seed": -1, "token_ids": SAID[:2]}]
+    choices = [*started(1, 0), {"index": 5, "seed": -1, "token_ids": TOKENS[:2]}]
     fields = {"choices": choices, "stream": stream, "stream_options": {"include_usage": True} if stream else None}
     answer = await generate(served, {"seed": 40, "logprobs": 0}, **fields)
     ids: dict[int, list[int]] = defaultdict(list)
@@ -293,22 +293,27 @@ async def test_choices_go_on_from_the_tokens_that_they_had(serve: Serving, strea
         for choice in part["choices"]:
             ids[choice["index"]] += choice["token_ids"]
             scored[choice["index"]] += [entry["token_id"] for entry in choice["logprobs"]["content"]]
-    assert ids == scored == {0: SAID[1:], 1: SAID, 5: SAID[2:]}
-    assert part["usage"]["completion_tokens"] == 3 * len(SAID) - 3
+    assert ids == scored == {0: TOKENS[1:], 1: TOKENS, 5: TOKENS[2:]}
+    assert part["usage"]["completion_tokens"] == 3 * len(TOKENS) - 3
     (request,) = served.engine.requests
     starts = [(start.index, start.seed, start.output_tokens) for start in request.choices]
-    assert starts == [(0, 40, tuple(SAID[:1])), (1, 41, ()), (5, 2**64 - 1, tuple(SAID[:2]))]
+    assert starts == [(0, 40, tuple(TOKENS[:1])), (1, 41, ()), (5, 2**64 - 1, tuple(TOKENS[:2]))]
     assert request.seeded
 
 
-@pytest.mark.parametrize("count", range(len(SAID)))
+@pytest.mark.parametrize("count", range(len(TOKENS)))
 async def test_an_interrupted_choice_ends_where_the_undisturbed_one_does(serve: Serving, count: int) -> None:
-    """Also at a stop string that began in the tokens from before, whose text the server held back then."""
+    """It also ends at a stop string that started in the earlier tokens, whose text was held back."""
     served = await serve(saying("one two END"))
-    for sampling in ({"stop": ["D"]}, {"stop": ["two END"]}, {"max_tokens": len(SAID) - 1}, {"stop": ["one two END"]}):
+    for sampling in (
+        {"stop": ["D"]},
+        {"stop": ["two END"]},
+        {"max_tokens": len(TOKENS) - 1},
+        {"stop": ["one two END"]},
+    ):
         (whole,) = (await generate(served, dict(sampling))).json()["choices"]
         if count < len(whole["token_ids"]):
-            body = (await generate(served, dict(sampling), choices=begun(count))).json()
+            body = (await generate(served, dict(sampling), choices=started(count))).json()
             assert body["choices"] == [{**whole, "token_ids": whole["token_ids"][count:]}]
             assert body["usage"]["completion_tokens"] == len(whole["token_ids"]) - count
 
@@ -316,7 +321,7 @@ async def test_an_interrupted_choice_ends_where_the_undisturbed_one_does(serve: 
 @streamed_or_not
 async def test_a_choice_that_a_stop_string_had_ended_ends_at_once(serve: Serving, stream: bool) -> None:
     served = await serve(saying("one two END"))
-    answer = await generate(served, {"stop": ["one"]}, choices=begun(3, 0), stream=stream)
+    answer = await generate(served, {"stop": ["one"]}, choices=started(3, 0), stream=stream)
     parts = chunks(answer) if stream else [answer.json()]
     ends = {
         c["index"]: (c["finish_reason"], c["stop_reason"]) for p in parts for c in p["choices"] if c["finish_reason"]
@@ -332,15 +337,15 @@ async def test_a_choice_that_a_stop_string_had_ended_ends_at_once(serve: Serving
         ({}, [{"index": 0}], "choices[0].token_ids"),
         ({}, [{"token_ids": []}], "choices[0].index"),
         ({}, [{"index": -1, "token_ids": []}], "choices[0].index"),
-        ({}, [*begun(1), *begun(2)], "choices[1].index"),
-        ({}, [*begun(1), {"index": 1, "token_ids": [5, "x"]}], "choices[1].token_ids[1]"),
-        ({}, [*begun(1), {"index": 1, "token_ids": [5, 6, 7, 9999]}], "choices[1].token_ids[3]"),
-        ({}, [*begun(1), {"index": 1, "token_ids": [5, EOS_ID]}], "choices[1].token_ids[1]"),
+        ({}, [*started(1), *started(2)], "choices[1].index"),
+        ({}, [*started(1), {"index": 1, "token_ids": [5, "x"]}], "choices[1].token_ids[1]"),
+        ({}, [*started(1), {"index": 1, "token_ids": [5, 6, 7, 9999]}], "choices[1].token_ids[3]"),
+        ({}, [*started(1), {"index": 1, "token_ids": [5, EOS_ID]}], "choices[1].token_ids[1]"),
         ({"stop_token_ids": [6]}, [{"index": 0, "token_ids": [5, 6]}], "choices[0].token_ids[1]"),
-        ({"max_tokens": 2}, begun(1, 2), "choices[1].token_ids"),
-        ({}, begun(0, text="x"), "choices[0].text"),
-        ({}, begun(0, seed=2**64), "choices[0].seed"),
-        ({"n": 3}, begun(0, 0), "sampling_params.n"),
+        ({"max_tokens": 2}, started(1, 2), "choices[1].token_ids"),
+        ({}, started(0, text="x"), "choices[0].text"),
+        ({}, started(0, seed=2**64), "choices[0].seed"),
+        ({"n": 3}, started(0, 0), "sampling_params.n"),
         ({}, [{"index": i, "token_ids": []} for i in range(257)], "choices"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A rendered request is a body for `/inference/v1/generate`, which then asks the engine for the same."""
+"""A rendered request is a body for `/inference/v1/generate`, which then sends the engine the same request."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.tiny_tokenizer import fake_answer
 pytestmark = pytest.mark.anyio
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 EVERYTHING: dict[str, Any] = {
     "n": 3,
@@ -45,13 +45,16 @@ def comparable(request: GenerateRequest) -> GenerateRequest:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (CHAT, SAID),
-        (CHAT, SAID | EVERYTHING),
-        (CHAT, SAID | {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1, "seed": 3}),
-        (CHAT, SAID | {"logprobs": True, "logprob_token_ids": [5, 6]}),
-        (CHAT, SAID | {"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}}),
-        (CHAT, SAID | {"structured_outputs": {"choice": ["a", "b"]}, "chat_template_kwargs": {"x": 1}}),
-        (CHAT, SAID | {"stream": True, "stream_options": {"include_usage": True}}),
+        (CHAT, CHAT_BODY),
+        (CHAT, CHAT_BODY | EVERYTHING),
+        (CHAT, CHAT_BODY | {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1, "seed": 3}),
+        (CHAT, CHAT_BODY | {"logprobs": True, "logprob_token_ids": [5, 6]}),
+        (
+            CHAT,
+            CHAT_BODY | {"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}},
+        ),
+        (CHAT, CHAT_BODY | {"structured_outputs": {"choice": ["a", "b"]}, "chat_template_kwargs": {"x": 1}}),
+        (CHAT, CHAT_BODY | {"stream": True, "stream_options": {"include_usage": True}}),
         (COMPLETIONS, {"prompt": PROMPT}),
         (COMPLETIONS, {"prompt": "hello there", **EVERYTHING}),
         (COMPLETIONS, {"prompt": ["x", "yy"], "logprobs": True, "structured_outputs": {"regex": "[0-9]+"}}),
@@ -65,16 +68,16 @@ async def test_generate_takes_what_is_rendered_and_asks_for_the_same(
     assert served.engine.requests == []  # nothing is generated
     rendered = answer.json() if path == COMPLETIONS else [answer.json()]
     assert (await served.http.post(path, json=fields)).status_code == 200
-    asked, served.engine.requests = served.engine.requests, []
+    expected, served.engine.requests = served.engine.requests, []
     for body in rendered:
         assert (await served.http.post("/inference/v1/generate", json=body)).status_code == 200
-    assert [*map(comparable, served.engine.requests)] == [*map(comparable, asked)]
+    assert [*map(comparable, served.engine.requests)] == [*map(comparable, expected)]
     assert {body["stream"] for body in rendered} == {fields.get("stream", False)}
 
 
 async def test_a_plain_chat_is_rendered_in_vllm_s_shape(served: Served) -> None:
-    body = (await served.http.post(f"{CHAT}/render", json=SAID | {"max_tokens": 5})).json()
-    tokens = (await served.http.post("/tokenize", json=SAID)).json()["tokens"]
+    body = (await served.http.post(f"{CHAT}/render", json=CHAT_BODY | {"max_tokens": 5})).json()
+    tokens = (await served.http.post("/tokenize", json=CHAT_BODY)).json()["tokens"]
     request_id = body.pop("request_id")
     assert request_id.startswith("chatcmpl-")
     assert body == {"model": "tiny", "token_ids": tokens, "sampling_params": {"max_tokens": 5}, "stream": False}
@@ -87,9 +90,9 @@ async def test_a_plain_chat_is_rendered_in_vllm_s_shape(served: Served) -> None:
         (COMPLETIONS, {"prompt": "x", "best_of": 3}, "best_of"),
         (COMPLETIONS, {"prompt": "x", "kv_transfer_params": {}}, "kv_transfer_params"),
         (COMPLETIONS, {"prompt": ["x", ""]}, "prompt[1]"),
-        (CHAT, SAID | {"kv_transfer_params": {}}, "kv_transfer_params"),
-        (CHAT, SAID | {"temperature": 9}, "temperature"),
-        (CHAT, SAID | {"model": "other"}, "model"),
+        (CHAT, CHAT_BODY | {"kv_transfer_params": {}}, "kv_transfer_params"),
+        (CHAT, CHAT_BODY | {"temperature": 9}, "temperature"),
+        (CHAT, CHAT_BODY | {"model": "other"}, "model"),
     ],
 )
 async def test_what_cannot_be_rendered_is_named(served: Served, path: str, fields: dict[str, Any], param: str) -> None:
@@ -98,7 +101,7 @@ async def test_what_cannot_be_rendered_is_named(served: Served, path: str, field
 
 async def test_the_stop_strings_of_a_rendered_request_end_its_choices(serve: Serving) -> None:
     served = await serve(saying("one END two"))
-    body = (await served.http.post(f"{CHAT}/render", json=SAID | {"stop": "END"})).json()
+    body = (await served.http.post(f"{CHAT}/render", json=CHAT_BODY | {"stop": "END"})).json()
     (choice,) = (await served.http.post("/inference/v1/generate", json=body)).json()["choices"]
     assert choice["token_ids"] == fake_answer("one END", eos=False)
     assert served.engine.requests[0].choices[0].seed == SEED

@@ -118,7 +118,7 @@ async def test_the_ticket_of_a_refused_group_is_released(serve: Serving, why: st
     body = group(ticket=ticket)
     opened = None
     if why == "open already":
-        opened = await served.engine.begun(post(served, "/engine/generate", group()))
+        opened = await served.engine.start_request(post(served, "/engine/generate", group()))
     if why == "draining":
         served.service.start_drain()
     if why == "bad field":

@@ -108,7 +108,7 @@ async def test_a_group_from_a_gateway_passes_the_queue_of_clients_groups(serve: 
 async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
     """A gateway may give a group back to a worker that has not noticed yet that the first attempt was given up."""
     served = await serve(engine=WatchedEngine(gated=True))
-    first = await served.engine.begun(post(served, "/engine/generate", group()))
+    first = await served.engine.start_request(post(served, "/engine/generate", group()))
     assert coded(await post(served, "/engine/generate", group())) == (503, "overloaded")
     served.engine.go(9)
     assert (await first).status_code == 200
@@ -119,11 +119,11 @@ async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
 @pytest.mark.parametrize("steps", [0, 1])
 async def test_a_gateway_that_leaves_leaves_nothing_behind_and_counts_as_499(serve: Serving, steps: int) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    asking = await served.engine.begun(post(served, "/engine/generate", group()))
+    request = await served.engine.start_request(post(served, "/engine/generate", group()))
     for _ in range(steps):
         served.engine.steps.release()
-    asking.cancel()
-    await asyncio.wait([asking])
+    request.cancel()
+    await asyncio.wait([request])
     await served.until_empty()
     assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in await served.metrics()
 
@@ -139,8 +139,8 @@ async def test_a_prefill_makes_one_ticket_whatever_n_is(serve: Serving) -> None:
     ticket = msgspec.msgpack.decode(response.content, type=Ticket)
     assert list(served.engine.leases.held.values()) == [ticket]
     assert (ticket.readers, ticket.num_tokens) == (2, 2)
-    (asked,) = served.engine.prefills
-    assert (asked.prompt, len(asked.choices), asked.trace) == ((5, 6, 7), 1, "trace-g")
+    (prefill,) = served.engine.prefills
+    assert (prefill.prompt, len(prefill.choices), prefill.trace) == ((5, 6, 7), 1, "trace-g")
     assert (await post(served, "/engine/release", ticket)).status_code == 204
     assert served.engine.released == [ticket]
 
@@ -193,11 +193,11 @@ async def test_an_engine_with_a_side_channel_reports_its_own_id(serve: Serving) 
 
 async def test_stopping_ends_a_choice(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    asking = await served.engine.begun(post(served, "/engine/generate", group()))
+    request = await served.engine.start_request(post(served, "/engine/generate", group()))
     response = await post(served, "/engine/stop", StopChoice(request_id=RequestId("g"), index=1))
     assert (response.status_code, list(served.engine.open["g"].unfinished)) == (204, [0])  # type: ignore[index]
     served.engine.go(9)
-    frames = FrameReader().feed((await asking).content)
+    frames = FrameReader().feed((await request).content)
     assert {choice.index for delta in frames if isinstance(delta, GroupDelta) for choice in delta.choices} == {0}
     assert (await post(served, "/engine/stop", StopChoice(request_id=RequestId("who"), index=1))).status_code == 204
 
@@ -218,9 +218,9 @@ async def test_a_gateway_gets_the_tokenizer_and_the_template_that_is_used_here(
     served.service.tokenizer_files = partial(read_files, folder)
     files = msgspec.msgpack.decode((await served.http.get("/engine/tokenizer")).content, type=dict[str, bytes])
     assert files.keys() == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-    ours, theirs = served.tokenizer, load_files(files, chat_template=None)
-    assert (theirs.encode("hello there"), theirs.chat_template) == (ours.encode("hello there"), ours.chat_template)
-    assert ChatTemplate.of(theirs) is not None
+    own, loaded = served.tokenizer, load_files(files, chat_template=None)
+    assert (loaded.encode("hello there"), loaded.chat_template) == (own.encode("hello there"), own.chat_template)
+    assert ChatTemplate.of(loaded) is not None
 
 
 def test_a_model_without_a_template_has_none_elsewhere(tmp_path: Path) -> None:
