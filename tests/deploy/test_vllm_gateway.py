@@ -306,7 +306,7 @@ async def test_an_adapter_that_no_server_has_any_more_is_refused_and_then_unknow
         server.switches.lost = ("poet",)
         refused = await asked_of_poet(gateway)
         assert refused.status_code == 503
-        assert "has the model no more" in refused.json()["error"]["message"]
+        assert "no longer has the model" in refused.json()["error"]["message"]
         server.adapters = ()
         await until_listed(gateway, MODEL)
         assert (await asked_of_poet(gateway)).status_code == 404

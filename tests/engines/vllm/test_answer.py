@@ -136,13 +136,13 @@ async def test_a_server_that_failed_and_does_not_report_its_health_is_silent() -
         server = VLLMServer(fake.url, client, verdict_timeout_s=0.05)
         fake.stop()
         with pytest.raises(EngineSilentError, match=r"^it broke$"):
-            await server.judge(EngineError("it broke"), start=None)
+            await server.diagnose(EngineError("it broke"), start=None)
         fake.go_on()
 
 
 async def test_a_refusal_has_the_servers_words() -> None:
     async with FakeVLLM() as fake, asking(fake.url) as server:
-        with pytest.raises(OverloadedError, match="has the model no more: The model `other` does not exist"):
+        with pytest.raises(OverloadedError, match="no longer has the model: The model `other` does not exist"):
             await server.open(replace(ASK, model="other"))
         with pytest.raises(RequestError, match="greater than max allowed: 20") as caught:
             await server.open(replace(ASK, sampling=SamplingParams(max_tokens=1, logprobs=21)))

@@ -68,7 +68,7 @@ async def test_cached_tokens_are_known_if_the_whole_answer_is_there() -> None:
 async def test_tokens_of_a_choice_that_is_not_open_end_the_group(lie: VLLMPiece) -> None:
     async with asked(group()) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH), lie)
-        with pytest.raises(WorkerFaultError, match=f"choice {lie.index}, which it has not open"):
+        with pytest.raises(WorkerFaultError, match=f"choice {lie.index}, which is not open"):
             await anext(stream)
 
 

@@ -13,9 +13,9 @@ from motet.engines.vllm.requests import (
     GroupRequests,
     VLLMRequest,
     body_of,
-    plan_asks,
-    prefill_ask,
-    prompt_ask,
+    plan_requests,
+    prefill_request,
+    prompt_logprobs_request,
     resumed_seed,
     signed_seed,
     without_ticket,
@@ -57,7 +57,7 @@ def shape(plan: GroupRequests) -> list[tuple[int, int | None, tuple[tuple[int, .
 
 
 def test_choices_without_a_seed_are_one_request() -> None:
-    assert plan_asks(group()) == GroupRequests(None, (replace(ALONE, n=3, choices=((0,), (1,), (2,))),))
+    assert plan_requests(group()) == GroupRequests(None, (replace(ALONE, n=3, choices=((0,), (1,), (2,))),))
 
 
 GAP = (ChoiceStart(0, 7), ChoiceStart(2, 9), ChoiceStart(3, 10))
@@ -76,18 +76,18 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_choices_with_seeds_in_a_row_are_one_request_unless_stop_strings_may_end_one(name: str) -> None:
     request, asked = SHAPES[name]
-    assert shape(plan_asks(request)) == asked
+    assert shape(plan_requests(request)) == asked
 
 
 def test_greedy_choices_that_have_written_different_things_are_different_requests() -> None:
     choices = (ChoiceStart(0, 7, (9,)), ChoiceStart(1, 8), ChoiceStart(2, 9, (9,)))
-    planned = plan_asks(group(choices=choices, sampling=GREEDY)).rest
+    planned = plan_requests(group(choices=choices, sampling=GREEDY)).rest
     assert [(one.prompt, one.choices) for one in planned] == [((*PROMPT, 9), ((0, 2),)), (PROMPT, ((1,),))]
 
 
 def test_a_resumed_choice_goes_on_after_its_written_tokens_with_another_seed() -> None:
     sampling = SamplingParams(max_tokens=10, temperature=0.5, min_tokens=4)
-    (planned,) = plan_asks(group(choices=(ChoiceStart(1, 8, (20, 21, 22)),), sampling=sampling, seeded=True)).rest
+    (planned,) = plan_requests(group(choices=(ChoiceStart(1, 8, (20, 21, 22)),), sampling=sampling, seeded=True)).rest
     assert planned == replace(
         ALONE,
         choices=((1,),),
@@ -130,27 +130,27 @@ RESUMED = {
 @pytest.mark.parametrize("name", RESUMED)
 def test_the_sampling_of_a_resumed_choice_takes_its_written_tokens_into_account(name: str) -> None:
     sampling, written, left = RESUMED[name]
-    (planned,) = plan_asks(group(choices=(ChoiceStart(0, 7, written),), sampling=sampling)).rest
+    (planned,) = plan_requests(group(choices=(ChoiceStart(0, 7, written),), sampling=sampling)).rest
     assert planned.sampling == left
 
 
 def test_a_choice_that_has_already_written_max_tokens_cannot_be_resumed() -> None:
     choices = (ChoiceStart(0, 7, (20, 21)),)
-    with pytest.raises(EngineError, match=r"choice 0 of group g has written 2 of 2 tokens already"):
-        plan_asks(group(choices=choices, sampling=SamplingParams(max_tokens=2)))
+    with pytest.raises(EngineError, match=r"choice 0 of group g already has 2 of 2 tokens"):
+        plan_requests(group(choices=choices, sampling=SamplingParams(max_tokens=2)))
 
 
 def test_a_choice_with_a_grammar_can_begin_on_vllm_but_not_be_resumed() -> None:
     bound = msgspec.structs.replace(SAMPLING, grammar=Grammar(GrammarKind.REGEX, "a+"))
-    (planned,) = plan_asks(group(n=3, sampling=bound)).rest
+    (planned,) = plan_requests(group(n=3, sampling=bound)).rest
     assert planned.sampling.grammar == bound.grammar
     resumed = group(choices=(ChoiceStart(0, 7), ChoiceStart(1, 8, (20,))), sampling=bound)
     with pytest.raises(WorkerLeavingError, match=r"choice 1 follows a grammar"):
-        plan_asks(resumed)
+        plan_requests(resumed)
 
 
 def test_the_first_fresh_choice_goes_ahead_with_the_ticket() -> None:
-    plan = plan_asks(group(n=4, seeded=True, ticket=ticket()))
+    plan = plan_requests(group(n=4, seeded=True, ticket=ticket()))
     assert plan.leader == replace(ALONE, request_id="g:leader", seed=7, kv_params=PARAMS)
     assert shape(plan)[1:] == [(3, 8, ((1,), (2,), (3,)))]
     assert plan.rest[0].kv_params is None
@@ -158,28 +158,30 @@ def test_the_first_fresh_choice_goes_ahead_with_the_ticket() -> None:
 
 def test_a_resumed_choice_leaves_the_ticket_to_a_fresh_one() -> None:
     choices = (ChoiceStart(0, 7, (20,)), ChoiceStart(1, 8), ChoiceStart(2, 9))
-    plan = plan_asks(group(choices=choices, seeded=True, ticket=ticket()))
+    plan = plan_requests(group(choices=choices, seeded=True, ticket=ticket()))
     assert shape(plan) == [(1, 8, ((1,),)), (1, resumed_seed(7, 1), ((0,),)), (1, 9, ((2,),))]
 
 
 def test_if_all_choices_are_resumed_a_scout_fetches_the_prompt() -> None:
     choices = (ChoiceStart(0, 7, (20,)), ChoiceStart(1, 8, (21,)))
-    plan = plan_asks(group(choices=choices, ticket=ticket()))
+    plan = plan_requests(group(choices=choices, ticket=ticket()))
     scouting = SamplingParams(max_tokens=1, temperature=0.0)
     assert plan.leader == replace(ALONE, request_id="g:leader", sampling=scouting, kv_params=PARAMS, choices=((),))
     assert [one.choices for one in plan.rest] == [((0,),), ((1,),)]
 
 
 def test_a_greedy_group_is_only_its_leader() -> None:
-    plan = plan_asks(group(sampling=GREEDY, ticket=ticket()))
+    plan = plan_requests(group(sampling=GREEDY, ticket=ticket()))
     assert (shape(plan), plan.rest) == ([(1, None, ((0, 1, 2),))], ())
 
 
 def test_prompt_logprobs_are_asked_for_in_a_request_of_their_own() -> None:
     sampling = msgspec.structs.replace(SAMPLING, prompt_logprobs=2)
-    plan = plan_asks(group(choices=(ChoiceStart(0, 7, (20,)),), sampling=sampling))
+    plan = plan_requests(group(choices=(ChoiceStart(0, 7, (20,)),), sampling=sampling))
     assert plan.prompt is not None
-    assert prompt_ask(plan.prompt) == prompt_ask(replace(ALONE, request_id="g:prompt", sampling=sampling))
+    assert prompt_logprobs_request(plan.prompt) == prompt_logprobs_request(
+        replace(ALONE, request_id="g:prompt", sampling=sampling)
+    )
     assert plan.prompt.prompt == PROMPT
 
 
@@ -217,7 +219,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 def test_every_choice_is_planned_once_with_its_seed_and_one_request_has_the_ticket(
     request: GenerateRequest,
 ) -> None:
-    plan = plan_asks(request)
+    plan = plan_requests(request)
     leader = [plan.leader] if plan.leader else []
     planned = [*leader, *plan.rest]
     assert sorted(index for one in planned for index in one.indices) == sorted(s.index for s in request.choices)
@@ -329,7 +331,7 @@ def test_named_tokens_are_asked_for_with_room_for_the_drawn_one() -> None:
     sent = drawing(Dialect.COMPLETIONS, ask)
     assert (sent["logprobs"], sent["logprob_token_ids"]) == (0, [7, 8])
     many = SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=tuple(range(20)))
-    with pytest.raises(RequestError, match="19 tokens at most") as refused:
+    with pytest.raises(RequestError, match="at most 19 tokens") as refused:
         drawing(Dialect.GENERATE, replace(ASK, sampling=many))
     assert refused.value.param == "logprob_token_ids"
 
@@ -337,14 +339,14 @@ def test_named_tokens_are_asked_for_with_room_for_the_drawn_one() -> None:
 def test_processed_log_probabilities_are_refused_by_name() -> None:
     """A vLLM server has one mode for all requests, and tells it nobody."""
     sampling = SamplingParams(max_tokens=9, logprobs=0, logprobs_mode=LogprobsMode.PROCESSED)
-    with pytest.raises(RequestError, match="--logprobs-mode of its own") as refused:
-        plan_asks(group(sampling=sampling))
+    with pytest.raises(RequestError, match="its own --logprobs-mode") as refused:
+        plan_requests(group(sampling=sampling))
     assert refused.value.param == "logprobs_mode"
 
 
 def test_a_prompt_that_should_be_kept_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="the model is on a vLLM server") as refused:
-        plan_asks(msgspec.structs.replace(group(), keep_s=1.0))
+        plan_requests(msgspec.structs.replace(group(), keep_s=1.0))
     assert refused.value.param == "keep_s"
 
 
@@ -382,7 +384,7 @@ def test_a_grammar_is_sent_by_vllms_name_and_wins_over_min_tokens_and_ignore_eos
 
 def test_prefills_and_requests_for_prompt_logprobs_have_no_grammar() -> None:
     ask = replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=GRAMMARS[0][0]))
-    for beside in (prefill_ask(ask), prompt_ask(ask)):
+    for beside in (prefill_request(ask), prompt_logprobs_request(ask)):
         assert "structured_outputs" not in drawing(Dialect.COMPLETIONS, beside)
 
 
@@ -411,17 +413,17 @@ def test_generate_is_asked_for_one_log_probability_more_within_vllms_limit(asked
 @pytest.mark.parametrize("dialect", Dialect)
 def test_a_prefill_asks_for_one_greedy_token_and_a_ticket_without_a_stream(dialect: Dialect) -> None:
     ask = replace(ASK, sampling=UNUSUAL, seed=7, cache_salt="s", kv_params={"old": 1})
-    sent = body(dialect, prefill_ask(ask))
+    sent = body(dialect, prefill_request(ask))
     assert (sent["stream"], sent["cache_salt"], "stream_options" in sent) == (False, "s", False)
     assert sent["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
     changed = {"n": 1, "max_tokens": 1, "temperature": 0.0}
     expected = DEFAULTS | changed
-    assert {name: drawing(dialect, prefill_ask(ask))[name] for name in expected} == expected
+    assert {name: drawing(dialect, prefill_request(ask))[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_prompt_logprobs_are_requested_with_one_token_and_without_a_stream(dialect: Dialect) -> None:
-    ask = prompt_ask(replace(ASK, sampling=UNUSUAL, kv_params={"ticket": 1}))
+    ask = prompt_logprobs_request(replace(ASK, sampling=UNUSUAL, kv_params={"ticket": 1}))
     sent = drawing(dialect, ask)
     assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["logprobs"]) == (2, 1, 1, None)
     assert (ask.stream, ask.kv_params, ask.prompt) == (False, None, ASK.prompt)

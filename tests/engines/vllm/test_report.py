@@ -117,9 +117,9 @@ def test_a_number_of_blocks_that_is_not_known_yet_is_zero() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "no figures of vLLM"),
-        (b"<html>\n", "no figures of vLLM"),
-        (b"motet_groups_running 3.0\nprocess_start_time_seconds 1.0\n", "no figures of vLLM"),
+        (b"", "no metrics of vLLM"),
+        (b"<html>\n", "no metrics of vLLM"),
+        (b"motet_groups_running 3.0\nprocess_start_time_seconds 1.0\n", "no metrics of vLLM"),
         (CONFIG % 0 + b'vllm:num_requests_running{engine="0"} many\n', "cannot be read"),
         (CONFIG % 0 + b'vllm:num_requests_running{engine="0"} NaN\n', "cannot be read"),
         (CONFIG % 0 + b'vllm:prompt_tokens_total{engine="0"} +Inf\n', "cannot be read"),

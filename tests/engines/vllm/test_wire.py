@@ -184,12 +184,12 @@ def test_log_probabilities_of_texts_are_an_error() -> None:
         (
             b'{"message":"EngineCore encountered an issue.","type":"InternalServerError","param":null,"code":500}',
             EngineError,
-            "the server gave up in the middle of its answer: EngineCore encountered an issue.",
+            "the server ended its answer with an error: EngineCore encountered an issue.",
         ),
         (
             b'{"message":"Request failed; please retry","type":"InternalServerError","param":null,"code":503}',
             WorkerLeavingError,
-            "the server gave up in the middle of its answer: Request failed; please retry",
+            "the server ended its answer with an error: Request failed; please retry",
         ),
         (
             b'{"message":"bad","type":"BadRequestError","param":"top_k","code":400}',
@@ -319,7 +319,7 @@ def test_each_refusal_becomes_one_of_our_errors(status: int, text: str, kind: ty
 
 def test_the_message_of_a_refusal_names_the_server_and_what_to_do() -> None:
     assert refusal_of(401, '{"error":"Unauthorized"}').message == (
-        "the server answered 401: Unauthorized. Give the gateway a key that this server knows."
+        "the server answered 401: Unauthorized. Give the gateway a key that this server accepts."
     )
     assert refusal_of(502).message == "the server answered 502: Phrase"
 

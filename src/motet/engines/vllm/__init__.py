@@ -1,8 +1,8 @@
-"""vLLM servers as engines: token ids over HTTP, with each child of a request a choice of ours.
+"""vLLM servers as engines: token ids over HTTP, where each child of a vLLM request is a choice.
 
-plan      pure: turns a group into requests, with the JSON of each and the tickets in it
-wire      pure: reads the answers, with log-probabilities and errors
-report    pure: makes a report from a server's metrics and lists
-server    one server, which is asked what it offers
-engine    a server as an `Engine`, with the connections of each group joined to one stream
+requests      pure: a group as requests to vLLM, with the JSON of each and the tickets in it
+vllm_wire     pure: reads the answers, with log-probabilities and errors
+report        pure: a server's report, made from its metrics and lists
+vllm_server   one server, whose routes are detected
+vllm_engine   a server as an `Engine`: the connections of each group as one stream
 """

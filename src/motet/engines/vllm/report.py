@@ -1,12 +1,12 @@
-"""Makes reports like those of our own workers from a vLLM server's Prometheus text and its lists. Pure.
+"""The report of a vLLM server, made from its Prometheus metrics and its lists, in the form of a Motet worker. Pure.
 
-The text has about a thousand lines, of which two dozen are needed, and is read every second for every worker. So lines
-are looked up by name, and only their labels are read.
+The metrics have about a thousand lines, of which Motet needs two dozen, and are read every second for every worker. So
+lines are selected by name before their labels are parsed.
 
 vLLM does not report its vocabulary, its end-of-sequence tokens, or the number of choices that it runs at once, so these
-are unknown. If it does not report its blocks either, we assume that it has enough: it queues requests itself. Its block
-events are followed if it has one publisher: with several data-parallel ranks nobody knows which rank will have a
-prefix, since vLLM chooses the rank.
+are unknown. If it does not report its blocks either, Motet assumes that there are enough: vLLM queues requests itself.
+Its block events are followed if it has one publisher: with several data-parallel ranks vLLM chooses the rank of a
+request, so it is unknown which rank will have a prefix.
 """
 
 import re
@@ -45,37 +45,37 @@ COUNTED: Mapping[str, bytes] = {
     "transfer_descriptors": b"vllm:nixl_num_descriptors_sum",
     "leases_expired": b"vllm:nixl_num_kv_expired_reqs_total",
 }
-"""Figures of `EngineStats` that vLLM reports too, here summed over its ranks."""
+"""Fields of `EngineStats` and the vLLM metrics that fill them, summed over ranks."""
 SERIES = frozenset({START, CONFIG, USAGE, BY_SOURCE, HITS, TRANSFER_SECONDS, FAILED_TRANSFERS, *COUNTED.values()})
 
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
-UNTOLD = "untold"
-"""The kind of every failed transfer: vLLM counts them without a reason."""
+NO_REASON = "untold"
+"""Label of every failed transfer: vLLM counts them without a reason."""
 
 MAX_NUM_SEQS = 1024
-"""The most choices that vLLM runs at once by default. A server with fewer queues the others itself, so a figure that is
-too high costs less than one that holds choices back."""
+"""Assumed maximum number of running choices, vLLM's default maximum. A server with fewer queues the others itself, so
+a number that is too high costs less than one that delays choices."""
 BLOCK_SIZE = 16
-"""vLLM's default on a GPU, for a server that does not report its own."""
+"""Assumed block size of a server that does not report it, vLLM's default on a GPU."""
 TICKET_READERS = 1
 
 ANY_HOST = ("*", "0.0.0.0", "::", "[::]")
-"""Hosts that a publisher may listen at, but that nobody can connect to."""
+"""Hosts on which a publisher can listen, but to which a client cannot connect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMScrape:
-    """One reading. Figures of several data-parallel ranks are added up."""
+    """One scrape of a server's metrics, summed over data-parallel ranks."""
 
     start_s: float | None
-    """The start of its process in Unix time; None if several processes answer: then none of them reports it."""
+    """Start of the server process in Unix time; None with several processes, which do not report it."""
     block_size: int
     cache_dtype: str
-    """The configured type; `auto` means the model's."""
+    """Configured data type of the KV cache; `auto` for the model's type."""
     ranks: int
     connector: bool
-    """True if it has a NIXL connector; it does not report other kinds."""
+    """True if the server has a NIXL connector; other connectors are not reported."""
     stats: EngineStats
 
 
@@ -90,14 +90,14 @@ class _Sample:
 
 
 def scrape_of(text: bytes) -> VLLMScrape:
-    """Raises OtherServerError if these are not the figures of a vLLM server."""
+    """Parses the metrics of a server. Raises OtherServerError if it is not a vLLM server."""
     try:
         samples = _samples(text)
         if not samples[CONFIG]:
-            raise OtherServerError("it publishes no figures of vLLM; vLLM does, unless run with --disable-log-stats")
+            raise OtherServerError("it publishes no metrics of vLLM; vLLM does, unless run with --disable-log-stats")
         return _scrape(samples)
     except (ValueError, OverflowError) as error:
-        raise OtherServerError(f"its figures cannot be read: {error}") from error
+        raise OtherServerError(f"its metrics cannot be read: {error}") from error
 
 
 def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> VLLMScrape:
@@ -114,7 +114,7 @@ def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> VLLMScrape:
         blocks_total=sum(blocks.values()),
         blocks_used=round(sum(sample.value * blocks.get(sample.rank, 0) for sample in samples[USAGE])),
         transfer_seconds_sum=sum(sample.value for sample in samples[TRANSFER_SECONDS]),
-        transfer_failures={UNTOLD: failed} if (failed := total(FAILED_TRANSFERS)) else {},
+        transfer_failures={NO_REASON: failed} if (failed := total(FAILED_TRANSFERS)) else {},
     )
     for name, series in COUNTED.items():
         setattr(stats, name, total(series))
@@ -134,7 +134,7 @@ def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> VLLMScrape:
 
 
 def _samples(text: bytes) -> Mapping[bytes, Sequence[_Sample]]:
-    """Returns the samples of each series. Raises ValueError for one that has no number."""
+    """Returns the samples of each series. Raises ValueError for a sample without a number."""
     found: dict[bytes, list[_Sample]] = {name: [] for name in SERIES}
     for line in text.split(b"\n"):
         name = line[: line.find(b"{")] if b"{" in line else line.partition(b" ")[0]
@@ -145,7 +145,7 @@ def _samples(text: bytes) -> Mapping[bytes, Sequence[_Sample]]:
 
 
 def _count(label: bytes) -> int:
-    """Returns 0 if it is not known."""
+    """Returns the number in a label; 0 if it is unknown."""
     return int(label) if label.isdigit() else 0
 
 
@@ -162,16 +162,16 @@ class EventSource(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStart:
-    """The facts that do not change from one start of a server to the next."""
+    """The facts about a server that change only when it is restarted."""
 
     engine_id: str
     version: str
     events: EventSource | None
-    """None if it publishes none, or from several places."""
+    """Publisher of block events; None if there is none, or if there are several."""
 
 
 def cards_in(body: bytes) -> tuple[ListedModel, ...]:
-    """Reads `GET /v1/models`, with a model of the server's own before adapters. Raises OtherServerError."""
+    """Parses `GET /v1/models`, base models before adapters. Raises OtherServerError."""
     cards = read_json(body, ListedModels, error=OtherServerError, what="its list of models").data
     ordered = sorted(cards, key=lambda card: card.parent is not None)
     if not ordered or ordered[0].parent is not None or ordered[0].max_model_len is None:
@@ -224,7 +224,7 @@ def report_of(
                 name=ModelName(card.id),
                 root=card.root or "",
                 parent=ModelName(card.parent) if card.parent else None,
-                max_model_len=card.max_model_len or max_model_len,  # an adapter's own card does not have it
+                max_model_len=card.max_model_len or max_model_len,  # an adapter's card does not have it
             )
             for card in others
         ),
@@ -232,7 +232,7 @@ def report_of(
 
 
 def reachable(endpoint: str, host: str) -> str:
-    """Returns the address to connect to, for an endpoint that may be bound to every address of the server at `host`."""
+    """Returns the address to connect to for an endpoint, which can be bound to every address of the server `host`."""
     scheme, separator, rest = endpoint.partition("://")
     bound, colon, port = rest.rpartition(":")
     if scheme != "tcp" or bound not in ANY_HOST:

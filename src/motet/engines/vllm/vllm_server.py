@@ -1,13 +1,13 @@
-"""The questions and requests of a gateway to a vLLM server.
+"""The requests of a gateway to one vLLM server.
 
-After each of its starts the server is asked once what it offers; its version does not count:
+The routes of a server are detected once after each of its starts, regardless of its version:
 
-1. `/health`, `/metrics` and `/v1/models` say how it is; another `process_start_time_seconds` is another start
-2. it has `/inference/v1/generate` if that refuses an empty request with another error than 404
-3. else `/v1/completions` must answer a request for one token with token ids
+1. `/health`, `/metrics` and `/v1/models` report its state; another `process_start_time_seconds` is another start.
+2. It has `/inference/v1/generate` if that route refuses an empty request with an error other than 404.
+3. Otherwise `/v1/completions` must answer a request for one token with token ids.
 
-vLLM answers the same for a request that failed and for an engine that died. So after a failure we ask `/health`, and
-`/metrics` for the time of the start, since a server that was started again meanwhile is healthy too.
+vLLM gives the same answer for a failed request and for a dead engine. So after a failure the gateway queries `/health`,
+and `/metrics` for the start time, since a server that was restarted after the failure is healthy too.
 """
 
 from collections.abc import Awaitable, Callable
@@ -38,7 +38,14 @@ from motet.engines.vllm.report import (
     scrape_of,
     version_in,
 )
-from motet.engines.vllm.requests import Dialect, KVParams, VLLMRequest, body_of, prefill_ask, prompt_ask
+from motet.engines.vllm.requests import (
+    Dialect,
+    KVParams,
+    VLLMRequest,
+    body_of,
+    prefill_request,
+    prompt_logprobs_request,
+)
 from motet.engines.vllm.vllm_wire import (
     KEY_HINT,
     VLLMPiece,
@@ -75,7 +82,7 @@ PROBED = VLLMRequest(
     sampling=SamplingParams(max_tokens=1, temperature=0.0, logprobs=1),
     stream=False,
 )
-"""The least that shows whether token ids come back."""
+"""The smallest request that shows whether a server returns token ids."""
 
 
 class _ProbedChoice(msgspec.Struct):
@@ -91,7 +98,7 @@ class _Tokenized(msgspec.Struct):
 
 
 class VLLMServer:
-    """One server. The client belongs to whoever made it."""
+    """One server. Its HTTP client belongs to the caller."""
 
     def __init__(
         self,
@@ -103,15 +110,15 @@ class VLLMServer:
         id: str = "",
         verdict_timeout_s: float = QUESTION_TIMEOUT_S,
     ) -> None:
-        """`role`: its use here, which vLLM does not know. `id`: names the server for clients in place of its URL.
-        `verdict_timeout_s`: the time that a server has after a failure to answer how it is."""
+        """`role` is the server's role in this cell, which vLLM does not know. `id` names the server to clients instead
+        of its URL. `verdict_timeout_s` is the maximum time of a health check after a failure."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the vLLM server {id or self.url}"
         self._id = id or self.url
         self._role = role
         self._verdict_timeout_s = verdict_timeout_s
         self.root = ""
-        """The source of its own model: a folder there, or a name on the hub. Known after the first `report`."""
+        """Source of the base model: a folder on the server, or a Hugging Face model. Set by the first `report`."""
         self.dialect = Dialect.COMPLETIONS
         self._calls = ServerCalls(
             self.url, client, name=self.name, api_key=api_key, refused=lambda refusal: refused(refusal, self.name)
@@ -120,8 +127,8 @@ class VLLMServer:
         self._times_lost = 0
 
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
-        """Asks how the server is. Raises EngineSilentError, EngineDiedError, OtherServerError if it is no vLLM server
-        or sends no token ids, or another EngineError if it cannot be used."""
+        """Returns the state of the server. Raises EngineSilentError, EngineDiedError, OtherServerError if it is not a
+        vLLM server or sends no token ids, or another EngineError if it cannot be used."""
         try:
             return await self._report(timeout_s)
         except EngineSilentError:
@@ -132,29 +139,31 @@ class VLLMServer:
         except OverloadedError as error:
             raise EngineSilentError(error.message) from error
         except (OtherServerError, RequestError) as error:
-            raise OtherServerError(f"{self._id} is no vLLM server that takes tokens: {error.message}") from error
+            raise OtherServerError(f"{self._id} is not a vLLM server that takes tokens: {error.message}") from error
 
-    async def open(self, ask: VLLMRequest) -> "VLLMAnswer":
-        """Returns when the server has taken the request. Raises MotetError."""
+    async def open(self, vllm_request: VLLMRequest) -> "VLLMAnswer":
+        """Sends a request and returns when the server has taken it. Raises MotetError."""
         start = self._start
-        body, headers = body_of(self.dialect, ask), _headers_of(ask)
-        reply = await self._judged(self._calls.open(self.dialect, body, headers=headers))
-        return VLLMAnswer(reply, VLLMReader(ask.sampling, server=self.name), judge=partial(self.judge, start=start))
+        body, headers = body_of(self.dialect, vllm_request), _headers_of(vllm_request)
+        reply = await self._diagnosed(self._calls.open(self.dialect, body, headers=headers))
+        return VLLMAnswer(
+            reply, VLLMReader(vllm_request.sampling, server=self.name), diagnose=partial(self.diagnose, start=start)
+        )
 
-    async def prefill(self, ask: VLLMRequest) -> list[KVParams]:
-        """Computes the KV of the prompt, and returns one object for each request that may fetch it. Cancelling it
-        closes the connection, which ends it there."""
-        return kv_params_in(await self._whole(prefill_ask(ask)), self.name)
+    async def prefill(self, vllm_request: VLLMRequest) -> list[KVParams]:
+        """Computes the KV of the prompt, and returns one object for each request that may fetch it. Cancelling closes
+        the connection, which ends the request on the server."""
+        return kv_params_in(await self._whole(prefill_request(vllm_request)), self.name)
 
-    async def prompt_logprobs(self, ask: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
-        """`ask.sampling.prompt_logprobs` of each token of the prompt; None for the first."""
-        body = await self._whole(prompt_ask(ask))
-        return prompt_logprobs_in(body, ask.prompt, k=ask.sampling.prompt_logprobs or 0)
+    async def prompt_logprobs(self, vllm_request: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
+        """Returns the log-probabilities of each prompt token, None for the first token, with the requested number of
+        alternatives."""
+        body = await self._whole(prompt_logprobs_request(vllm_request))
+        return prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
-        """Frees the blocks of a ticket on the server that made it. To do so it sends this server, which could use the
-        ticket, a request that it must refuse; this server then tells the other. Returns True if it refused. Never
-        raises."""
+        """Frees the blocks of a ticket on the server that made it. This server, which could use the ticket, gets a
+        request that it must refuse, and then releases the ticket. Returns True if it refused. Never raises."""
         request_id = new_request_id("release")
         body = {
             "model": model,
@@ -171,7 +180,7 @@ class VLLMServer:
         return False
 
     async def tokenize(self, text: str, model: str) -> list[int] | None:
-        """Returns the tokens without special ones; None if the server has no tokenizer."""
+        """Returns the token ids of a text without special tokens; None if the server has no tokenizer."""
         body = msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": False})
         try:
             return read_json(await self._calls.ask("POST", "/tokenize", body=body), _Tokenized, what="it").tokens
@@ -180,9 +189,9 @@ class VLLMServer:
         except MotetError:
             return None
 
-    async def judge(self, error: EngineError, *, start: ServerStart | None) -> NoReturn:
-        """Raises `error`, or EngineDiedError if the engine failed and not only the request. `start`: the start of the
-        server that got the request."""
+    async def diagnose(self, error: EngineError, *, start: ServerStart | None) -> NoReturn:
+        """Raises `error`, or EngineDiedError if the engine failed and not only the request. `start` is the start of the
+        server that took the request."""
         if type(error) is not EngineError:
             raise error
         try:
@@ -208,13 +217,13 @@ class VLLMServer:
         return checked(report_of(self.url, self._start, scrape=scrape, cards=cards, role=self._role), self.name)
 
     def _engine_id(self, scrape: VLLMScrape) -> str:
-        """Names the start of the server. If it does not report the time, it gets a new name when it was lost and is
-        back."""
+        """Returns an id for the current start of the server. A server that does not report its start time gets a new id
+        when it returns after it was lost."""
         start = f"lost-{self._times_lost}" if scrape.start_s is None else f"{scrape.start_s:.3f}"
         return f"{self.url}@{start}"
 
     async def _watch(self, path: str, timeout_s: float) -> bytes:
-        """Asks a route that vLLM answers without a key; a server that wants one there is no vLLM server."""
+        """Reads a route that vLLM serves without a key: a server that requires one there is not a vLLM server."""
         try:
             return await self._calls.ask("GET", path, timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         except EngineDiedError:
@@ -236,49 +245,49 @@ class VLLMServer:
         return ServerStart(engine_id=engine_id, version=version, events=events)
 
     async def _has_generate(self) -> bool:
-        """Returns True if the route is there: then it refuses an empty request, which costs nothing."""
+        """Returns True if the server has the route: then it refuses an empty request, which costs nothing."""
         status = await self._calls.status(Dialect.GENERATE, b"{}")
         if status == HTTPStatus.UNAUTHORIZED:
             raise EngineError(f"{self.name} answered 401. {KEY_HINT}")
         return status in NOT_TAKEN
 
     async def _check_completions(self, model: str) -> None:
-        """Raises OtherServerError if no token ids come back."""
-        asked = body_of(Dialect.COMPLETIONS, replace(PROBED, model=model))
-        body = await self._calls.ask("POST", Dialect.COMPLETIONS, body=asked)
+        """Raises OtherServerError if the server returns no token ids."""
+        probe = body_of(Dialect.COMPLETIONS, replace(PROBED, model=model))
+        body = await self._calls.ask("POST", Dialect.COMPLETIONS, body=probe)
         choices = read_json(body, _Probed, error=OtherServerError, what="the answer of /v1/completions").choices
         if not choices or choices[0].token_ids is None:
             raise OtherServerError("it sends no token ids at /v1/completions, and has no /inference/v1/generate")
 
-    async def _whole(self, ask: VLLMRequest) -> bytes:
-        body, headers = body_of(self.dialect, ask), _headers_of(ask)
-        return await self._judged(self._calls.ask("POST", self.dialect, body=body, headers=headers, timeout_s=None))
+    async def _whole(self, vllm_request: VLLMRequest) -> bytes:
+        body, headers = body_of(self.dialect, vllm_request), _headers_of(vllm_request)
+        return await self._diagnosed(self._calls.ask("POST", self.dialect, body=body, headers=headers, timeout_s=None))
 
-    async def _judged(self, call: Awaitable[T]) -> T:
-        """Awaits `call`. If the model is gone, it is not the client's error: it was there at the last report, adapters
-        may be unloaded at any time, and another server may still have it."""
+    async def _diagnosed(self, call: Awaitable[T]) -> T:
+        """Awaits `call`. A missing model is not the client's error: it existed at the last report, adapters can be
+        unloaded at any time, and another server may still have it."""
         start = self._start
         try:
             return await call
         except ModelNotFoundError as error:
-            raise OverloadedError(f"{self.name} has the model no more: {error.message}") from error
+            raise OverloadedError(f"{self.name} no longer has the model: {error.message}") from error
         except EngineError as error:
-            await self.judge(error, start=start)
+            await self.diagnose(error, start=start)
 
 
 class VLLMAnswer:
-    """One answer as it streams. Closing it before its end ends the request there."""
+    """The stream of one answer. Closing it before its end ends the request on the server."""
 
     def __init__(
-        self, reply: Reply, reader: VLLMReader, *, judge: Callable[[EngineError], Awaitable[NoReturn]]
+        self, reply: Reply, reader: VLLMReader, *, diagnose: Callable[[EngineError], Awaitable[NoReturn]]
     ) -> None:
-        """`judge`: raises an error of the stream, or EngineDiedError if the engine has failed."""
+        """`diagnose` raises an error of the stream, or EngineDiedError if the engine has failed."""
         self._reply = reply
         self._reader = reader
-        self._judge = judge
+        self._diagnose = diagnose
 
     async def read(self) -> list[VLLMPiece | VLLMUsage]:
-        """Returns the items that have come, at least one; none at the end. Raises MotetError: EngineDiedError if the
+        """Returns the items that have arrived, at least one; none at the end. Raises MotetError: EngineDiedError if the
         connection breaks."""
         while True:
             data = await self._reply.read()
@@ -288,21 +297,24 @@ class VLLMAnswer:
             try:
                 items = self._reader.feed(data)
             except EngineError as error:
-                await self._judge(error)
+                await self._diagnose(error)
             if items:
                 return items
 
     def close(self) -> None:
-        """May be called at any time, twice too."""
+        """Closes the connection. Can be called at any time, also twice."""
         self._reply.close()
 
 
-def _headers_of(ask: VLLMRequest) -> dict[str, str]:
-    names = {"x-request-id": _name(ask.request_id, ask.trace), "x-session-id": ask.session_id}
-    return {**names, **headers_of(ask.traceparent)}
+def _headers_of(vllm_request: VLLMRequest) -> dict[str, str]:
+    names = {
+        "x-request-id": _name(vllm_request.request_id, vllm_request.trace),
+        "x-session-id": vllm_request.session_id,
+    }
+    return {**names, **headers_of(vllm_request.traceparent)}
 
 
 def _name(request_id: str, trace: str) -> str:
-    """Returns the name of a request. vLLM names it by `x-request-id`, and older servers refuse a name that is in use,
-    so each request of a group has its own, which begins with the client's."""
+    """Returns the id of a request. vLLM takes it from `x-request-id`, and older servers refuse the id of a running
+    request, so each request of a group has its own, which starts with the client's."""
     return "-".join(filter(None, map(header_text, (trace, request_id))))

@@ -1,32 +1,32 @@
 """Reads the answers of a vLLM server: events of a stream, all forms of log-probabilities, and errors. Pure.
 
-    data: {"choices": [{"index", "token_ids", "logprobs", "finish_reason", "stop_reason"}]}    VLLMPiece a choice
+    data: {"choices": [{"index", "token_ids", "logprobs", "finish_reason", "stop_reason"}]}    a VLLMPiece per choice
     data: {"choices": [], "usage": {...}}                                                     VLLMUsage, once
     data: {"error": {...}}                                                                    a MotetError
     data: [DONE]
 
-A server with many children sends thousands of these a second, so they are decoded into structs with only the needed
-fields.
+A server with many children sends thousands of events per second, so they are decoded into structs with only the
+required fields.
 
-A list of log-probabilities has the drawn token (or the prompt's) first, then the other k best, best first. So it has
-k + 1 entries if that token is not among the k best, and k if it is.
+A list of log-probabilities has the sampled token (or the prompt token) first, then the other k best, best first. So it
+has k + 1 entries if that token is not among the k best, and k if it is.
 
     /v1/completions           {"token_logprobs": [-0.1], "top_logprobs": [{"token_id:5": -0.1, "token_id:7": -2.0}]}
     /inference/v1/generate    {"content": [{"token_id", "logprob", "rank", "top_logprobs": [...]}]}
     prompt_logprobs           [null, {"5": {"logprob", "rank", "decoded_token"}, ...}]                of either route
 
-Errors become ours, in a response and in the middle of a stream:
+Errors are translated, in a response and in the middle of a stream:
 
     400, 422                 RequestError that names vLLM's field; ContextLengthError if that is the prompt's length
-    404 of a model           ModelNotFoundError, which is the client's fault only if no server has it (`server`)
+    404 of a model           ModelNotFoundError, an error of the client only if no server has it (`vllm_server`)
     401, 403                 EngineError that says what to do about the key
-    429, 503                 OverloadedError; inside a stream WorkerLeavingError, since the group may go on elsewhere
-    404, 405, 501 else       OtherServerError: it has no such route
-    5xx without its JSON     EngineDiedError: something before the server answers for it
+    429, 503                 OverloadedError; in a stream WorkerLeavingError, since the group can continue elsewhere
+    other 404, 405, 501      OtherServerError: the server has no such route
+    5xx without its JSON     EngineDiedError: a proxy answers for the server
     any other                EngineError that quotes it
 
-A server whose engine is dead answers 500 too, with the same message as for one request that failed. `server` asks
-`/health` which of the two it was.
+A server whose engine is dead also answers 500, with the message of a failed request. `vllm_server` queries `/health` to
+distinguish the two.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,16 +55,16 @@ from motet.types import Finish, FinishReason, SamplingParams, TokenLogprob
 QUOTED_BYTES = 200
 
 LOWEST = -9999.0
-"""vLLM's number for minus infinity; null counts as the same."""
+"""vLLM's number for minus infinity, for which it also sends null."""
 
 Listed = Iterable[tuple[int, float | None]]
-"""Token ids and log-probabilities, best first; the token that they are listed for may be among them."""
+"""Token ids and log-probabilities, best first; the token to which the list belongs can be among them."""
 
-KEY_HINT = "Give the gateway a key that this server knows."
+KEY_HINT = "Give the gateway a key that this server accepts."
 TOO_LONG_PARAMS = ("input_tokens", "input_text")
-"""The fields that vLLM names if the prompt is too long for the model."""
+"""Fields that vLLM names if the prompt is too long for the model."""
 NO_SUCH_MODEL = "NotFoundError"
-"""The type of vLLM's error for an unknown model; an unknown route has another one."""
+"""Type of vLLM's error for an unknown model; an unknown route has another type."""
 
 MAX_RANK = 2**31
 
@@ -74,55 +74,56 @@ _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 class VLLMPiece(msgspec.Struct, frozen=True, gc=False):
     index: int
     token_ids: tuple[int, ...]
-    """The token that ends a choice is among them."""
+    """Token ids, including the token that ends a choice."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """If requested, as long as `token_ids`. `/v1/completions` gives no rank: a token that is not among the k best gets
-    rank k + 1."""
+    """One for each of `token_ids`, if requested. `/v1/completions` reports no rank: a token that is not among the k
+    best has rank k + 1."""
     finish: Finish | None = None
 
 
 class VLLMUsage(msgspec.Struct, frozen=True, gc=False):
-    """The usage, at the end of an answer."""
+    """The usage at the end of an answer."""
 
     cached_tokens: int | None = None
-    """None unless the server was started with `--enable-prompt-tokens-details`."""
+    """Cached prompt tokens; None unless the server was started with `--enable-prompt-tokens-details`."""
 
 
 def refused(refusal: Refusal, server: str) -> MotetError:
-    """Translates a refusal. `server` names the server in the message."""
+    """Returns the error for a refusal. `server` names the server in the message."""
     fault = error_in(refusal.body)
-    said = f"{server} answered {refusal.status}: {(fault.message if fault else refusal.quoted) or refusal.phrase}"
+    message = f"{server} answered {refusal.status}: {(fault.message if fault else refusal.quoted) or refusal.phrase}"
     if refusal.status in WRONG_KEY:
-        return EngineError(f"{said}. {KEY_HINT}")
+        return EngineError(f"{message}. {KEY_HINT}")
     busy = refusal.status == HTTPStatus.SERVICE_UNAVAILABLE and fault is not None
     if busy or refusal.status == HTTPStatus.TOO_MANY_REQUESTS:
-        return OverloadedError(said, retry_after_s=refusal.retry_after_s or 1)
+        return OverloadedError(message, retry_after_s=refusal.retry_after_s or 1)
     if fault is not None and (error_of_client := _of_client(refusal.status, fault)) is not None:
         return error_of_client
     if refusal.status in NO_SUCH_ROUTE:
-        return OtherServerError(said)
+        return OtherServerError(message)
     if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR and fault is None:
-        return EngineDiedError(said)
-    return EngineError(said)
+        return EngineDiedError(message)
+    return EngineError(message)
 
 
 def broken_off(fault: OpenAIError, server: str) -> MotetError:
-    said = f"{server} gave up in the middle of its answer: {fault.message}"
+    """Returns the error for an error event in the middle of a stream."""
+    message = f"{server} ended its answer with an error: {fault.message}"
     if fault.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return WorkerLeavingError(said)
-    return _of_client(fault.status, fault) or EngineError(said)
+        return WorkerLeavingError(message)
+    return _of_client(fault.status, fault) or EngineError(message)
 
 
 def _of_client(status: int | None, fault: OpenAIError) -> RequestError | None:
-    """Returns the client's error, or None if the client is not at fault."""
-    words = f"The engine refused the request: {fault.message}"
+    """Returns the error of the client; None if it is not an error of the client."""
+    message = f"The engine refused the request: {fault.message}"
     if status == HTTPStatus.NOT_FOUND and fault.type == NO_SUCH_MODEL:
         return ModelNotFoundError(fault.message, param="model")
     if status not in NOT_TAKEN:
         return None
     if fault.param in TOO_LONG_PARAMS:
-        return ContextLengthError(words)
-    return RequestError(words, param=fault.param and fault.param.removeprefix("body."))
+        return ContextLengthError(message)
+    return RequestError(message, param=fault.param and fault.param.removeprefix("body."))
 
 
 class _Best(msgspec.Struct, gc=False):
@@ -136,25 +137,25 @@ class _Content(_Best, gc=False):
 
     def entry(self, sampling: SamplingParams) -> TokenLogprob:
         listed = [(best.token_id, best.logprob) for best in self.best]
-        return _drawn(self.token_id, self.logprob, rank=self.rank, listed=listed, sampling=sampling)
+        return _sampled(self.token_id, self.logprob, rank=self.rank, listed=listed, sampling=sampling)
 
 
 class _Logprobs(msgspec.Struct, gc=False):
-    """The lists of one choice, in the form of either route."""
+    """The log-probabilities of one choice, in the form of either route."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float | None] | None] = []
     content: tuple[_Content, ...] | None = None
-    """Sent only by `/inference/v1/generate`, in place of the other two."""
+    """Log-probabilities of `/inference/v1/generate`, which replace the other two lists."""
 
     def of(self, tokens: Sequence[int], sampling: SamplingParams) -> tuple[TokenLogprob, ...]:
         if self.content is not None:
             return tuple([one.entry(sampling) for one in self.content])
-        drawn = zip(tokens, self.token_logprobs, self.top_logprobs, strict=False)
+        tokens_with_lists = zip(tokens, self.token_logprobs, self.top_logprobs, strict=False)
         return tuple(
             [
-                _drawn(token, value, rank=None, listed=_by_id(top or {}), sampling=sampling)
-                for token, value, top in drawn
+                _sampled(token, value, rank=None, listed=_by_id(top or {}), sampling=sampling)
+                for token, value, top in tokens_with_lists
             ]
         )
 
@@ -172,20 +173,21 @@ class _PromptChoice(msgspec.Struct):
 
 
 class _PromptAnswer(msgspec.Struct):
-    """`/v1/completions` has the log-probabilities in the choice, `/inference/v1/generate` beside it."""
+    """`/v1/completions` has the log-probabilities in the choice, `/inference/v1/generate` at the top level."""
 
     choices: list[_PromptChoice]
     prompt_logprobs: PromptLogprobs | None = None
 
 
 def prompt_logprobs_in(body: bytes, prompt: Sequence[int], *, k: int) -> tuple[TokenLogprob | None, ...]:
-    """Reads the answer to a `prompt_ask`: one entry for each token, None for the first. Raises WorkerFaultError."""
+    """Parses the answer to a `prompt_logprobs_request`: one entry per token, None for the first. Raises
+    WorkerFaultError."""
     answer = read_json(
-        body, _PromptAnswer, error=WorkerFaultError, what="vLLM's answer to a question for prompt_logprobs"
+        body, _PromptAnswer, error=WorkerFaultError, what="vLLM's answer to a request for prompt_logprobs"
     )
     listed = answer.prompt_logprobs or next((choice.prompt_logprobs for choice in answer.choices), None)
     if listed is None or len(listed) != len(prompt):
-        raise WorkerFaultError(f"vLLM told the log-probabilities of {len(listed or ())} of {len(prompt)} prompt tokens")
+        raise WorkerFaultError(f"vLLM sent log-probabilities of {len(listed or ())} of {len(prompt)} prompt tokens")
     return tuple([_of_prompt(token, row, k=k) if row else None for token, row in zip(prompt, listed, strict=True)])
 
 
@@ -193,40 +195,41 @@ def _by_id(texts: dict[str, float | None]) -> Listed:
     try:
         return [(int(text[len(TOKEN_PREFIX) :]), logprob) for text, logprob in texts.items()]
     except ValueError as error:
-        raise WorkerFaultError(f"vLLM lists log-probabilities of {list(texts)[:3]}, which are no token ids") from error
+        raise WorkerFaultError(f"vLLM lists log-probabilities of {list(texts)[:3]}: these are not token ids") from error
 
 
 def _of_prompt(token: int, entry: dict[int, _PromptLogprob], *, k: int) -> TokenLogprob:
     own = entry.get(token)
     if own is None:
-        raise WorkerFaultError(f"vLLM tells no log-probability of prompt token {token}")
+        raise WorkerFaultError(f"vLLM sent no log-probability of prompt token {token}")
     listed = [(other, one.logprob) for other, one in entry.items()]
     return _entry(token, own.logprob, rank=own.rank, listed=listed, k=k)
 
 
-def _drawn(
+def _sampled(
     token: int, logprob: float | None, *, rank: int | None, listed: Listed, sampling: SamplingParams
 ) -> TokenLogprob:
     named = sampling.logprob_token_ids
     entry = _entry(token, logprob, rank=rank, listed=listed, k=sampling.logprobs or 0)
     if not named:
         return entry
-    told = {other: LOWEST if value is None else value for other, value in listed} | {token: entry.logprob}
-    if missing := [other for other in named if other not in told]:
-        raise WorkerFaultError(f"vLLM tells no log-probability of token {missing[0]}, which was named")
-    top = {token: entry.logprob} | {other: told[other] for other in named}
+    known = {other: LOWEST if value is None else value for other, value in listed} | {token: entry.logprob}
+    if missing := [other for other in named if other not in known]:
+        raise WorkerFaultError(f"vLLM sent no log-probability of token {missing[0]}, which was requested")
+    top = {token: entry.logprob} | {other: known[other] for other in named}
     return msgspec.structs.replace(entry, top=tuple(top.items()))
 
 
 def _entry(token: int, logprob: float | None, *, rank: int | None, listed: Listed, k: int) -> TokenLogprob:
-    """`rank`: if it is None or cannot be one, it is counted in the list: k + 1 if the token is not among the k best."""
-    drawn = LOWEST if logprob is None else logprob
+    """Returns the log-probability of a token. A `rank` that is None or impossible is counted in the list, so it is
+    k + 1 if the token is not among the k best."""
+    own = LOWEST if logprob is None else logprob
     others = [(other, LOWEST if value is None else value) for other, value in listed if other != token]
     if rank is None or not 1 <= rank < MAX_RANK:
-        rank = 1 + sum(value > drawn for _, value in others)
+        rank = 1 + sum(value > own for _, value in others)
     if rank <= k:
-        others.insert(rank - 1, (token, drawn))
-    return TokenLogprob(token, drawn, rank, tuple(others[:k]))
+        others.insert(rank - 1, (token, own))
+    return TokenLogprob(token, own, rank, tuple(others[:k]))
 
 
 class _UsageBody(msgspec.Struct, gc=False):
@@ -251,17 +254,17 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class VLLMReader:
-    """Reads one answer. Raises MotetError for errors and unreadable events; after that nothing more can be read."""
+    """Parses one answer. Raises MotetError for errors and invalid events; the reader cannot be used afterwards."""
 
     def __init__(self, sampling: SamplingParams, *, server: str = "vLLM") -> None:
-        """`sampling`: the parameters of the `VLLMRequest`; `server` names the server in messages."""
+        """`sampling` has the parameters of the `VLLMRequest`; `server` names the server in messages."""
         self._done = False
         self._sampling = sampling
         self._server = server
         self._events = EventSplitter()
 
     def feed(self, data: bytes) -> list[VLLMPiece | VLLMUsage]:
-        """Returns what `data` completes, in order."""
+        """Returns the items that `data` completes, in order."""
         read: list[VLLMPiece | VLLMUsage] = []
         for event in self._events.feed(data):
             if event == DONE:
@@ -270,7 +273,7 @@ class VLLMReader:
             try:
                 chunk = _decode_chunk(event)
             except UNREADABLE as error:
-                raise self._nonsense(str(error), event) from error
+                raise self._invalid_event(str(error), event) from error
             if chunk.error is not None:
                 raise broken_off(chunk.error, self._server)
             if chunk.choices:
@@ -278,19 +281,19 @@ class VLLMReader:
             elif chunk.usage is not None:
                 read.append(chunk.usage.prompt_tokens_details or VLLMUsage())
             elif chunk.choices is None:
-                raise self._nonsense("it has no choices", event)
+                raise self._invalid_event("it has no choices", event)
         return read
 
     def close(self) -> None:
-        """Called at the end. Raises EngineDiedError unless the server has ended the stream properly."""
+        """Checks the end of the stream. Raises EngineDiedError unless the server has sent its last event."""
         if not self._done:
             raise EngineDiedError(f"{self._server} broke off in the middle of its answer")
 
     def _piece(self, choice: _WireChoice) -> VLLMPiece | None:
-        """Returns None if nothing was added."""
+        """Returns the piece of a choice in an event; None if it is empty."""
         tokens = choice.token_ids
         if tokens is None:
-            raise WorkerFaultError(f"{self._server} sends no token ids: its vLLM is too old, or it is no vLLM server")
+            raise WorkerFaultError(f"{self._server} sends no token ids: it is an old vLLM, or not a vLLM server")
         logprobs = None
         if self._sampling.logprobs is not None:
             logprobs = choice.logprobs.of(tokens, self._sampling) if choice.logprobs and tokens else ()
@@ -300,15 +303,16 @@ class VLLMReader:
             return VLLMPiece(choice.index, tokens, logprobs, self._finish(choice.finish_reason, choice.stop_reason))
         return VLLMPiece(choice.index, tokens, logprobs) if tokens else None
 
-    def _finish(self, said: str, stop: int | str | None) -> Finish:
-        """vLLM also reports other end-of-sequence tokens as stop tokens; only requested ones are passed on."""
-        if said == "abort":
+    def _finish(self, finish_reason: str, stop: int | str | None) -> Finish:
+        """Returns the end of a choice. vLLM also reports other end-of-sequence tokens as stop tokens; only requested
+        stop tokens are returned."""
+        if finish_reason == "abort":
             raise WorkerLeavingError(f"{self._server} ended the request: finish_reason 'abort'")
-        if (reason := _FINISHES.get(said)) is None:
-            raise EngineError(f"{self._server} ended a choice with finish_reason {said!r}")
+        if (reason := _FINISHES.get(finish_reason)) is None:
+            raise EngineError(f"{self._server} ended a choice with finish_reason {finish_reason!r}")
         return Finish(reason, stop if isinstance(stop, int) and stop in self._sampling.stop_token_ids else None)
 
-    def _nonsense(self, why: str, event: bytes) -> WorkerFaultError:
+    def _invalid_event(self, why: str, event: bytes) -> WorkerFaultError:
         quoted = event[:QUOTED_BYTES].decode(errors="replace")
         return WorkerFaultError(f"{self._server} sent an event that cannot be read ({why}): {quoted}")
 
@@ -318,7 +322,7 @@ class _PrefillBody(msgspec.Struct):
 
 
 def kv_params_in(body: bytes, server: str = "vLLM") -> list[KVParams]:
-    """Reads the answer of `server` to a prefill: one object for each request that may fetch the KV. Raises EngineError
+    """Parses the answer of `server` to a prefill: one object for each request that may fetch the KV. Raises EngineError
     if there is none."""
     params = read_json(body, _PrefillBody, what=f"the answer of {server} to a prefill").kv_transfer_params
     found = [params] if isinstance(params, dict) else params
