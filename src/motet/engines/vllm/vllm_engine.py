@@ -33,8 +33,8 @@ from motet.engines.server_engine import ServerEngine
 from motet.engines.vllm.requests import (
     VLLMRequest,
     params_from,
-    prompt_request,
     plan_requests,
+    prompt_request,
     ticket_from,
     without_ticket,
 )
