@@ -44,14 +44,14 @@ from bench.frontend.raw_client import NAP_S, LoadCase, RawClients
 from bench.frontend.server_process import ServerKind, ServerProcess
 from bench.program.command_line import add_check, benchmark_parser, numbers, progress
 from bench.program.report import Cells, Floor, machine, print_report, table
-from motet.tracing.sender import HAND_OVER_S, PROGRAM
+from motet.tracing.sender import FRAME_PERIOD_S, PROGRAM
 
 MAX_AT_8 = 1.02
 DEVIATIONS_OF_95_PERCENT = 1.96
 """Number of standard deviations of a normal distribution that contain 95 % of it."""
 CPU_CLOCK = 2
 """Number with which, together with the id of a process, the kernel names the CPU clock of the process."""
-HANDED_OVER_S = HAND_OVER_S + 0.05
+HANDED_OVER_S = FRAME_PERIOD_S + 0.05
 """Time after which all spans have been handed over to the process that sends them."""
 SENT_S = 1.1
 """Further time after which the process has sent them."""
@@ -198,7 +198,7 @@ def measure(case: LoadCase, servers: Mapping[str, tuple[ServerProcess, bytes]], 
                 received = clients.load(request, requests=at_once)
             before, idle = SpentCpu.by(recording), SpentCpu.by(off)
             time.sleep(HANDED_OVER_S)
-            if received.wall_s < HAND_OVER_S or real:
+            if received.wall_s < FRAME_PERIOD_S or real:
                 hand_over.append((SpentCpu.by(recording) - before).api - (SpentCpu.by(off) - idle).api)
             time.sleep(SENT_S)
             sender.append((SpentCpu.by(recording) - before).sender)

@@ -128,7 +128,7 @@ async def _follow(messages: int, blocks: int) -> float:
             elif received > messages:
                 all_received.set()
 
-        following = asyncio.create_task(follow_blocks(BlockSource.ours(worker.endpoint), on_changes))
+        following = asyncio.create_task(follow_blocks(BlockSource.of_motet(worker.endpoint), on_changes))
         await asyncio.to_thread(worker.followed.wait)
         spent_s = time.thread_time()
         await all_received.wait()
@@ -184,9 +184,9 @@ def followed_cost(workers: int = FOLLOWED) -> FollowedCost:
 async def _followed(workers: int) -> FollowedCost:
     process = psutil.Process()
     shared = SharedContext()
-    first = Subscription(BlockSource.ours("tcp://127.0.0.1:1"), shared)
+    first = Subscription(BlockSource.of_motet("tcp://127.0.0.1:1"), shared)
     descriptors, threads = process.num_fds(), process.num_threads()
-    more = [Subscription(BlockSource.ours("tcp://127.0.0.1:1"), shared) for _ in range(workers)]
+    more = [Subscription(BlockSource.of_motet("tcp://127.0.0.1:1"), shared) for _ in range(workers)]
     grown = FollowedCost((process.num_fds() - descriptors) / workers + 1, (process.num_threads() - threads) / workers)
     for subscription in (first, *more):
         subscription.close()

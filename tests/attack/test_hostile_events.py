@@ -23,15 +23,15 @@ NAMES = block_names(range(400), 4, salt="")
 
 
 async def followed(script: Script) -> list[BlockChange]:
-    """Returns what a follower says until it has heard everything."""
-    said: list[BlockChange] = []
-    following = asyncio.create_task(Follower(script, said.extend, name="w").run())
-    over = asyncio.create_task(script.over.wait())
+    """Returns the changes that a follower reports until the end of the script."""
+    changes: list[BlockChange] = []
+    following = asyncio.create_task(Follower(script, changes.extend, name="w").run())
+    over = asyncio.create_task(script.ended.wait())
     await asyncio.wait((following, over), return_when=asyncio.FIRST_COMPLETED)
     assert not following.done()
     following.cancel()
     await asyncio.wait((following,))
-    return said
+    return changes
 
 
 async def test_no_event_ends_more_than_what_was_known_before_it() -> None:
@@ -53,14 +53,14 @@ async def test_no_event_ends_more_than_what_was_known_before_it() -> None:
 
 
 async def test_a_replay_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "MOST_REPLAYED_BYTES", 10_000)
+    monkeypatch.setattr(follower, "MAX_REPLAY_BYTES", 10_000)
     script = Script(
         [stored(0, NAMES[0]), stored(10**6, NAMES[1])],
         [message(number, Stored((NAMES[2],), None, ())) for number in range(1000)],
-        lambda _, messages: Replayed(messages[:10], whole=False),
+        lambda _, messages: Replayed(messages[:10], complete=False),
     )
     await followed(script)
-    assert len(script.asked) < 50
+    assert len(script.replays) < 50
 
 
 def test_the_blocks_of_one_worker_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, salt="")), None, t
 
 async def known_at(endpoint: str) -> set[bytes]:
     """Returns the blocks that a new listener hears of."""
-    subscription, reader = Subscription(BlockSource.ours(endpoint)), EventReader()
+    subscription, reader = Subscription(BlockSource.of_motet(endpoint)), EventReader()
     names: set[bytes] = set()
-    for message in (await subscription.replay(0, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)).messages:
+    for message in (await subscription.replay(0, patience_s=PATIENCE_S, gap_s=PATIENCE_S)).messages:
         for event in events_in(message.payload):
             assert event is not None
             apply_to(names, reader.changes(event))

@@ -1,4 +1,4 @@
-"""The set of blocks that can be found, by the changes that were reported."""
+"""The set of blocks that can be found after a sequence of changes."""
 
 from collections.abc import Sequence
 

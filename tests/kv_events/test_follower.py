@@ -1,4 +1,4 @@
-"""A follower copes with message numbers that jump, go back, or come twice. A script stands for its subscription."""
+"""A follower with message numbers that jump, go back, or come twice. A script replaces its subscription."""
 
 import asyncio
 import logging
@@ -30,39 +30,40 @@ Replay = Callable[[int, list[NumberedMessage]], Replayed]
 
 
 class Script(Subscription):
-    """A subscription without sockets that hears `heard`, then nothing more. It replays `kept` from the number asked
-    for, as `replay` says; if `kept` is None it cannot replay."""
+    """A subscription without sockets that receives `received`, and then nothing more. It replays `kept` from the
+    requested number on, as `replay` determines; if `kept` is None, it cannot replay."""
 
     def __init__(
         self,
-        heard: Sequence[NumberedMessage | SubscriptionEvent],
+        received: Sequence[NumberedMessage | SubscriptionEvent],
         kept: Sequence[NumberedMessage] | None = (),
-        replay: Replay = lambda _, messages: Replayed(messages, whole=True),
+        replay: Replay = lambda _, messages: Replayed(messages, complete=True),
     ) -> None:
-        self.over = asyncio.Event()
-        self.asked: list[int] = []
-        self._heard = list(heard)
+        self.ended = asyncio.Event()
+        self.replays: list[int] = []
+        """First numbers of the requested replays."""
+        self._received = list(received)
         self._kept = kept
         self._replay = replay
 
-    async def hear(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
-        if not self._heard:
-            self.over.set()
+    async def next(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
+        if not self._received:
+            self.ended.set()
             await asyncio.Event().wait()
-        return self._heard.pop(0)
+        return self._received.pop(0)
 
-    async def replay(self, start: int, *, patience_s: float, quiet_s: float = 0.0) -> Replayed:
-        self.asked.append(start)
+    async def replay(self, start: int, *, patience_s: float, gap_s: float = 0.0) -> Replayed:
+        self.replays.append(start)
         if self._kept is None:
             raise ReplayError("it does not replay")
-        return self._replay(len(self.asked), [message for message in self._kept if message.number >= start])
+        return self._replay(len(self.replays), [message for message in self._kept if message.number >= start])
 
 
-async def told(script: Script) -> list[BlockChange]:
-    """Returns all changes that the listener gets until the script is over."""
+async def changes_of(script: Script) -> list[BlockChange]:
+    """Returns all changes that the listener gets until the end of the script."""
     changes: list[BlockChange] = []
     task = asyncio.create_task(Follower(script, changes.extend, name="w").run())
-    await script.over.wait()
+    await script.ended.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -71,32 +72,32 @@ async def told(script: Script) -> list[BlockChange]:
 
 async def known(script: Script) -> set[bytes]:
     names: set[bytes] = set()
-    apply_to(names, await told(script))
+    apply_to(names, await changes_of(script))
     return names
 
 
-async def test_a_follower_that_joins_asks_for_everything_and_goes_on_from_there() -> None:
+async def test_a_follower_that_joins_requests_all_messages_and_continues_after_them() -> None:
     script = Script([SubscriptionEvent.JOINED, stored(1, B), stored(2, C)], kept=[stored(0, A), stored(1, B)])
-    changes = await told(script)
+    changes = await changes_of(script)
     assert [type(change) for change in changes] == [Cleared, Stored, Stored, Stored]
     assert [change.names for change in changes if isinstance(change, Stored)] == [(A,), (B,), (C,)]
-    assert script.asked == [0]
+    assert script.replays == [0]
 
 
-def growing(asked: int, messages: list[NumberedMessage]) -> Replayed:
+def growing(num_replays: int, messages: list[NumberedMessage]) -> Replayed:
     """Only the first message has been published when the follower joins."""
-    return Replayed(messages[:1] if asked == 1 else messages, whole=True)
+    return Replayed(messages[:1] if num_replays == 1 else messages, complete=True)
 
 
-def restarted(asked: int, _: list[NumberedMessage]) -> Replayed:
-    return Replayed([] if asked == 1 else [stored(0, C)], whole=True)
+def restarted(num_replays: int, _: list[NumberedMessage]) -> Replayed:
+    return Replayed([] if num_replays == 1 else [stored(0, C)], complete=True)
 
 
-async def test_missed_messages_are_asked_for() -> None:
+async def test_missed_messages_are_requested() -> None:
     kept = [stored(0, A), stored(1, B), message(2, Removed((A,))), stored(3, C)]
     script = Script([SubscriptionEvent.JOINED, kept[3], stored(4, D)], kept, growing)
     assert await known(script) == {B, C, D}
-    assert script.asked == [0, 1]
+    assert script.replays == [0, 1]
 
 
 async def test_without_a_replay_a_gap_clears_all_known_blocks(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,88 +109,88 @@ async def test_without_a_replay_a_gap_clears_all_known_blocks(caplog: pytest.Log
     ]
 
 
-async def test_a_replay_that_begins_too_late_clears_the_blocks_known_before() -> None:
+async def test_a_replay_that_starts_too_late_clears_the_blocks_known_before() -> None:
     kept = [stored(7, C), stored(8, D)]
     assert await known(
         Script([SubscriptionEvent.JOINED, stored(1, B), stored(9, A)], [stored(0, A), *kept], growing)
     ) == {A, C, D}
 
 
-async def test_numbers_that_go_back_mean_that_the_worker_was_restarted() -> None:
+async def test_numbers_that_go_back_mean_that_the_worker_has_restarted() -> None:
     script = Script(
         [SubscriptionEvent.JOINED, stored(0, A), stored(1, B), stored(0, C), stored(1, D)], replay=restarted
     )
     assert await known(script) == {C, D}
-    assert script.asked == [0, 0]
+    assert script.replays == [0, 0]
 
 
-async def test_after_a_new_connection_everything_is_asked_for_whatever_its_numbers() -> None:
+async def test_after_a_new_connection_all_messages_are_requested_with_any_numbers() -> None:
     assert await known(
         Script([SubscriptionEvent.JOINED, stored(0, A), SubscriptionEvent.JOINED, stored(1, D)], replay=restarted)
     ) == {C, D}
 
 
-async def test_a_follower_that_hears_nothing_asks_for_missed_messages() -> None:
+async def test_a_follower_that_receives_nothing_requests_missed_messages() -> None:
     script = Script(
         [SubscriptionEvent.JOINED, SubscriptionEvent.SILENCE, SubscriptionEvent.SILENCE],
         [stored(0, A), stored(1, B)],
         growing,
     )
     assert await known(script) == {A, B}
-    assert script.asked == [0, 1, 2]
+    assert script.replays == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("late", "names", "asked"), [(1, {A, B, C}, [0, 0, 3]), (9, {C}, [0, 0, 0])])
-async def test_who_was_not_told_of_everything_asks_again_when_it_hears_nothing(
-    late: int, names: set[bytes], asked: list[int]
+@pytest.mark.parametrize(("failures", "names", "replays"), [(1, {A, B, C}, [0, 0, 3]), (9, {C}, [0, 0, 0])])
+async def test_a_follower_without_all_messages_requests_them_again_after_a_silence(
+    failures: int, names: set[bytes], replays: list[int]
 ) -> None:
-    """A worker that stood still when it was joined was never known, until it had stored every block anew. What is known
-    meanwhile stays."""
+    """Regression: the blocks of a worker that was stopped when the follower joined stayed unknown until they were
+    stored again. Blocks that become known during this time are kept."""
 
-    def coming_late(asked: int, messages: list[NumberedMessage]) -> Replayed:
-        if asked <= late:
-            raise ReplayError("its replay did not come in 5 s")
-        return Replayed(messages, whole=True)
+    def failing_first(num_replays: int, messages: list[NumberedMessage]) -> Replayed:
+        if num_replays <= failures:
+            raise ReplayError("its replay was not received within 5 s")
+        return Replayed(messages, complete=True)
 
     kept = [stored(0, A), stored(1, B), stored(2, C)]
     script = Script(
-        [SubscriptionEvent.JOINED, kept[2], SubscriptionEvent.SILENCE, SubscriptionEvent.SILENCE], kept, coming_late
+        [SubscriptionEvent.JOINED, kept[2], SubscriptionEvent.SILENCE, SubscriptionEvent.SILENCE], kept, failing_first
     )
     assert await known(script) == names
-    assert script.asked == asked
+    assert script.replays == replays
 
 
-@pytest.mark.parametrize("strange", [b"nonsense", schema.payload([], 0.0)[:4]])
-async def test_a_message_that_is_not_understood_only_clears_the_known_blocks(
-    strange: bytes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("invalid", [b"nonsense", schema.payload([], 0.0)[:4]])
+async def test_an_invalid_message_only_clears_the_known_blocks(
+    invalid: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    heard: list[NumberedMessage | SubscriptionEvent] = [
+    received: list[NumberedMessage | SubscriptionEvent] = [
         SubscriptionEvent.JOINED,
         stored(0, A),
-        NumberedMessage(1, strange),
+        NumberedMessage(1, invalid),
         SubscriptionEvent.GARBLED,
     ]
-    heard += [stored(2, B), NumberedMessage(3, strange), stored(4, C)]
-    assert await known(Script(heard)) == {C}
+    received += [stored(2, B), NumberedMessage(3, invalid), stored(4, C)]
+    assert await known(Script(received)) == {C}
     assert caplog.messages == [
-        "block events of w: its events cannot be understood",
-        "block events of w: one of its messages is garbled",
+        "block events of w: one of its events is invalid",
+        "block events of w: one of its messages is malformed",
     ]
 
 
-async def test_a_long_replay_with_gaps_is_asked_for_again() -> None:
-    def dropping(asked: int, messages: list[NumberedMessage]) -> Replayed:
+async def test_a_long_replay_with_gaps_is_requested_again() -> None:
+    def dropping(num_replays: int, messages: list[NumberedMessage]) -> Replayed:
         """Loses the third message, then every second one, then the end."""
-        got = {1: [*messages[:2], *messages[3:]], 2: messages[::2]}.get(asked, messages)
-        return Replayed(got, whole=asked != 3)
+        kept = {1: [*messages[:2], *messages[3:]], 2: messages[::2]}.get(num_replays, messages)
+        return Replayed(kept, complete=num_replays != 3)
 
     script = Script([SubscriptionEvent.JOINED], [stored(i, name) for i, name in enumerate((A, B, C, D, A))], dropping)
     assert await known(script) == {A, B, C, D}
-    assert script.asked == [0, 2, 3, 5]
+    assert script.replays == [0, 2, 3, 5]
 
 
-async def test_a_publisher_that_repeats_itself_is_not_asked_without_end() -> None:
-    script = Script([SubscriptionEvent.JOINED], replay=lambda *_: Replayed([stored(3, A)], whole=False))
+async def test_a_publisher_that_repeats_messages_does_not_cause_endless_requests() -> None:
+    script = Script([SubscriptionEvent.JOINED], replay=lambda *_: Replayed([stored(3, A)], complete=False))
     assert await known(script) == {A}
-    assert script.asked == [0, 4]
+    assert script.replays == [0, 4]

@@ -1,4 +1,4 @@
-"""A publisher and its followers over real sockets: followers know what is stored, whatever happened in between."""
+"""A publisher and its followers over real sockets: followers know which blocks are stored, also after lost messages."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ from motet.kv_events.follower import (
     SubscriptionEvent,
     follow_blocks,
 )
-from motet.kv_events.publisher import BlockPublisher, PublisherOptions, StoredNow
+from motet.kv_events.publisher import BlockPublisher, PublisherOptions, StoredBlocks
 from tests.kv_events.names import apply_to
 from tests.patience import PATIENCE_S
 
@@ -106,7 +106,7 @@ class Worker:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-async def test_followers_know_what_is_stored_after_every_message(seed: int) -> None:
+async def test_followers_know_the_stored_blocks_after_every_message(seed: int) -> None:
     async with publisher(messages_kept=20) as published, following(published.endpoint) as early:
         worker = Worker(published.publish, seed)
         for _ in range(10):
@@ -119,7 +119,7 @@ async def test_followers_know_what_is_stored_after_every_message(seed: int) -> N
 
 
 @pytest.mark.parametrize("kept", [1, 1000])
-async def test_a_late_follower_hears_of_everything_however_much_is_kept(kept: int) -> None:
+async def test_a_late_follower_receives_all_blocks_for_any_number_of_kept_messages(kept: int) -> None:
     async with publisher(messages_kept=kept) as published:
         worker = Worker(published.publish, 5)
         worker.steps(300)
@@ -130,17 +130,17 @@ async def test_a_late_follower_hears_of_everything_however_much_is_kept(kept: in
 async def test_dropped_messages_are_replayed_as_one_that_clears_and_stores_all_blocks() -> None:
     async with publisher(messages_kept=1) as published:
         Worker(published.publish, 5).steps(300)
-        subscription = Subscription(BlockSource.ours(published.endpoint))
-        replay = await subscription.replay(7, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
+        subscription = Subscription(BlockSource.of_motet(published.endpoint))
+        replay = await subscription.replay(7, patience_s=PATIENCE_S, gap_s=PATIENCE_S)
         subscription.close()
     (message,) = replay.messages
-    assert replay.whole and message.number == 300
+    assert replay.complete and message.number == 300
     first, *others = schema.events_in(message.payload)
     assert first == schema.AllBlocksCleared()
     assert others and {type(event) for event in others} == {schema.BlockStored}
 
 
-async def test_a_worker_that_starts_anew_at_its_old_address_is_followed_again() -> None:
+async def test_a_worker_that_restarts_at_its_address_is_followed_again() -> None:
     async with publisher() as published, following(published.endpoint) as known:
         Worker(published.publish, 1).steps(30)
         await known.until(lambda names: bool(names))
@@ -152,7 +152,7 @@ async def test_a_worker_that_starts_anew_at_its_old_address_is_followed_again() 
             await known.until(lambda names: names == worker.names)
 
 
-async def test_a_follower_may_be_there_before_its_worker() -> None:
+async def test_a_follower_can_start_before_its_worker() -> None:
     async with publisher() as placeholder:
         endpoint = placeholder.endpoint
     async with following(endpoint) as known, publisher(port=port_of(endpoint)) as published:
@@ -168,17 +168,17 @@ class Lossy(Subscription):
         super().__init__(source)
         self._rng = random.Random(0)
 
-    async def hear(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
-        while isinstance(heard := await super().hear(patience_s), NumberedMessage):
+    async def next(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
+        while isinstance(received := await super().next(patience_s), NumberedMessage):
             if self._rng.random() < 0.7:
                 break
-        return heard
+        return received
 
 
 @pytest.mark.parametrize("kept", [2, 1000])
 async def test_a_follower_that_loses_messages_gets_them_again(kept: int) -> None:
     async with publisher(messages_kept=kept) as published:
-        lossy, known = Lossy(BlockSource.ours(published.endpoint)), Known()
+        lossy, known = Lossy(BlockSource.of_motet(published.endpoint)), Known()
         follower = asyncio.create_task(Follower(lossy, known, name="w", silence_s=0.05).run())
         worker = Worker(published.publish, 7)
         for _ in range(10):
@@ -211,7 +211,7 @@ class DroppingPublisher:
         self._context.term()
 
 
-async def test_a_message_lost_between_two_others_is_noticed() -> None:
+async def test_a_message_lost_between_two_others_is_detected() -> None:
     a, b, c = (block_names([i] * SIZE, SIZE, salt="")[0] for i in range(3))
     stored = {name: Stored((name,), None, (i,) * SIZE) for i, name in enumerate((a, b, c))}
     dropping = DroppingPublisher()
@@ -240,17 +240,17 @@ async def test_nothing_is_left_of_a_publisher_and_its_follower() -> None:
         worker.steps(3)
         await known.until(lambda names: names == worker.names)
     await published.close()
-    published.publish([Cleared()])  # an engine may end after its publisher
+    published.publish([Cleared()])  # an engine can end after its publisher
     assert asyncio.all_tasks() == tasks
     assert threading.active_count() == threads
     await until_threads(process, native)
     assert len(process.net_connections()) <= sockets
 
 
-async def until_threads(process: psutil.Process, most: int) -> None:
-    """Returns once the process has no more threads than that: the system may count one that has ended a moment
-    longer."""
-    while process.num_threads() > most:  # noqa: ASYNC110  the system tells nobody
+async def until_threads(process: psutil.Process, maximum: int) -> None:
+    """Returns when the process has at most this number of threads: the system can count a thread for a moment after its
+    end."""
+    while process.num_threads() > maximum:  # noqa: ASYNC110  the system sends no event
         await asyncio.sleep(0)
 
 
@@ -258,40 +258,40 @@ async def test_subscriptions_with_a_shared_context_own_no_threads_and_leave_none
     process, shared = psutil.Process(), SharedContext()
     threads = process.num_threads()
     async with publisher() as published:
-        first = Subscription(BlockSource.ours(published.endpoint), shared)
+        first = Subscription(BlockSource.of_motet(published.endpoint), shared)
         with_one = process.num_threads()
-        others = [Subscription(BlockSource.ours(published.endpoint), shared) for _ in range(20)]
+        others = [Subscription(BlockSource.of_motet(published.endpoint), shared) for _ in range(20)]
         assert process.num_threads() <= with_one
         others[0].close()
-        assert await others[1].hear(PATIENCE_S) is SubscriptionEvent.JOINED, "the others are not closed with it"
-        replay = await first.replay(0, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
-        assert replay.whole
+        assert await others[1].next(PATIENCE_S) is SubscriptionEvent.JOINED, "the others are not closed with it"
+        replay = await first.replay(0, patience_s=PATIENCE_S, gap_s=PATIENCE_S)
+        assert replay.complete
         for subscription in (first, *others[1:]):
             subscription.close()
     await until_threads(process, threads)
-    later = Subscription(BlockSource.ours("tcp://127.0.0.1:1"), shared)
+    later = Subscription(BlockSource.of_motet("tcp://127.0.0.1:1"), shared)
     later.close()
     await until_threads(process, threads)
 
 
-async def test_a_reader_of_hashes_hears_of_the_removal_of_every_stored_hash() -> None:
+async def test_a_reader_of_hashes_receives_the_removal_of_every_stored_hash() -> None:
     tokens = tuple(range(8))
     plain, salted = (tuple(block_names(tokens, SIZE, salt=salt)) for salt in ("", "pepper"))
     async with publisher() as published:
         published.publish([Stored(plain, None, tokens), Stored(salted, None, tokens, salted=True)])
         published.publish([Removed((*plain, *salted)), Stored(plain[:1], None, tokens[:4])])
-        subscription = Subscription(BlockSource.ours(published.endpoint))
-        replay = await subscription.replay(1, patience_s=PATIENCE_S, quiet_s=PATIENCE_S)
+        subscription = Subscription(BlockSource.of_motet(published.endpoint))
+        replay = await subscription.replay(1, patience_s=PATIENCE_S, gap_s=PATIENCE_S)
         subscription.close()
-    told: list[int | bytes] = []
+    hashes: list[int | bytes] = []
     for event in (event for message in replay.messages for event in schema.events_in(message.payload)):
         match event:
             case schema.BlockStored():
-                told += event.block_hashes
+                hashes += event.block_hashes
             case schema.BlockRemoved():
                 for block in event.block_hashes:
-                    told.remove(block)
-    assert replay.whole and told == [schema.wire_hash(plain[0])]
+                    hashes.remove(block)
+    assert replay.complete and hashes == [schema.wire_hash(plain[0])]
 
 
 async def test_a_taken_port_is_an_error_that_names_it() -> None:
@@ -304,7 +304,7 @@ async def test_a_taken_port_is_an_error_that_names_it() -> None:
 @pytest.mark.parametrize("endpoint", ["", "nonsense", "tcp://host", "tcp://host:port", "tcp://:5557", "http://h:80"])
 def test_an_invalid_endpoint_is_an_error(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="not an endpoint"):
-        BlockSource.ours(endpoint)
+        BlockSource.of_motet(endpoint)
 
 
 async def test_following_an_invalid_address_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -316,31 +316,31 @@ def test_stored_blocks_are_reported_in_runs_with_tokens_and_parents() -> None:
     tokens = tuple(range(16))
     a, b, c, d = block_names(tokens, SIZE, salt="")
     other = block_names(range(50, 58), SIZE, salt="pepper")
-    now = StoredNow()
+    stored = StoredBlocks()
     for change in (
         Stored((a, b), None, tokens[:8]),
         Stored((c, d), b, tokens[8:]),
         Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
         Stored((a,), None, tokens[:4]),
     ):
-        now.apply(change)
-    assert now.salted_among([a, *other, b"unknown"]) == set(other)
-    assert list(now.changes()) == [
+        stored.apply(change)
+    assert stored.salted_among([a, *other, b"unknown"]) == set(other)
+    assert list(stored.changes()) == [
         Stored((a, b, c, d), None, tokens),
         Stored(tuple(other), None, tuple(range(50, 58)), salted=True),
     ]
-    now.apply(Removed((b, other[1])))
-    assert list(now.changes()) == [
+    stored.apply(Removed((b, other[1])))
+    assert list(stored.changes()) == [
         Stored((a,), None, tokens[:4]),
         Stored((c, d), b, tokens[8:]),
         Stored((other[0],), None, (50, 51, 52, 53), salted=True),
     ]
-    now.apply(Cleared())
-    assert list(now.changes()) == []
+    stored.apply(Cleared())
+    assert list(stored.changes()) == []
 
 
 async def test_a_close_that_is_cancelled_still_closes_and_raises_the_cancellation() -> None:
-    """The caller's cancellation used to be taken for that of the publisher's own task."""
+    """Regression: the caller's cancellation was mistaken for the cancellation of the publisher's own task."""
     published = BlockPublisher(PublisherOptions(block_size=SIZE))
     closing = asyncio.create_task(published.close())
     await asyncio.sleep(0)
@@ -351,12 +351,12 @@ async def test_a_close_that_is_cancelled_still_closes_and_raises_the_cancellatio
         """The ports are free."""
 
 
-async def test_a_subscription_that_gets_no_socket_gives_the_context_back() -> None:
-    """It used to keep the context, so the context of all followers was never closed."""
+async def test_a_subscription_that_gets_no_socket_releases_the_context() -> None:
+    """Regression: it kept the context, so the context of all followers was never closed."""
     shared = SharedContext()
     context = shared.take()
     context.set(zmq.MAX_SOCKETS, 1)
     with pytest.raises(zmq.ZMQError):
         Subscription(BlockSource("tcp://127.0.0.1:1", None), shared)
-    shared.give_back()
+    shared.release()
     assert context.closed

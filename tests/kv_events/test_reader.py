@@ -1,4 +1,4 @@
-"""The reader gives blocks our names, from the events of engines that have names of their own."""
+"""The reader gives blocks Motet's names, from the events of engines with names of their own."""
 
 import msgspec
 import pytest
@@ -16,12 +16,12 @@ HASHES: dict[str, list[WireHash]] = {"numbers": [11, 2**64 - 1, 33, 44], "bytes"
 SALT = [[msgspec.Raw(msgspec.msgpack.encode("pepper"))]]
 
 
-def stored(hashes: list[WireHash], begin: int, end: int, **changes: object) -> BlockStored:
-    """Returns blocks `begin` to `end` of the prompt, as vLLM reports them."""
+def stored(hashes: list[WireHash], start: int, end: int, **changes: object) -> BlockStored:
+    """Returns the blocks [start, end) of the prompt, as vLLM reports them."""
     fields: dict[str, object] = {
-        "block_hashes": hashes[begin:end],
-        "parent_block_hash": hashes[begin - 1] if begin else None,
-        "token_ids": list(PROMPT[begin * SIZE : end * SIZE]),
+        "block_hashes": hashes[start:end],
+        "parent_block_hash": hashes[start - 1] if start else None,
+        "token_ids": list(PROMPT[start * SIZE : end * SIZE]),
         "block_size": SIZE,
         "medium": "GPU",
         "group_idx": 0,
@@ -37,7 +37,7 @@ def names_of(changes: list[BlockChange]) -> set[bytes]:
 
 
 @pytest.mark.parametrize("hashes", HASHES.values(), ids=HASHES)
-def test_blocks_of_another_engine_get_our_names(hashes: list[WireHash]) -> None:
+def test_blocks_of_another_engine_get_motets_names(hashes: list[WireHash]) -> None:
     reader = EventReader()
     changes = reader.changes(stored(hashes, 0, 2)) + reader.changes(stored(hashes, 2, 4))
     assert names_of(changes) == set(NAMES)
@@ -51,7 +51,7 @@ def test_a_removed_block_is_forgotten() -> None:
     reader.changes(BlockRemoved(hashes, "GPU"))
     assert len(reader) == 0
     assert reader.changes(BlockRemoved(hashes, "GPU")) == []
-    assert reader.changes(stored(hashes, 2, 4)) == [], "their parent is not known any more"
+    assert reader.changes(stored(hashes, 2, 4)) == [], "their parent is unknown"
 
 
 def test_a_block_that_is_reported_twice_is_removed_once() -> None:
@@ -60,7 +60,7 @@ def test_a_block_that_is_reported_twice_is_removed_once() -> None:
     assert reader.changes(BlockRemoved(hashes[:2], "GPU")) == [Removed(tuple(NAMES[:2]))]
 
 
-def test_a_block_is_there_as_long_as_some_memory_has_it() -> None:
+def test_a_block_is_stored_as_long_as_any_memory_has_it() -> None:
     reader, hashes = EventReader(), HASHES["numbers"]
     reader.changes(stored(hashes, 0, 1))
     reader.changes(stored(hashes, 0, 1, medium="CPU"))
@@ -68,7 +68,7 @@ def test_a_block_is_there_as_long_as_some_memory_has_it() -> None:
     assert reader.changes(BlockRemoved(hashes[:1], "GPU")) == [Removed((NAMES[0],))]
 
 
-def test_blocks_of_a_salted_prompt_have_the_names_that_go_with_the_salt() -> None:
+def test_blocks_of_a_salted_prompt_have_names_with_the_salt() -> None:
     reader, hashes = EventReader(), HASHES["numbers"]
     changes = reader.changes(stored(hashes, 0, 2, extra_keys=[*SALT, None]))
     changes += reader.changes(stored(hashes, 2, 4, extra_keys=[None, None]))
@@ -86,9 +86,9 @@ FRENCH = msgspec.Raw(msgspec.msgpack.encode("french"))
         ("pepper", {"extra_keys": [[FRENCH, *SALT[0]], [FRENCH]]}, {"extra_keys": [[FRENCH], [FRENCH]]}),
         ("", {}, {}),
     ],
-    ids=["as vLLM tells", "with a salt, which comes after the adapter", "as older ones tell: no keys"],
+    ids=["vLLM", "with a salt, which comes after the adapter", "older engines: no keys"],
 )
-def test_blocks_of_an_adapter_have_the_names_that_go_with_it(
+def test_blocks_of_an_adapter_have_names_with_the_adapter(
     salt: str, first: dict[str, object], later: dict[str, object]
 ) -> None:
     reader, hashes = EventReader(), HASHES["numbers"]
@@ -100,13 +100,13 @@ def test_blocks_of_an_adapter_have_the_names_that_go_with_it(
     assert set(french).isdisjoint({*NAMES, *SALTED, *block_names(PROMPT, SIZE, salt=salt, adapter="english")})
 
 
-def test_an_adapter_that_adapts_an_image_is_no_salt() -> None:
+def test_an_adapter_with_an_image_is_not_read_as_a_salt() -> None:
     extra = [[FRENCH, *IMAGE], [FRENCH], [FRENCH], [FRENCH]]
     assert EventReader().changes(stored(HASHES["numbers"], 0, 4, lora_name="french", extra_keys=extra)) == []
 
 
 @pytest.mark.parametrize(
-    ("what", "known"),
+    ("changes", "known"),
     [
         ({"lora_id": 1}, 0),
         ({"group_idx": 1}, 0),
@@ -126,9 +126,9 @@ def test_an_adapter_that_adapts_an_image_is_no_salt() -> None:
         "unknown parent",
     ],
 )
-def test_blocks_that_depend_on_more_than_tokens_are_ignored(what: dict[str, object], known: int) -> None:
+def test_blocks_that_depend_on_more_than_tokens_are_ignored(changes: dict[str, object], known: int) -> None:
     reader = EventReader()
-    assert names_of(reader.changes(stored(HASHES["numbers"], 0, 4, **what))) == set(NAMES[:known])
+    assert names_of(reader.changes(stored(HASHES["numbers"], 0, 4, **changes))) == set(NAMES[:known])
     assert len(reader) == known
 
 
@@ -138,7 +138,7 @@ def test_a_removal_in_other_layers_does_not_remove_the_block() -> None:
     assert reader.changes(BlockRemoved(hashes[:1], "GPU", 1)) == []
 
 
-def test_our_own_names_are_taken_as_they_are() -> None:
+def test_motets_own_names_are_used_unchanged() -> None:
     reader = EventReader()
     assert reader.changes(BlockStored([], None, [], SIZE, motet_names=SALTED)) == [Stored(tuple(SALTED), None, ())]
     assert reader.changes(BlockRemoved([7], motet_names=SALTED[3:])) == [Removed((SALTED[3],))]

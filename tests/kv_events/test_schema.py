@@ -1,4 +1,4 @@
-"""Our schema reads bytes that vLLM wrote, and writes bytes that vLLM reads."""
+"""The schema reads bytes that vLLM encodes, and encodes bytes that vLLM reads."""
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ VLLM = bytes.fromhex(
 """A KVEventBatch that vLLM 0.32.0 encoded: a salted prompt, hashes as bytes, a removal, a clearing."""
 
 
-def test_events_that_vllm_writes_are_read() -> None:
+def test_events_of_vllm_are_read() -> None:
     salted, hashed, removed, cleared = schema.events_in(VLLM)
     assert isinstance(salted, BlockStored) and isinstance(hashed, BlockStored)
     assert (salted.block_hashes, salted.parent_block_hash, salted.block_size) == ([2**64 - 3, 7], None, 2)
@@ -44,8 +44,8 @@ def test_events_that_vllm_writes_are_read() -> None:
     assert cleared == AllBlocksCleared()
 
 
-def test_our_events_have_every_field_that_vllm_s_reader_needs() -> None:
-    """vLLM 0.32.0's own decoder has read these: every field without a default is there."""
+def test_motets_events_have_every_field_that_vllms_reader_needs() -> None:
+    """vLLM 0.32.0's own decoder has read these: every field without a default is present."""
     changes: list[BlockChange] = [
         Stored(NAMES, None, tuple(range(8))),
         Stored(NAMES[1:], NAMES[0], (4, 5, 6, 7)),
@@ -96,7 +96,7 @@ def test_only_the_names_of_a_salted_prompt_are_published() -> None:
 
 
 def test_events_as_arrays_are_read_too() -> None:
-    """Old vLLM versions and SGLang write arrays, which may lack trailing fields or have more."""
+    """Old vLLM versions and SGLang send arrays, which can lack trailing fields or have more."""
     batch = [
         1.5,
         [
@@ -118,12 +118,12 @@ STORED = ["BlockStored", [1], None]
 
 
 @pytest.mark.parametrize(
-    "strange",
+    "unknown",
     [{"type": "BlockMoved", "block_hashes": [1]}, ["BlockStored", "x"], 7, {}, [*STORED, [], 0], [*STORED, [-1], 1]],
 )
-def test_an_unknown_event_does_not_spoil_its_neighbours(strange: object) -> None:
-    """The last two, which no engine can mean, used to end a follower for good."""
-    events = list(schema.events_in(msgspec.msgpack.encode([1.0, [strange, {"type": "AllBlocksCleared"}], 0])))
+def test_an_unknown_event_does_not_affect_the_others(unknown: object) -> None:
+    """Regression: the last two, which no engine sends, ended a follower."""
+    events = list(schema.events_in(msgspec.msgpack.encode([1.0, [unknown, {"type": "AllBlocksCleared"}], 0])))
     assert events == [None, AllBlocksCleared()]
 
 

@@ -1,4 +1,4 @@
-"""Collectors of traces on a real socket: they read what comes with OpenTelemetry's own classes, and wait for spans."""
+"""Collectors of traces on a real socket: they parse spans with OpenTelemetry's own classes, and wait for them."""
 
 import threading
 import time
@@ -23,8 +23,8 @@ from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A span as it came."""
+class ReceivedSpan:
+    """A span as received by a collector."""
 
     name: str
     kind: int
@@ -38,17 +38,17 @@ class Seen:
     attributes: dict[str, Any]
     events: dict[str, int]
     service: dict[str, Any] = field(repr=False)
-    """The attributes of the server that sent it."""
+    """Attributes of the server that sent the span."""
 
 
 class Spans:
-    """What has come to a collector."""
+    """The spans that a collector has received."""
 
     def __init__(self) -> None:
-        self.spans: list[Seen] = []
+        self.spans: list[ReceivedSpan] = []
         self.paths: set[str] = set()
         self.headers: dict[str, str] = {}
-        """Those of the last request, in lower case."""
+        """Headers of the last request; names in lower case."""
         self._changed = threading.Condition()
 
     def take(self, path: str, headers: Iterable[tuple[str, str]], request: ExportTraceServiceRequest) -> None:
@@ -58,22 +58,22 @@ class Spans:
             self.spans += spans_in(request)
             self._changed.notify_all()
 
-    def until(self, there: Callable[[list[Seen]], bool]) -> list[Seen]:
-        """Returns all spans once `there` is true of them."""
+    def until(self, complete: Callable[[list[ReceivedSpan]], bool]) -> list[ReceivedSpan]:
+        """Returns all spans when `complete` is true for them."""
         end_s = time.monotonic() + PATIENCE_S
         with self._changed:
-            while not there(self.spans):
+            while not complete(self.spans):
                 assert self._changed.wait(end_s - time.monotonic()), [(one.name, one.parent_id) for one in self.spans]
             return list(self.spans)
 
 
 class Collector(Spans):
-    """Listens inside `with`, for OTLP over HTTP."""
+    """Receives OTLP over HTTP while the `with` lasts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.status = 200
-        """Of its answers. What it refuses is not kept."""
+        """Status of its answers. Spans of refused requests are not kept."""
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -88,7 +88,7 @@ class Collector(Spans):
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Writes nothing."""
+                """Logs nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -109,7 +109,7 @@ class Collector(Spans):
 
 
 class GrpcCollector(Spans, TraceServiceServicer):
-    """Listens inside `with`, for OTLP over gRPC."""
+    """Receives OTLP over gRPC while the `with` lasts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,12 +129,12 @@ class GrpcCollector(Spans, TraceServiceServicer):
         self._server.stop(None).wait()
 
 
-def spans_in(request: ExportTraceServiceRequest) -> Iterator[Seen]:
-    for of_one in request.resource_spans:
-        service = {one.key: plain(one.value) for one in of_one.resource.attributes}
-        for scope in of_one.scope_spans:
+def spans_in(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
+    for resource in request.resource_spans:
+        service = {one.key: plain(one.value) for one in resource.resource.attributes}
+        for scope in resource.scope_spans:
             for span in scope.spans:
-                yield Seen(
+                yield ReceivedSpan(
                     span.name,
                     span.kind,
                     span.trace_id.hex(),

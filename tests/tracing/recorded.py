@@ -1,4 +1,4 @@
-"""The spans of a server in the test's own process, as the tracer has made them."""
+"""A tracer that keeps the spans of a server in the test's own process."""
 
 from motet.tracing.spans import ALL_TRACES, ChildSpan, RecordingTracer, SpanRecord
 from motet.tracing.variables import Sampling
@@ -17,7 +17,7 @@ class Recorded(RecordingTracer):
         return record
 
     def children(self, parent: SpanRecord) -> list[str]:
-        """The names of the spans inside one, by their beginning."""
-        inside = [one for one in self.records if one.parent_id == parent.span_id]
-        both: list[SpanRecord | ChildSpan] = [*inside, *parent.inner]
+        """Returns the names of a span's children, by start time."""
+        separate = [one for one in self.records if one.parent_id == parent.span_id]
+        both: list[SpanRecord | ChildSpan] = [*separate, *parent.children]
         return [one.name for one in sorted(both, key=lambda one: one.start_ns)]

@@ -1,4 +1,4 @@
-"""Real servers with `--otlp-endpoint`, and what comes to a collector: the tree of spans of each request."""
+"""Real servers with `--otlp-endpoint`, and the spans that a collector receives: a tree for each request."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from motet.deploy.child import ChildServer
+from motet.deploy.child import STOP_TIMEOUT_S, ChildServer
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
-from tests.tracing.collector import Collector, Seen
+from tests.tracing.collector import Collector, ReceivedSpan
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +33,8 @@ CHAT: dict[str, Any] = {
     "stream": True,
 }
 LONG = 400
-WRITTEN = re.compile(r'"content":"[^"]').search
-"""Finds a text in a line of a stream: before the first one, each choice has a line with its role and an empty text."""
+HAS_TEXT = re.compile(r'"content":"[^"]').search
+"""Matches a line of a stream with text. Before it, each choice has a line with its role and an empty text."""
 
 
 @pytest.fixture
@@ -48,22 +48,23 @@ def traced(forking: ForkingProcess, folder: Path, endpoint: str, *more: str, com
     return forking.server([*model, "--otlp-endpoint", endpoint, *more], command=command)
 
 
-def of_group(spans: Sequence[Seen], group: Seen) -> list[str]:
-    """Returns the names of a span's children, in the order of their beginning."""
+def children_of(spans: Sequence[ReceivedSpan], group: ReceivedSpan) -> list[str]:
+    """Returns the names of a span's children, by start time."""
     return [one.name for one in sorted(spans, key=lambda one: one.start_ns) if one.parent_id == group.span_id]
 
 
-def named(spans: Sequence[Seen], name: str) -> list[Seen]:
+def named(spans: Sequence[ReceivedSpan], name: str) -> list[ReceivedSpan]:
     return [one for one in spans if one.name == name]
 
 
-def whole(count: int) -> Any:
-    """Returns what is true once the spans of so many requests have come: a request's own is the last."""
+def complete(count: int) -> Any:
+    """Returns a predicate that is true when the spans of `count` requests have been received: a request's own span is
+    the last one."""
     return lambda spans: sum(one.kind == 2 for one in spans) >= count and not missing(spans)
 
 
-def missing(spans: Sequence[Seen]) -> set[str]:
-    """Returns the parents that have not come."""
+def missing(spans: Sequence[ReceivedSpan]) -> set[str]:
+    """Returns the ids of parents that have not been received."""
     return {one.parent_id for one in spans} - {one.span_id for one in spans} - {"", SPAN}
 
 
@@ -77,7 +78,7 @@ def test_a_chat_of_eight_on_a_cell_is_one_tree(folder: Path, forking: ForkingPro
     cell = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
     with traced(forking, folder, collector.url, *cell) as server:
         read(server.url, CHAT, SENT)
-        spans = collector.until(whole(1))
+        spans = collector.until(complete(1))
     assert collector.paths == {"/v1/traces"}
     assert {one.trace_id for one in spans} == {TRACE} and {one.state for one in spans} == {"vendor=1"}
     (request,) = named(spans, "POST /v1/chat/completions")
@@ -85,14 +86,14 @@ def test_a_chat_of_eight_on_a_cell_is_one_tree(folder: Path, forking: ForkingPro
     assert request.attributes["http.response.status_code"] == 200
     assert request.service["service.name"] == "motet"
     (group,) = named(spans, "chat tiny")
-    assert of_group(spans, request) == ["chat tiny"]
-    assert [one for one in of_group(spans, group) if one != "choice"] == ["queue", "prefill", "decode"]
-    told = group.attributes
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.request.choice.count"] == 8
-    assert told["gen_ai.usage.output_tokens"] == 8 * 12
-    assert told["gen_ai.response.finish_reasons"] == ["length"] * 8
-    assert told["gen_ai.response.id"].startswith("chatcmpl-")
+    assert children_of(spans, request) == ["chat tiny"]
+    assert [one for one in children_of(spans, group) if one != "choice"] == ["queue", "prefill", "decode"]
+    attributes = group.attributes
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.choice.count"] == 8
+    assert attributes["gen_ai.usage.output_tokens"] == 8 * 12
+    assert attributes["gen_ai.response.finish_reasons"] == ["length"] * 8
+    assert attributes["gen_ai.response.id"].startswith("chatcmpl-")
     choices = sorted(named(spans, "choice"), key=lambda one: int(one.attributes["motet.choice.index"]))
     assert [one.attributes["motet.choice.index"] for one in choices] == [*range(8)]
     for choice in choices:
@@ -107,20 +108,22 @@ def test_a_chat_of_eight_on_a_cell_is_one_tree(folder: Path, forking: ForkingPro
     assert not [one for one in spans if "sand" in json.dumps(one.attributes)]
 
 
-def test_a_group_that_moves_shows_why_and_where(folder: Path, forking: ForkingProcess, collector: Collector) -> None:
+def test_a_group_that_moves_has_a_span_with_cause_and_worker(
+    folder: Path, forking: ForkingProcess, collector: Collector
+) -> None:
     with traced(forking, folder, collector.url, "--decode", "2") as server:
-        told = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"]
-        pids = {worker["id"]: worker["pid"] for worker in told}
+        workers = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"]
+        pids = {worker["id"]: worker["pid"] for worker in workers}
         body = CHAT | {"max_tokens": LONG, "n": 2}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as response:
             lines = response.iter_lines()
-            next(filter(WRITTEN, lines))
+            next(filter(HAS_TEXT, lines))
             left = response.headers["x-motet-worker"]
             os.kill(pids[left], signal.SIGKILL)
             assert "data: [DONE]" in list(lines)
-        spans = collector.until(whole(1))
+        spans = collector.until(complete(1))
     (group,) = named(spans, "chat tiny")
-    assert [one for one in of_group(spans, group) if one != "choice"] == ["queue", "decode", "move", "decode"]
+    assert [one for one in children_of(spans, group) if one != "choice"] == ["queue", "decode", "move", "decode"]
     first, second = sorted(named(spans, "decode"), key=lambda one: one.start_ns)
     (move,) = named(spans, "move")
     assert first.error and not second.error
@@ -139,21 +142,21 @@ def test_a_gateway_and_its_workers_make_one_trace(folder: Path, forking: Forking
         traced(forking, folder, collector.url, "--worker", worker.url, command="gateway") as gateway,
     ):
         read(gateway.url, CHAT, SENT)
-        spans = collector.until(whole(2))
+        spans = collector.until(complete(2))
         assert {one.trace_id for one in spans} == {TRACE}
         servers = {one.service["service.instance.id"] for one in spans}
         assert servers == {url.removeprefix("http://") for url in (worker.url, gateway.url)}
-        (asked,) = named(spans, "POST /engine/generate")
-        (sent,) = [one for one in named(spans, "decode") if one.span_id == asked.parent_id]
-        assert sent.kind == 3  # a client's
-        (written,) = [one for one in named(spans, "decode") if one is not sent]
+        (received,) = named(spans, "POST /engine/generate")
+        (sent,) = [one for one in named(spans, "decode") if one.span_id == received.parent_id]
+        assert sent.kind == 3  # the kind of a client's span
+        (local,) = [one for one in named(spans, "decode") if one is not sent]
         (group,) = named(spans, "text_completion tiny")
-        assert (group.parent_id, written.parent_id) == (asked.span_id, group.span_id)
+        assert (group.parent_id, local.parent_id) == (received.span_id, group.span_id)
 
         unsampled = SENT | {"traceparent": f"00-{'1' * 32}-{SPAN}-00"}
         read(gateway.url, CHAT, unsampled)
         read(gateway.url, CHAT)  # a trace of its own
-        spans = collector.until(whole(4))
+        spans = collector.until(complete(4))
         assert "1" * 32 not in {one.trace_id for one in spans}
         assert len({one.trace_id for one in spans}) == 2
 
@@ -168,15 +171,15 @@ def test_a_refused_request_and_one_whose_client_leaves_end_their_spans(
         assert refused.status_code == 400
         body = CHAT | {"max_tokens": LONG}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as response:
-            next(filter(WRITTEN, response.iter_lines()))
-        spans = collector.until(whole(2))
+            next(filter(HAS_TEXT, response.iter_lines()))
+        spans = collector.until(complete(2))
     mistake, left = sorted(named(spans, "POST /v1/chat/completions"), key=lambda one: one.start_ns)
-    assert (mistake.trace_id, of_group(spans, mistake), mistake.error) == (TRACE, [], "")
+    assert (mistake.trace_id, children_of(spans, mistake), mistake.error) == (TRACE, [], "")
     assert mistake.attributes["http.response.status_code"] == 400 and mistake.attributes["motet.error.code"]
     (group,) = named(spans, "chat tiny")
     assert (group.parent_id, group.attributes["motet.status"], group.error) == (left.span_id, 499, "")
     choices = named(spans, "choice")
-    assert 1 <= len(choices) <= 8  # some had shown no text yet
+    assert 1 <= len(choices) <= 8  # the others had no text so far
     for choice in choices:
         assert choice.attributes["motet.choice.output_tokens"] > 0
         assert "gen_ai.response.finish_reasons" not in choice.attributes
@@ -184,7 +187,7 @@ def test_a_refused_request_and_one_whose_client_leaves_end_their_spans(
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refusing", "silent"])
-def test_a_server_goes_on_and_ends_without_its_collector(folder: Path, forking: ForkingProcess, silent: bool) -> None:
+def test_a_server_works_and_ends_without_its_collector(folder: Path, forking: ForkingProcess, silent: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         if not silent:
@@ -192,6 +195,6 @@ def test_a_server_goes_on_and_ends_without_its_collector(folder: Path, forking: 
         with traced(forking, folder, url) as server:
             for _ in range(3):
                 assert read(server.url, CHAT).endswith("data: [DONE]\n\n")
-            pid, began_s = server.pid, time.monotonic()
+            pid, started_s = server.pid, time.monotonic()
         wait_until_gone(pid, PATIENCE_S)
-    assert time.monotonic() - began_s < 20
+    assert time.monotonic() - started_s < STOP_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""W3C Trace Context: what is read from the two headers, and written into them."""
+"""W3C Trace Context: parsing and formatting of the two headers."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ def test_a_valid_header_is_read(sent: str, flags: int) -> None:
         f"00-{TRACE}-{SPAN}-01\nx: y",
     ],
 )
-def test_any_other_header_counts_as_none(sent: str) -> None:
+def test_an_invalid_header_is_ignored(sent: str) -> None:
     assert context_in(sent) is None
 
 
@@ -64,7 +64,7 @@ def test_any_other_header_counts_as_none(sent: str) -> None:
         ",".join(f"a{index}=1" for index in range(100)),
     ],
 )
-def test_a_state_that_is_not_valid_is_left_out(state: str) -> None:
+def test_an_invalid_state_is_left_out(state: str) -> None:
     assert context_in(f"00-{TRACE}-{SPAN}-01", state) == TraceContext(TRACE, SPAN, 1, "")
 
 
@@ -77,18 +77,18 @@ def test_a_state_that_is_not_valid_is_left_out(state: str) -> None:
         (",".join(f"a{index}=1" for index in range(32)), ",".join(f"a{index}=1" for index in range(32))),
     ],
 )
-def test_a_state_is_passed_on_without_the_space_between_its_members(state: str, kept: str) -> None:
+def test_a_state_is_passed_on_without_spaces_between_its_members(state: str, kept: str) -> None:
     assert context_in(f"00-{TRACE}-{SPAN}-01", state) == TraceContext(TRACE, SPAN, 1, kept)
 
 
-def test_what_was_read_is_written_again() -> None:
+def test_parsed_headers_are_formatted_unchanged() -> None:
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=1,b=2"}
     assert headers_of(context_in(headers["traceparent"], headers["tracestate"])) == headers
     assert headers_of(None) == {}
 
 
-class Lines(logging.Handler):
-    """Keeps what OpenTelemetry logs."""
+class LogLines(logging.Handler):
+    """Keeps the log lines of OpenTelemetry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,22 +99,22 @@ class Lines(logging.Handler):
 
 
 def near(valid: str) -> st.SearchStrategy[str]:
-    """Draws a header, and others of which a few characters are not as they were."""
+    """Generates a valid header, and variants with a few changed characters."""
     changed = st.tuples(st.integers(0, len(valid)), st.integers(0, 3), st.text("0aF-,=@ \t\n\xe9", max_size=3))
     return st.just(valid) | changed.map(lambda drawn: valid[: drawn[0]] + drawn[2] + valid[drawn[0] + drawn[1] :])
 
 
 @given(near(f"00-{TRACE}-{SPAN}-01"), near("a=1,b@c=x y,") | near("d=" + "x" * 255) | st.text(max_size=9))
-def test_whatever_a_client_sends_the_library_logs_nothing_and_what_goes_on_is_valid(parent: str, state: str) -> None:
+def test_any_headers_of_a_client_are_passed_on_valid_and_without_log_lines(parent: str, state: str) -> None:
     sent = context_in(parent, state)
     if sent is None:
         return
-    logger, seen = logging.getLogger("opentelemetry"), Lines()
-    logger.addHandler(seen)
+    logger, lines = logging.getLogger("opentelemetry"), LogLines()
+    logger.addHandler(lines)
     try:
         assert TraceState.from_header([sent.state] if sent.state else []).to_header() == sent.state
     finally:
-        logger.removeHandler(seen)
-    assert seen.lines == []
+        logger.removeHandler(lines)
+    assert lines.lines == []
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", sent.headers["traceparent"])
     assert context_in(*sent.headers.values()) == sent

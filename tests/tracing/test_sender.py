@@ -1,4 +1,4 @@
-"""The process that sends spans: it must be installed, and the server outlives it."""
+"""The process that sends spans: its packages must be installed, and the server survives its death."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import pytest
 from motet.errors import ConfigError
 from motet.settings.server_config import environment
 from motet.tracing import sender as sending
-from motet.tracing.sender import ExportSettings, Sender, tracer_for, traces_wanted
+from motet.tracing.sender import ExportSettings, Sender, trace_variables, tracer_for
 from motet.tracing.spans import NO_TRACES, RecordingTracer
 from tests.patience import PATIENCE_S
 from tests.tracing.collector import Collector, GrpcCollector
@@ -25,33 +25,31 @@ GRPC = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was started a moment ago may not even have read its order when it is told to end."""
+    """A process that has just started may not have read its settings when its standard input ends."""
     monkeypatch.setattr(sending, "CLOSE_S", PATIENCE_S)
 
 
 @pytest.mark.parametrize(("environ", "package"), [({}, "-proto-http"), (GRPC, "-proto-grpc")], ids=["http", "grpc"])
-def test_a_missing_package_is_named_with_what_installs_it(environ: dict[str, str], package: str) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(environ: dict[str, str], package: str) -> None:
     def find(name: str) -> str:
         if name.endswith(package):
             raise PackageNotFoundError(name)
         return "1.0"
 
-    assert traces_wanted(None, environ, find=find) is None
+    assert trace_variables(None, environ, find=find) is None
     with pytest.raises(ConfigError, match=rf"--otlp-endpoint needs .*{package}.*pip install 'motet\[otel\]'"):
-        traces_wanted(ENDPOINT, environ, find=find)
+        trace_variables(ENDPOINT, environ, find=find)
 
 
 @pytest.mark.parametrize(("endpoint", "disabled"), [(None, "false"), (ENDPOINT, "true")])
-async def test_without_an_endpoint_or_if_disabled_there_is_no_process_and_no_trace(
-    endpoint: str | None, disabled: str
-) -> None:
+async def test_without_an_endpoint_or_if_disabled_there_are_no_traces(endpoint: str | None, disabled: str) -> None:
     async with tracer_for(endpoint, name="server", environ={"OTEL_SDK_DISABLED": disabled}) as tracer:
         assert tracer is NO_TRACES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-async def test_the_variables_of_opentelemetry_are_in_force(protocol: str) -> None:
+async def test_the_variables_of_opentelemetry_apply(protocol: str) -> None:
     environ = {
         "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
         "OTEL_EXPORTER_OTLP_HEADERS": "x-key=a%20secret",
@@ -64,12 +62,12 @@ async def test_the_variables_of_opentelemetry_are_in_force(protocol: str) -> Non
             tracer.request(None).end()
         (span,) = collector.spans
     assert collector.headers["x-key"] == "a secret"
-    told = {name: span.service[name] for name in ("service.name", "team", "service.instance.id")}
-    assert told == {"service.name": "mine", "team": "blue", "service.instance.id": "a"}
+    attributes = {name: span.service[name] for name in ("service.name", "team", "service.instance.id")}
+    assert attributes == {"service.name": "mine", "team": "blue", "service.instance.id": "a"}
 
 
 @pytest.mark.slow
-async def test_a_process_that_dies_is_started_again() -> None:
+async def test_a_process_that_dies_is_restarted() -> None:
     now_s = 0.0
     with Collector() as collector:
         sender = Sender(
@@ -80,10 +78,10 @@ async def test_a_process_that_dies_is_started_again() -> None:
         await sender.start()
         tracer = RecordingTracer(sender.take)
         tracer.request(None).end()
-        sender.hand_over()
+        sender.flush()
         collector.until(lambda spans: len(spans) == 1)
         assert sender.process is not None
-        os.kill(sender.process.pid, signal.SIGTERM)  # it ends with its server, not with a signal that all get
+        os.kill(sender.process.pid, signal.SIGTERM)  # it ends with its server, not by a signal to all processes
         tracer.request(None).end()
         await sender.close()
         assert len(collector.spans) == 2
@@ -94,11 +92,11 @@ async def test_a_process_that_dies_is_started_again() -> None:
         killed.kill()
         await killed.wait()
         tracer.request(None).end()
-        sender.hand_over()
+        sender.flush()
         assert (sender.num_dropped, sender.process) == (1, killed)
-        now_s += sending.START_AGAIN_S
+        now_s += sending.MIN_RESTART_INTERVAL_S
         tracer.request(None).end()
-        sender.hand_over()
+        sender.flush()
         await sender.started()
         tracer.request(None).end()
         await sender.close()
@@ -120,7 +118,7 @@ async def test_spans_beyond_a_few_megabytes_are_dropped_if_the_process_does_not_
             span = tracer.request(None)
             span.note({"text": "x" * 2**20})
             span.end()
-            sender.hand_over()
+            sender.flush()
         os.kill(sender.process.pid, signal.SIGCONT)
         await sender.close()
     assert sender.num_dropped >= 20 - sending.MAX_UNREAD_BYTES // 2**20 - 2
@@ -128,37 +126,37 @@ async def test_spans_beyond_a_few_megabytes_are_dropped_if_the_process_does_not_
 
 
 @pytest.mark.slow
-async def test_what_a_collector_refuses_is_told_once_and_the_next_spans_come(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_spans_that_a_collector_refuses_are_logged_once_and_later_ones_arrive(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with Collector() as collector:
         collector.status = 500
         sender = Sender(
             ExportSettings(collector.url, {}, close_s=PATIENCE_S), {**environment(), "OTEL_BSP_SCHEDULE_DELAY": "50"}
         )
         await sender.start()
-        tracer, said = RecordingTracer(sender.take), ""
-        while "code: 500" not in said:
+        tracer, log = RecordingTracer(sender.take), ""
+        while "code: 500" not in log:
             tracer.request(None).end()
-            sender.hand_over()
+            sender.flush()
             await asyncio.sleep(0.05)
-            said += capfd.readouterr().err
+            log += capfd.readouterr().err
         collector.status = 200
         tracer.request(None).end()
         await sender.close()
     assert collector.spans and sender.num_dropped == 0
-    assert len((said + capfd.readouterr().err).splitlines()) == 1
+    assert len((log + capfd.readouterr().err).splitlines()) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "message"),
     [
-        ({}, "the collector has not taken the last spans in time: they are lost"),
+        ({}, "the last spans could not be sent to the collector in time and are lost"),
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "spans cannot be sent: ValueError: "),
     ],
 )
-async def test_spans_that_are_lost_are_told(
-    capfd: pytest.CaptureFixture[str], environ: dict[str, str], told: str
-) -> None:
+async def test_lost_spans_are_logged(capfd: pytest.CaptureFixture[str], environ: dict[str, str], message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         sender = Sender(ExportSettings(url, {}, close_s=0.2), {**environment(), **environ})
@@ -167,4 +165,4 @@ async def test_spans_that_are_lost_are_told(
         process = sender.process
         await sender.close()
     assert process is not None and process.returncode == 1
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""OpenTelemetry's variables: which traces are recorded, and what a server refuses to start with."""
+"""OpenTelemetry's variables: which traces are recorded, and which values are refused at the start of a server."""
 
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
@@ -12,7 +12,7 @@ from tests.tracing.recorded import Recorded
 SENT = TraceContext("0" * 31 + "1", "1" * 16)
 NOT_SAMPLED = SENT.unsampled
 LAST = TraceContext("f" * 32, "1" * 16)
-"""A trace that a sampler keeps only if it keeps all."""
+"""A trace that a sampler keeps only if it keeps all traces."""
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ LAST = TraceContext("f" * 32, "1" * 16)
         ("traceidratio", "0.5", (None, True, True, False)),
     ],
 )
-def test_a_sampler_says_which_requests_have_spans(
+def test_a_sampler_determines_which_requests_have_spans(
     sampler: str, share: str, kept: tuple[bool | None, bool, bool, bool]
 ) -> None:
     environ = {"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": share}
@@ -37,20 +37,20 @@ def test_a_sampler_says_which_requests_have_spans(
         span = tracer.request(sent)
         assert expected in (None, span.recorded)
         context = span.context
-        assert context is not None  # the next server is told
+        assert context is not None  # passed on to the next server
         assert context.sampled == span.recorded
         assert sent is None or context.trace_id == sent.trace_id
 
 
-def test_a_share_of_traces_is_that_which_opentelemetrys_own_sampler_keeps() -> None:
-    sampling, theirs = Sampling(0.3), TraceIdRatioBased(0.3)
+def test_a_share_of_traces_equals_that_of_opentelemetrys_own_sampler() -> None:
+    sampling, reference = Sampling(0.3), TraceIdRatioBased(0.3)
     draw = RecordingTracer(lambda _: None).draw
     for trace_id in [draw(128) for _ in range(200)]:
-        decision = theirs.should_sample(None, trace_id, "").decision
+        decision = reference.should_sample(None, trace_id, "").decision
         assert sampling.keeps(f"{trace_id:032x}", None) == (decision is Decision.RECORD_AND_SAMPLE)
 
 
-def test_what_is_not_sampled_makes_no_record() -> None:
+def test_unsampled_spans_leave_no_record() -> None:
     tracer = Recorded(Sampling(0.0))
     span = tracer.request(None)
     child = span.child("group")
@@ -72,12 +72,12 @@ def test_what_is_not_sampled_makes_no_record() -> None:
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "udp"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(name: str, value: str) -> None:
+def test_an_invalid_value_is_refused_with_its_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is '{value}'; "):
         Variables.of({"OTEL_TRACES_SAMPLER": "traceidratio", name: value})
 
 
-def test_the_protocol_of_traces_wins() -> None:
+def test_the_protocol_of_traces_takes_precedence() -> None:
     both = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
     assert Variables.of(both).protocol is Protocol.GRPC
     assert Variables.of(dict.fromkeys(both, "")).protocol is Protocol.HTTP

@@ -30,7 +30,7 @@ from motet.settings.declaration import Declaration, Panel, ServerCommand
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import SETTINGS, cache_folder, environment
-from motet.tracing.sender import traces_wanted
+from motet.tracing.sender import trace_variables
 
 EVERY_FLAG = "Every flag can also be set as MOTET_<NAME> in the environment or in a TOML file."
 
@@ -89,7 +89,7 @@ def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None
             own = {name: value for name, value in flags.items() if name not in SETTINGS}
             chosen = typed({"model": model, **flags})
             settings = resolve_settings(chosen, environ=environment(), file=config, command=command)
-            traces_wanted(settings.server().otlp_endpoint, environment())
+            trace_variables(settings.server().otlp_endpoint, environment())
             raise typer.Exit(run(settings, stop_with_stdin=stop_with_stdin, **own))
 
         common, own = (inspect.signature(one).parameters for one in (function, run))

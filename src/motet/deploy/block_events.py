@@ -96,7 +96,7 @@ class WorkerEventFollower:
             return
         is_motet = report.info.kind is EngineKind.MOTET  # its replays use the next port; others report an endpoint
         try:
-            source = BlockSource.ours(endpoint) if is_motet else BlockSource(endpoint, report.block_replay)
+            source = BlockSource.of_motet(endpoint) if is_motet else BlockSource(endpoint, report.block_replay)
         except ConfigError as error:
             logger.warning("%s: %s", self._id, error.message)
         else:

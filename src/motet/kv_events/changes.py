@@ -1,7 +1,7 @@
 """Changes of the blocks that a prefix cache can find, in order.
 
-They travel as msgspec messages from the engine process on. Applying them is idempotent: a block may be stored twice
-and removed twice, as other engines do when a block is used again.
+The engine process sends them as msgspec messages. Applying them is idempotent: a block can be stored twice and removed
+twice, as other engines do when a block is used again.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,17 +16,17 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     names: tuple[BlockName, ...]
     parent: BlockName | None
-    """The block before the first; None at the beginning of a prompt, and if the tokens are not given."""
+    """Block before the first one; None at the start of a prompt, and if the tokens are not included."""
     token_ids: tuple[int, ...]
-    """Token ids of all the blocks; empty if they are not given."""
+    """Token ids of all the blocks; empty if they are not included."""
     salted: bool = False
-    """The prompt had a `cache_salt`: the same tokens without it have other names."""
+    """True if the prompt had a `cache_salt`: blocks with the same tokens have other names without it."""
 
-    def part(self, begin: int, end: int) -> "Stored":
-        """Returns the change for blocks [begin, end)."""
+    def part(self, start: int, end: int) -> "Stored":
+        """Returns the change for blocks [start, end)."""
         size = len(self.token_ids) // len(self.names)
-        parent = self.names[begin - 1] if begin else self.parent
-        return Stored(self.names[begin:end], parent, self.token_ids[begin * size : end * size], self.salted)
+        parent = self.names[start - 1] if start else self.parent
+        return Stored(self.names[start:end], parent, self.token_ids[start * size : end * size], self.salted)
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, tag=True):

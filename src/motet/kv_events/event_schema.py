@@ -1,20 +1,19 @@
 """The form of changes on the wire: vLLM's KV events, as vLLM 0.32 encodes them.
 
-    endpoint       tcp://HOST:PORT to subscribe to; one port after it, replays
+    endpoint       tcp://HOST:PORT for subscribers; the next port is for replays
     one message    [topic][number: 8 bytes, big-endian][payload]
     payload        msgpack [time, [event, ...], data_parallel_rank]
     event          {"type": "BlockStored" | "BlockRemoved" | "AllBlocksCleared", ...}
 
-Older engines, and SGLang, write an event as an array that begins with its type. We read both forms and write a map. A
-block's hash is a number of 64 bits, or bytes; ours are the last 8 bytes of our names. `motet_names` is our own field;
-other readers ignore it.
+Older engines, and SGLang, encode an event as an array that starts with its type. Motet reads both forms and sends maps.
+A block's hash is a number of 64 bits, or bytes; Motet's hashes are the last 8 bytes of its block names. `motet_names`
+is Motet's own field; other readers ignore it.
 
-`event` writes a change, `EventReader` turns the events of any engine into changes with our names. Our own servers send
-our names. Others send their hashes and the tokens, from which our names are computed; so it keeps the name for each
-hash until the block is removed. Names of an adapter's blocks contain the adapter's name, as in routing. Blocks that
-cannot be named are ignored: those after an unknown block, blocks of images, and of adapters without a name. The only
-effect is that no group is routed to them.
-"""
+`event` encodes a change, and `EventReader` turns the events of any engine into changes with Motet's names. Motet
+servers send these names. Other servers send their hashes and the tokens, from which the names are computed; the reader
+keeps the name for each hash until the block is removed. Names of an adapter's blocks contain the adapter's name, as in
+routing. Blocks that cannot be named are ignored: blocks after an unknown block, blocks of images, and blocks of
+adapters without a name. The only effect is that no group is routed to them."""
 
 from collections.abc import Collection, Iterator
 from typing import Annotated
@@ -34,18 +33,19 @@ DEVICE = "GPU"
 """vLLM's name for the memory that an engine computes in, also on a CPU."""
 NUMBER_BYTES = 8
 MAX_BLOCKS = 2**20
-"""Most blocks of one worker that are known: 16 million tokens in blocks of 16."""
+"""Maximum number of known blocks of one worker: 16 million tokens in blocks of 16."""
 MAX_MEDIA = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
-"""The number of the last message of a replay."""
+"""Number of the last message of a replay."""
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The errors of msgspec for bytes of another type."""
+"""Errors of msgspec for bytes that do not match the type."""
 
 
 class StoredFields(msgspec.Struct, frozen=True):
-    """Blocks are stored, in the form of any engine. UNSET fields are not written; vLLM's reader needs the others."""
+    """Blocks that were stored, in the form of any engine. UNSET fields are not encoded; vLLM's reader needs the
+    others."""
 
     block_hashes: list[WireHash]
     parent_block_hash: WireHash | None
@@ -55,24 +55,28 @@ class StoredFields(msgspec.Struct, frozen=True):
     medium: Annotated[str, msgspec.Meta(max_length=100)] | None = None
     lora_name: str | None = None
     extra_keys: list[list[msgspec.Raw] | None] | msgspec.UnsetType | None = msgspec.UNSET
-    """Other things that each block depends on beside tokens and adapter, such as images, or a salt in the first."""
+    """Further inputs of each block in addition to tokens and adapter, such as images, or a salt in the first block."""
     group_idx: int | msgspec.UnsetType | None = msgspec.UNSET
-    """The group of layers that keep their KV in the same way; 0 if all layers do."""
+    """Group of layers that store their KV in the same way; 0 if all layers do."""
 
 
 class RemovedFields(msgspec.Struct, frozen=True):
+    """Blocks that were removed, in the form of any engine."""
+
     block_hashes: list[WireHash]
     medium: Annotated[str, msgspec.Meta(max_length=100)] | None = None
     group_idx: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class BlockStored(StoredFields, frozen=True, tag=True):
-    """Our own servers also send our names of the blocks, even if they leave out hashes and tokens."""
+    """Stored blocks as a map. Motet servers include Motet's names of the blocks, even without hashes and tokens."""
 
     motet_names: list[WireName] | msgspec.UnsetType = msgspec.UNSET
 
 
 class BlockRemoved(RemovedFields, frozen=True, tag=True):
+    """Removed blocks as a map."""
+
     motet_names: list[WireName] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -110,7 +114,7 @@ def payload(events: list[msgspec.Raw], time_s: float) -> bytes:
 
 
 def events_in(payload: bytes) -> Iterator[WireEvent | None]:
-    """Yields the events of a payload, None for one that cannot be understood. Raises an error of `UNREADABLE`."""
+    """Yields the events of a payload, None for an invalid event. Raises an error of `UNREADABLE`."""
     for raw in _BATCHES.decode(payload).events:
         try:
             yield (_ARRAYS if _is_array(raw) else _MAPS).decode(raw)
@@ -127,19 +131,19 @@ def number_in(frame: bytes) -> int:
 
 
 def wire_hash(name: BlockName) -> int:
-    """Returns a number of 64 bits for a name, or for the hash of another engine."""
+    """Returns a number of 64 bits for a name."""
     return int.from_bytes(name[-NUMBER_BYTES:], "big")
 
 
 def event(change: BlockChange, block_size: int, *, salted: Collection[BlockName] = ()) -> msgspec.Raw:
-    """Writes a change. `salted`: the names of salted prompts among those that are removed."""
-    told: _MapEvent
+    """Encodes a change. `salted`: names of blocks of salted prompts among the removed blocks."""
+    encoded: _MapEvent
     match change:
         case Stored(names, _, _, salted=True):
             # A salted prompt must stay separate: neither its tokens nor their hashes without the salt are published.
-            told = BlockStored([], None, [], block_size, medium=DEVICE, motet_names=list(names))
+            encoded = BlockStored([], None, [], block_size, medium=DEVICE, motet_names=list(names))
         case Stored(names, parent, token_ids):
-            told = BlockStored(
+            encoded = BlockStored(
                 [wire_hash(name) for name in names],
                 None if parent is None else wire_hash(parent),
                 list(token_ids),
@@ -149,20 +153,20 @@ def event(change: BlockChange, block_size: int, *, salted: Collection[BlockName]
             )
         case Removed(names):
             hashes: list[WireHash] = [wire_hash(name) for name in names if name not in salted]
-            told = BlockRemoved(hashes, DEVICE, motet_names=list(names))
+            encoded = BlockRemoved(hashes, DEVICE, motet_names=list(names))
         case Cleared():
-            told = AllBlocksCleared()
-    return msgspec.Raw(_ENCODER.encode(told))
+            encoded = AllBlocksCleared()
+    return msgspec.Raw(_ENCODER.encode(encoded))
 
 
 def _is_array(raw: msgspec.Raw) -> bool:
-    """Looks at msgpack's first byte: fixarray, array 16 or array 32."""
+    """Checks msgpack's first byte: fixarray, array 16 or array 32."""
     first = bytes(raw)[:1]
     return b"\x90" <= first <= b"\x9f" or first in (b"\xdc", b"\xdd")
 
 
 def tcp(host: str, port: int | str) -> str:
-    """Returns an endpoint; the port `*` stands for any free one."""
+    """Returns an endpoint. The port `*` means any free port."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
@@ -179,7 +183,7 @@ def port_of(endpoint: str) -> int:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Returns the endpoint of replays of a publisher of ours at `endpoint`."""
+    """Returns the endpoint for replays of a Motet publisher at `endpoint`."""
     port = port_of(endpoint)
     return f"{endpoint.rpartition(':')[0]}:{port + 1}"
 
@@ -190,7 +194,8 @@ class EventReader:
     def __init__(self) -> None:
         self._name_of: dict[WireHash, BlockName] = {}
         self._media: dict[WireHash, set[str | None]] = {}
-        """The kinds of memory that a block is in: it may have been moved to one from which it can be fetched."""
+        """Kinds of memory in which each block is stored. An engine can move a block to memory from which it can be
+        fetched."""
 
     def changes(self, event: WireEvent) -> list[BlockChange]:
         match event:
@@ -211,12 +216,12 @@ class EventReader:
         self._media.clear()
 
     def __len__(self) -> int:
-        """Number of hashes whose names are kept."""
+        """Returns the number of hashes whose names are kept."""
         return len(self._name_of)
 
     def _stored(self, event: StoredFields) -> list[BlockChange]:
-        whole = len(event.token_ids) == len(event.block_hashes) * event.block_size
-        known = whole and not _of_other_layers(event) and (event.lora_id is None or event.lora_name)
+        complete = len(event.token_ids) == len(event.block_hashes) * event.block_size
+        known = complete and not _of_other_layers(event) and (event.lora_id is None or event.lora_name)
         named = list(self._named(event)) if known else []
         if len(self._name_of) + len(named) > MAX_BLOCKS:
             self.forget()
@@ -241,9 +246,9 @@ class EventReader:
         return [Removed(tuple(gone))] if gone else []
 
     def _named(self, event: StoredFields) -> Iterator[tuple[WireHash, BlockName]]:
-        """Yields the blocks with their names, up to the first that has none."""
+        """Yields the blocks with their names, up to the first block without a name."""
         adapter = event.lora_name or ""
-        extra = [_beside(adapter, keys) for keys in event.extra_keys or [None] * len(event.block_hashes)]
+        extra = [_extra_keys(adapter, keys) for keys in event.extra_keys or [None] * len(event.block_hashes)]
         if event.parent_block_hash is None:
             salt = _salt(extra[:1])
             if salt is None:
@@ -264,7 +269,7 @@ def _of_other_layers(event: StoredFields | RemovedFields) -> bool:
     return event.group_idx not in (msgspec.UNSET, None, 0)
 
 
-def _beside(adapter: str, keys: list[msgspec.Raw] | None) -> list[msgspec.Raw] | None:
+def _extra_keys(adapter: str, keys: list[msgspec.Raw] | None) -> list[msgspec.Raw] | None:
     """Returns the keys of a block without the adapter's name, which vLLM puts first."""
     if adapter and keys and bytes(keys[0]) == msgspec.msgpack.encode(adapter):
         return keys[1:]
@@ -272,7 +277,7 @@ def _beside(adapter: str, keys: list[msgspec.Raw] | None) -> list[msgspec.Raw] |
 
 
 def _salt(first: list[list[msgspec.Raw] | None]) -> str | None:
-    """Returns the salt of a prompt, from the keys of its first block; None if they are no salt."""
+    """Returns the salt of a prompt, from the keys of its first block; None if they are something else than a salt."""
     keys = first[0] if first else None
     if not keys:
         return ""

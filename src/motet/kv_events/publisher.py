@@ -1,11 +1,11 @@
 """Publishes the changes of a worker's prompt blocks, and repeats them for subscribers that missed some.
 
-    PUB      every change, numbered from 0, to all subscribers; one that does not keep up misses some
-    ROUTER   answers a request for everything from a number on: with these messages if they are kept; else with one
-             that has the last number, AllBlocksCleared and all that is stored now, which brings any follower up to
-             date. Then one with the number -1.
+    PUB      every change, numbered from 0, to all subscribers; a subscriber that is too slow misses some
+    ROUTER   answers a request for all messages from a number on: with these messages if they are kept; otherwise with
+             one message that has the last number, AllBlocksCleared and all blocks that are stored now, which brings any
+             follower up to date. Then a message with the number -1.
 
-The first message of a publisher is AllBlocksCleared: earlier messages from this address are not true any more.
+The first message of a publisher is AllBlocksCleared: earlier messages from this address do not hold any more.
 """
 
 import asyncio
@@ -30,30 +30,33 @@ from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 logger = logging.getLogger(__name__)
 
 MESSAGES_QUEUED = 10_000
-"""Most messages queued for a slow subscriber; further ones are dropped, and it requests them."""
-EVENTS_AT_ONCE = 16
-"""After this many events of a long replay other work gets its turn."""
+"""Maximum number of messages queued for a slow subscriber. Further ones are dropped, and the subscriber requests
+them."""
+EVENTS_PER_TURN = 16
+"""Number of events of a long replay after which other tasks of the event loop run."""
 REPLAY_TIMEOUT_S = 10.0
-"""A follower that does not take its replay within this many seconds gets no more of it, since the next one waits."""
+"""Time that a follower has to receive its replay, after which the replay ends, since the next follower waits."""
 FREE_PORT_TRIES = 50
-MOST_BLOCKS_OF_A_CHANGE = 256
-"""Limits a change, so that a long replay can be cut into pieces."""
+MAX_BLOCKS_PER_CHANGE = 256
+"""Maximum number of blocks in one change, so that a long replay consists of several events."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherOptions:
+    """The settings of a publisher."""
+
     block_size: int
     host: str = "127.0.0.1"
     port: int = 0
-    """The port to subscribe to; replays come from the port after it. 0: two free ones."""
+    """Port for subscribers; replays use the next port. 0 means two free ports."""
     topic: str = "kv-events"
     messages_kept: int = 1000
-    """Number of messages kept for replays; a message has the changes of one step of the engine."""
+    """Number of messages kept for replays. A message has the changes of one step of the engine."""
     clock: Callable[[], float] = time.time
 
 
 class BlockPublisher:
-    """Publishes the changes of one worker. It is made inside an event loop; `publish` never blocks."""
+    """Publishes the changes of one worker. It must be made inside an event loop; `publish` never blocks."""
 
     def __init__(self, options: PublisherOptions) -> None:
         """Raises ConfigError if the ports are not free."""
@@ -61,7 +64,7 @@ class BlockPublisher:
         self._topic = options.topic.encode()
         self._next = 0
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=options.messages_kept)
-        self._now = StoredNow()
+        self._stored = StoredBlocks()
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._async_context = zmq.asyncio.Context(self._context)
@@ -74,7 +77,7 @@ class BlockPublisher:
         self._answering = asyncio.create_task(self._answer_replays())
 
     def publish(self, changes: Sequence[BlockChange]) -> None:
-        """Sends changes to every subscriber, as a `BlockListener`. After `close` it does nothing."""
+        """Sends changes to every subscriber, as a `BlockListener`. Has no effect after `close`."""
         if self._closed:
             return
         payload = schema.payload([self._applied(change) for change in changes], self._options.clock())
@@ -83,7 +86,7 @@ class BlockPublisher:
         self._events.send_multipart([self._topic, schema.number_bytes(number), payload], zmq.NOBLOCK)
 
     async def close(self) -> None:
-        """Ends both sockets. May be called twice."""
+        """Closes both sockets. Can be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -104,7 +107,7 @@ class BlockPublisher:
                 for socket in (events, replays):
                     socket.setsockopt(zmq.IPV6, 1)
                 events.setsockopt(zmq.SNDHWM, MESSAGES_QUEUED)
-                replays.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that a full queue makes us wait, not lose
+                replays.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that sending to a full queue waits and drops nothing
                 events.bind(schema.tcp(host, port or "*"))
                 endpoint = schema.tcp(host, schema.port_of(events.getsockopt_string(zmq.LAST_ENDPOINT)))
                 replays.bind(schema.replay_endpoint(endpoint))
@@ -140,29 +143,32 @@ class BlockPublisher:
 
     async def _everything(self) -> tuple[int, bytes]:
         """Returns number and payload of a message with all blocks that are stored when this is called."""
-        number, stored = self._next - 1, self._now.changes()
+        number, stored = self._next - 1, self._stored.changes()
         events = [schema.event(Cleared(), self._options.block_size)]
-        while some := [schema.event(change, self._options.block_size) for change in islice(stored, EVENTS_AT_ONCE)]:
+        while some := [schema.event(change, self._options.block_size) for change in islice(stored, EVENTS_PER_TURN)]:
             events += some
             await asyncio.sleep(0)
         return number, schema.payload(events, self._options.clock())
 
     def _applied(self, change: BlockChange) -> msgspec.Raw:
-        """Books a change, and returns its event. Hashes of salted prompts are never published, nor is their removal."""
-        salted = self._now.salted_among(change.names) if isinstance(change, Removed) else ()
-        self._now.apply(change)
+        """Applies a change, and returns its event. Hashes of salted prompts are never published, nor is their
+        removal."""
+        salted = self._stored.salted_among(change.names) if isinstance(change, Removed) else ()
+        self._stored.apply(change)
         return schema.event(change, self._options.block_size, salted=salted)
 
 
 class _Block(NamedTuple):
+    """A stored block."""
+
     parent: BlockName | None
     tokens: bytes
-    """Token ids as unsigned 32-bit numbers, an eighth of the size of a tuple."""
+    """Token ids as unsigned 32-bit numbers, which take an eighth of the memory of a tuple."""
     salted: bool
 
 
-class StoredNow:
-    """The blocks that can be found now, in the order in which they were stored, with all that their events need."""
+class StoredBlocks:
+    """The blocks that are stored now, in the order in which they were stored, with all data for their events."""
 
     def __init__(self) -> None:
         self._blocks: dict[BlockName, _Block] = {}
@@ -185,14 +191,14 @@ class StoredNow:
                 self._blocks.clear()
 
     def changes(self) -> Iterator[Stored]:
-        """Yields changes that give a new follower all blocks that are stored when this is called."""
+        """Yields changes with all blocks that are stored when this is called, for a new follower."""
         return _runs(list(self._blocks.items()))
 
 
 def _runs(blocks: list[tuple[BlockName, _Block]]) -> Iterator[Stored]:
     run: list[tuple[BlockName, _Block]] = []
     for name, block in blocks:
-        if run and (block.parent != run[-1][0] or len(run) == MOST_BLOCKS_OF_A_CHANGE):
+        if run and (block.parent != run[-1][0] or len(run) == MAX_BLOCKS_PER_CHANGE):
             yield _joined(run)
             run = []
         run.append((name, block))

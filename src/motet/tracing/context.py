@@ -1,13 +1,12 @@
-"""W3C Trace Context: the two headers by which a request carries its place in a trace from server to server.
+"""W3C Trace Context: the two headers with which a request carries its place in a trace from server to server.
 
     traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
                  version, trace id, span id of the sender, flags (1: the sender records this trace)
-    tracestate:  what other tracing systems want to be carried on, `key=value,key=value`; passed on as it came
+    tracestate:  data of other tracing systems, `key=value,key=value`, passed on unchanged
 
-A `traceparent` that is not valid counts as none, and both headers with it: then the request begins a trace of its own.
-A `tracestate` that is not valid is left out, alone, as W3C says. It is checked here in full: OpenTelemetry's library,
-which gets it next, would quote it in a warning.
-"""
+If `traceparent` is invalid, both headers are ignored, and the request starts a new trace. An invalid `tracestate` is
+left out alone, as W3C specifies. It is validated completely here: OpenTelemetry's library, which receives it later,
+would quote it in a warning."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import msgspec
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 SAMPLED = 1
-"""The flag of a trace that is recorded."""
+"""Flag of a trace that is recorded."""
 MAX_STATE_CHARS = 512
 MAX_STATE_MEMBERS = 32
 
@@ -29,7 +28,7 @@ _MEMBER = re.compile(
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """A span of a trace, as its children need to know it, here or on another server."""
+    """A span of a trace, with the facts that its children need, on this server or on another one."""
 
     trace_id: str
     """32 hexadecimal digits."""
@@ -37,7 +36,7 @@ class TraceContext(msgspec.Struct, frozen=True):
     """16 hexadecimal digits."""
     flags: int = SAMPLED
     state: str = ""
-    """The `tracestate` of the client."""
+    """`tracestate` of the client."""
 
     @property
     def sampled(self) -> bool:
@@ -45,12 +44,12 @@ class TraceContext(msgspec.Struct, frozen=True):
 
     @property
     def unsampled(self) -> "TraceContext":
-        """This span, with the word that its trace is not recorded."""
+        """This span, marked as part of a trace that is not recorded."""
         return msgspec.structs.replace(self, flags=self.flags & ~SAMPLED) if self.sampled else self
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that make a request a child of this span; an empty one is not sent."""
+        """Headers that make a request a child of this span. Empty ones are not sent."""
         return {
             TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}",
             TRACESTATE: self.state,
@@ -62,7 +61,7 @@ def headers_of(context: TraceContext | None) -> Mapping[str, str]:
 
 
 def context_in(traceparent: str, tracestate: str = "") -> TraceContext | None:
-    """Returns what the two headers say; None if the first is missing or not valid."""
+    """Parses the two headers. Returns None if the first is missing or invalid."""
     found = _PARENT.fullmatch(traceparent.strip(" \t"))
     if found is None or found["version"] == "ff" or (found["version"] == "00" and found["more"]):
         return None
@@ -73,7 +72,7 @@ def context_in(traceparent: str, tracestate: str = "") -> TraceContext | None:
 
 
 def _state_in(tracestate: str) -> str:
-    """Returns the members of a `tracestate`, without space between them; nothing if it is not valid."""
+    """Returns the members of a `tracestate` without spaces between them; empty if it is invalid."""
     if len(tracestate) > MAX_STATE_CHARS:
         return ""
     members = [member for part in tracestate.split(",") if (member := part.strip(" \t"))]

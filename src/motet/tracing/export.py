@@ -1,11 +1,11 @@
-"""The process that sends spans to a collector, over OTLP. Its parent is a server of ours.
+"""The process that sends spans to a collector, over OTLP. Its parent is a Motet server.
 
-It reads an `ExportSettings` and then lists of `SpanRecord`s, each as a frame, and ends when its standard input does:
-then it has `ExportSettings.close_s` to send what is left. Signals that reach all processes of a server do not end it.
+It reads an `ExportSettings` and then lists of `SpanRecord`s, each as a frame, and ends when its standard input ends. It
+then has `ExportSettings.close_s` to send the remaining spans. Signals to all processes of a server do not end it.
 
-OpenTelemetry's own variables are in force here: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _COMPRESSION and _TIMEOUT,
-OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY and the like. The server itself reads those that
-say what is recorded, and over which protocol it is sent (`variables`).
+OpenTelemetry's own variables apply here: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _COMPRESSION and _TIMEOUT,
+OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY and so on. The server itself reads the variables
+that determine which traces are recorded, and over which protocol they are sent (`variables`).
 """
 
 import logging
@@ -38,24 +38,24 @@ logger = logging.getLogger("motet.tracing")
 TRACES_PATH = "/v1/traces"
 SERVICE = "motet"
 UNNAMED = "unknown_service"
-"""Begins the name that OpenTelemetry gives to a service without one."""
+"""Prefix of the name that OpenTelemetry gives to a service without a name."""
 IDS = RandomIdGenerator()
 KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
-QUIET_S = 60.0
-"""Seconds after a line of OpenTelemetry's in which there is no other: a collector that is away would fill the log."""
+MIN_LOG_INTERVAL_S = 60.0
+"""Minimum time between two log lines of OpenTelemetry: an unavailable collector would fill the log."""
 
 
 def main() -> None:
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     pipe = sys.stdin.buffer
-    order = msgspec.msgpack.decode(frame_of(pipe) or b"", type=ExportSettings)
-    log_as(order.log_format)
-    resource = resource_of(order)
-    scope = InstrumentationScope(SERVICE, order.attributes.get("service.version"))
+    settings = msgspec.msgpack.decode(frame_of(pipe) or b"", type=ExportSettings)
+    use_log_format(settings.log_format)
+    resource = resource_of(settings)
+    scope = InstrumentationScope(SERVICE, settings.attributes.get("service.version"))
     try:
-        processor = BatchSpanProcessor(exporter_of(order))
-    except Exception as error:  # whatever a variable of OpenTelemetry's makes of the library
+        processor = BatchSpanProcessor(exporter_of(settings))
+    except Exception as error:  # the library can raise any error for an invalid variable of OpenTelemetry
         logger.error("spans cannot be sent: %s: %s", type(error).__name__, error)
         sys.exit(1)
     decoder = msgspec.msgpack.Decoder(list[SpanRecord])
@@ -63,19 +63,19 @@ def main() -> None:
         for record in decoder.decode(frame):
             for span in spans_of(record, resource, scope=scope):
                 processor.on_end(span)
-    last = threading.Timer(order.close_s, give_up)  # whatever the exporter does: a collector may be away
-    last.daemon = True
-    last.start()
+    deadline = threading.Timer(settings.close_s, give_up)  # the exporter can block on an unavailable collector
+    deadline.daemon = True
+    deadline.start()
     processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def give_up() -> None:
-    logger.warning("the collector has not taken the last spans in time: they are lost")
+    logger.warning("the last spans could not be sent to the collector in time and are lost")
     os._exit(1)
 
 
 class ThrottleFilter(logging.Filter):
-    """Lets one line of OpenTelemetry's pass, and then none for `QUIET_S`."""
+    """Passes one log line of OpenTelemetry, and then none for `MIN_LOG_INTERVAL_S`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,16 +86,16 @@ class ThrottleFilter(logging.Filter):
             return True
         passes = time.monotonic() >= self._next_s
         if passes:
-            self._next_s = time.monotonic() + QUIET_S
+            self._next_s = time.monotonic() + MIN_LOG_INTERVAL_S
         return passes
 
 
-def log_as(log_format: str) -> None:
-    """Writes the lines of OpenTelemetry in the form of the server's own."""
+def use_log_format(log_format: str) -> None:
+    """Gives OpenTelemetry's log lines the format of the server's own."""
     setup_logging(format=log_format)
-    theirs = logging.getLogger("opentelemetry")
-    theirs.handlers, theirs.propagate = logging.getLogger("motet").handlers, False
-    for handler in theirs.handlers:
+    library = logging.getLogger("opentelemetry")
+    library.handlers, library.propagate = logging.getLogger("motet").handlers, False
+    for handler in library.handlers:
         handler.addFilter(ThrottleFilter())
 
 
@@ -109,31 +109,32 @@ def frame_of(pipe: BinaryIO) -> bytes | None:
     return frame if len(frame) == size else None
 
 
-def exporter_of(order: ExportSettings) -> SpanExporter:
-    if order.protocol is Protocol.GRPC:
-        # Here, since only one of the two packages need be installed, and gRPC takes its time to load.
+def exporter_of(settings: ExportSettings) -> SpanExporter:
+    if settings.protocol is Protocol.GRPC:
+        # Imported here, since only one of the two packages has to be installed, and gRPC loads slowly.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        return GrpcExporter(endpoint=order.endpoint)
+        return GrpcExporter(endpoint=settings.endpoint)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(endpoint=traces_url(order.endpoint))
+    return OTLPSpanExporter(endpoint=traces_url(settings.endpoint))
 
 
 def traces_url(endpoint: str) -> str:
-    """Returns where spans are posted: at the usual path, unless the endpoint has one."""
+    """Returns the URL for spans: the endpoint with the standard path, unless the endpoint has a path."""
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
 
 
-def resource_of(order: ExportSettings) -> Resource:
-    """Returns what all spans are of: what the environment says, and what it leaves open."""
-    told = Resource.create()
-    unnamed = str(told.attributes.get(SERVICE_NAME, UNNAMED)).startswith(UNNAMED)
-    return told.merge(Resource({SERVICE_NAME: SERVICE, **order.attributes} if unnamed else dict(order.attributes)))
+def resource_of(settings: ExportSettings) -> Resource:
+    """Returns the resource of all spans: attributes from the environment, and the server's for those that it lacks."""
+    resource = Resource.create()
+    unnamed = str(resource.attributes.get(SERVICE_NAME, UNNAMED)).startswith(UNNAMED)
+    attributes = {SERVICE_NAME: SERVICE, **settings.attributes} if unnamed else dict(settings.attributes)
+    return resource.merge(Resource(attributes))
 
 
 def spans_of(record: SpanRecord, resource: Resource, *, scope: InstrumentationScope) -> Iterator[ReadableSpan]:
-    """Yields the span of a record, and those inside it."""
+    """Yields the span of a record, and its child spans."""
     trace_id, parent = int(record.trace_id, 16), None
     flags, state = TraceFlags(record.flags), TraceState.from_header([record.state] if record.state else [])
 
@@ -144,23 +145,23 @@ def spans_of(record: SpanRecord, resource: Resource, *, scope: InstrumentationSc
         parent = SpanContext(trace_id, int(record.parent_id, 16), is_remote=record.kind is Kind.SERVER)
     own = context(int(record.span_id, 16))
     make = partial(ReadableSpan, resource=resource, instrumentation_scope=scope)
-    for inner in record.inner:
+    for child in record.children:
         yield make(
-            inner.name,
+            child.name,
             context=context(IDS.generate_span_id()),
             parent=own,
-            attributes=told(inner.attributes),
-            events=[] if inner.event is None else [Event(inner.event[0], timestamp=inner.event[1])],
+            attributes=present(child.attributes),
+            events=[] if child.event is None else [Event(child.event[0], timestamp=child.event[1])],
             kind=SpanKind.INTERNAL,
-            status=status_of(inner.error),
-            start_time=inner.start_ns,
-            end_time=inner.end_ns,
+            status=status_of(child.error),
+            start_time=child.start_ns,
+            end_time=child.end_ns,
         )
     yield make(
         record.name,
         context=own,
         parent=parent,
-        attributes=told(record.attributes),
+        attributes=present(record.attributes),
         events=[Event(name, timestamp=when_ns) for name, when_ns in record.events],
         kind=KINDS[record.kind],
         status=status_of(record.error),
@@ -169,7 +170,7 @@ def spans_of(record: SpanRecord, resource: Resource, *, scope: InstrumentationSc
     )
 
 
-def told(attributes: Attributes) -> dict[str, Value]:
+def present(attributes: Attributes) -> dict[str, Value]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 

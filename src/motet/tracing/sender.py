@@ -1,10 +1,9 @@
-"""Hands spans to the process that sends them (`tracing.export`), which lives as long as the server.
+"""Passes spans to the process that sends them (`tracing.export`), which lives as long as the server.
 
-    Recorder ─► `Sender.take` ─► every 0.2 s all spans as one frame ─► standard input of the process ─► the collector
+    RecordingTracer ─► `Sender.take` ─► every 0.2 s all spans as one frame ─► standard input of the process ─► collector
 
-The server never waits for it: what the process does not read in time is dropped, and counted in the log. If it ends,
-another one is started. At the server's end it has `CLOSE_S` to send what it has.
-"""
+The server never waits for the process: spans that it does not read in time are dropped, and their number is logged. If
+it ends, another one is started. When the server ends, it has `CLOSE_S` to send the remaining spans."""
 
 import asyncio
 import contextlib
@@ -32,38 +31,38 @@ PACKAGES = {
 }
 PROGRAM = "motet.tracing.export"
 DEFAULTS = {"OTEL_BSP_SCHEDULE_DELAY": "1000", "OTEL_BSP_MAX_QUEUE_SIZE": "16384"}
-"""Variables of OpenTelemetry whose own defaults are for less traffic: milliseconds between two batches, and the number
-of spans that may wait for one."""
-HAND_OVER_S = 0.2
-"""Seconds between two frames, while there are spans."""
+"""Variables of OpenTelemetry whose own defaults are for less traffic: milliseconds between two batches, and the maximum
+number of spans that wait for one."""
+FRAME_PERIOD_S = 0.2
+"""Time between two frames, while there are spans."""
 MAX_UNREAD_BYTES = 8 * 2**20
-"""Spans that the process has not read yet; more are dropped."""
-START_AGAIN_S = 10.0
-"""Least seconds between two starts of the process."""
+"""Maximum size of spans that the process has not read so far; further spans are dropped."""
+MIN_RESTART_INTERVAL_S = 10.0
+"""Minimum time between two starts of the process."""
 CLOSE_S = 3.0
-"""Seconds in which the process may send its last spans."""
+"""Time that the process has to send its last spans."""
 
 LENGTH = struct.Struct(">I")
-"""Begins each frame, which is msgpack: the number of its bytes."""
+"""Header of each frame: the number of bytes of msgpack that follow."""
 
 
 class ExportSettings(msgspec.Struct, frozen=True):
-    """Begins what the process reads, as a frame of its own."""
+    """The first frame that the process reads."""
 
     endpoint: str
-    """The URL of the collector."""
+    """URL of the collector."""
     attributes: dict[str, str]
-    """What all spans are of: the resource, in OpenTelemetry's words."""
+    """Attributes of all spans: the resource, in OpenTelemetry's terms."""
     protocol: Protocol = Protocol.HTTP
     log_format: str = LogFormat.TEXT
     close_s: float = CLOSE_S
 
 
-def traces_wanted(
+def trace_variables(
     endpoint: str | None, environ: Mapping[str, str], *, find: Callable[[str], object] = version
 ) -> Variables | None:
-    """Returns what OpenTelemetry's variables say of the traces that there are to be, or None if there are to be none.
-    Raises ConfigError if one of them cannot be, or if a package is missing."""
+    """Reads OpenTelemetry's variables. Returns None if traces are off. Raises ConfigError for an invalid variable, or
+    if a package is missing."""
     variables = Variables.of(environ) if endpoint else None
     if variables is None or variables.disabled:
         return None
@@ -81,9 +80,9 @@ def traces_wanted(
 async def tracer_for(
     endpoint: str | None, *, name: str, environ: Mapping[str, str], log_format: str = LogFormat.TEXT
 ) -> AsyncIterator[Tracer]:
-    """Yields the tracer of a server. `endpoint`: None for no traces; `name`: tells this server from others. Raises
-    ConfigError as `traces_wanted` does."""
-    variables = traces_wanted(endpoint, environ)
+    """Yields the tracer of a server. `endpoint`: None for no traces; `name`: identifies this server among others.
+    Raises what `trace_variables` raises."""
+    variables = trace_variables(endpoint, environ)
     if endpoint is None or variables is None:
         yield NO_TRACES
         return
@@ -97,17 +96,17 @@ async def tracer_for(
 
 
 class Sender:
-    """The process that sends spans, and those that it has not got yet. Used on one event loop."""
+    """The process that sends spans, and the spans that have not been passed to it. Belongs to one event loop."""
 
     def __init__(
-        self, order: ExportSettings, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
+        self, settings: ExportSettings, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`environ`: the environment of the process."""
-        self._order = order
+        self._settings = settings
         self._environ = DEFAULTS | dict(environ)
         self._clock = clock
         self._records: list[SpanRecord] = []
-        """The spans that have ended. They become bytes together: one at a time, amid other work, that takes longer."""
+        """Spans that have ended. They are encoded together, which is faster than one at a time between other work."""
         self._encoder = msgspec.msgpack.Encoder()
         self._timer: asyncio.TimerHandle | None = None
         self.process: Process | None = None
@@ -127,28 +126,28 @@ class Sender:
         except OSError as error:
             logger.warning("the process that sends traces cannot be started: %s", error)
             return
-        self._write(self._frame(self._order))
+        self._write(self._frame(self._settings))
 
     async def started(self) -> None:
-        """Returns once a process that is being started again is there."""
+        """Returns when a restart that is in progress has finished."""
         if self._starting is not None:
             await asyncio.wait([self._starting])
 
     def take(self, record: SpanRecord) -> None:
         self._records.append(record)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(HAND_OVER_S, self.hand_over)
+            self._timer = asyncio.get_running_loop().call_later(FRAME_PERIOD_S, self.flush)
 
     async def close(self) -> None:
-        """Hands over what is left, and ends the process within `CLOSE_S`."""
+        """Passes on the remaining spans, and ends the process within `CLOSE_S`."""
         if self._timer is not None:
             self._timer.cancel()
         await self.started()
-        self.hand_over(last=True)
+        self.flush(last=True)
         process, self.process = self.process, None
         if process is None:
             return
-        assert process.stdin is not None  # it was asked for
+        assert process.stdin is not None  # it was requested
         process.stdin.close()
         try:
             async with asyncio.timeout(CLOSE_S + 1):
@@ -159,25 +158,25 @@ class Sender:
                 process.kill()
             await process.wait()
 
-    def hand_over(self, *, last: bool = False) -> None:
-        """Writes the spans that have ended to the process, or drops them. `last`: the server ends."""
+    def flush(self, *, last: bool = False) -> None:
+        """Writes the spans that have ended to the process, or drops them. `last`: True if the server ends."""
         self._timer = None
         records, self._records = self._records, []
         if records and not self._write(self._frame(records)):
             self.num_dropped += len(records)
             logger.warning(
-                "spans are dropped, since the process that sends them does not take them",
+                "spans are dropped, because the process that sends them does not read them",
                 extra={"fields": {"spans": self.num_dropped}, **ONCE_A_MINUTE},
             )
             if not last:
-                self._start_again()
+                self._restart()
 
     def _frame(self, content: ExportSettings | list[SpanRecord]) -> bytes:
         payload = self._encoder.encode(content)
         return LENGTH.pack(len(payload)) + payload
 
     def _write(self, data: bytes) -> bool:
-        """Returns False if the process is gone, or has too much to read already."""
+        """Returns False if the process has ended, or has too much unread data."""
         process = self.process
         if process is None or process.returncode is not None or process.stdin is None:
             return False
@@ -186,10 +185,10 @@ class Sender:
         process.stdin.write(data)
         return True
 
-    def _start_again(self) -> None:
-        """Starts the process again if it has ended, now and then."""
+    def _restart(self) -> None:
+        """Restarts the process if it has ended, at most once in `MIN_RESTART_INTERVAL_S`."""
         ended = self.process is None or self.process.returncode is not None
-        if ended and self._starting is None and self._clock() >= self._started_s + START_AGAIN_S:
+        if ended and self._starting is None and self._clock() >= self._started_s + MIN_RESTART_INTERVAL_S:
             self._starting = asyncio.create_task(self.start())
             self._starting.add_done_callback(self._has_started)
 

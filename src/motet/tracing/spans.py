@@ -1,11 +1,11 @@
-"""Spans: what happened to a request, from when to when, as a tree.
+"""Spans: the stages of a request with their start and end times, as a tree.
 
-Whoever has a span makes its children of it, and whoever has only a `GenerateRequest` makes them of its `traceparent`:
+Code that has a span makes children from it; code that only has a `GenerateRequest` makes them from its `traceparent`:
 
-    Span        no traces: all it does is to carry on what the client sent. It costs a call for each moment, no token
-    OpenSpan    traces are on, and this one is recorded; `end` hands its record to the tracer
+    Span        no traces: it only passes on the client's context. It costs one call per stage, and none per token
+    OpenSpan    traces are on, and this span is recorded; `end` passes its record to the tracer
 
-A span that never ends leaves no record. Records are sent some at a time, by a process of their own (`sender`): to make
+A span that never ends leaves no record. Records are sent in batches by a separate process (`sender`): creating
 OpenTelemetry's objects here would take a tenth of the API process's time.
 """
 
@@ -23,11 +23,11 @@ from motet.tracing.variables import Sampling
 
 Value = str | int | float | bool | tuple[str, ...]
 Attributes = Mapping[str, Value | None]
-"""What is None is left out."""
+"""Attributes by name. Those that are None are left out."""
 
 
 class SpanKind(IntEnum):
-    """OpenTelemetry's numbers in its protocol."""
+    """The kind of a span, with OpenTelemetry's numbers."""
 
     INTERNAL = 1
     SERVER = 2
@@ -35,7 +35,7 @@ class SpanKind(IntEnum):
 
 
 class ChildSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A span inside another one, which has none inside itself. Its id is drawn where it is sent."""
+    """A child span without children of its own. Its id is generated where it is sent."""
 
     name: str
     start_ns: int
@@ -47,7 +47,7 @@ class ChildSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A span that is over."""
+    """A span that has ended."""
 
     name: str
     kind: SpanKind
@@ -58,21 +58,22 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: int
     state: str
     start_ns: int
-    """Unix time."""
+    """Unix time in nanoseconds."""
     end_ns: int
     attributes: dict[str, Value | None]
     events: list[tuple[str, int]]
     """Name and Unix time in nanoseconds."""
-    inner: list[ChildSpan]
+    children: list[ChildSpan]
     error: str = ""
-    """Why it failed; empty if it did not."""
+    """Reason for the failure; empty if it did not fail."""
 
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Span:
-    """The span of a request that leaves no trace here. `context` is the client's, if it sent one, for the next hop."""
+    """The span of a request that is not recorded here. `context` is the client's, if it sent one, for the next
+    server."""
 
     __slots__ = ("context",)
 
@@ -86,31 +87,32 @@ class Span:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> "Span":
-        """Begins a span inside this one."""
+        """Starts a child span."""
         return self
 
-    def add(self, inner: ChildSpan) -> None:
-        """Adds a span inside this one, which has not ended."""
+    def add(self, child: ChildSpan) -> None:
+        """Adds a child span that has ended. This span must not have ended."""
 
     def note(self, attributes: Attributes) -> None:
         """Adds attributes."""
 
     def event(self, name: str) -> None:
-        """Notes that something happens now."""
+        """Adds an event with the current time."""
 
     def rename(self, name: str) -> None:
-        """Names it: of a request the route is known only later."""
+        """Renames the span. A request's route is known only after matching."""
 
     def end(self, *, error: str = "") -> None:
-        """Ends it; a second call changes nothing. `error`: why it failed."""
+        """Ends the span; a second call has no effect. `error`: reason for the failure."""
 
     def fail(self, error: BaseException | None) -> None:
-        """Ends it, with an error if there is one: to be cancelled is none. Only its class is told: a message may quote
-        what a client sent."""
+        """Ends the span, with an error if there is one; cancellation is not an error. Only the class of the error is
+        recorded: a message can quote the client."""
         self.end(error="" if error is None or isinstance(error, CancelledError) else type(error).__name__)
 
     def placed(self, request: R) -> R:
-        """Returns the request with this span as its place in the trace: what is done for it are children of this."""
+        """Returns the request with this span as its place in the trace: all work for it becomes children of this
+        span."""
         return request if self.context is None else msgspec.structs.replace(request, traceparent=self.context)
 
     @property
@@ -119,7 +121,7 @@ class Span:
 
     @property
     def start_ns(self) -> int:
-        """Unix time of its beginning."""
+        """Unix time of the start, in nanoseconds."""
         return 0
 
 
@@ -127,24 +129,24 @@ NO_SPAN = Span()
 
 
 class Tracer:
-    """Makes no spans: the tracer of a server without traces."""
+    """Makes no spans; the tracer of a server without traces."""
 
     def request(self, sent: TraceContext | None) -> Span:
-        """Begins the span of a request. `sent`: the span of the client, if it sent one."""
+        """Starts the span of a request. `sent`: the client's context, if it sent one."""
         return NO_SPAN if sent is None else Span(sent)
 
     def of(self, context: TraceContext | None) -> Span:
-        """Returns what makes children of a span that somebody else ends."""
+        """Returns a span for making children of a span that ends in another place."""
         return NO_SPAN
 
 
 NO_TRACES = Tracer()
 ALL_TRACES = Sampling()
-"""Records all traces but those whose client says that they are not recorded."""
+"""Records all traces except those that the client has marked as not recorded."""
 
 
 class RecordingTracer(Tracer):
-    """Makes spans of the requests that are sampled. Those that are not tell the next server so."""
+    """Makes spans of sampled requests. Spans of other requests pass on to the next server that they are not sampled."""
 
     def __init__(
         self,
@@ -169,38 +171,36 @@ class RecordingTracer(Tracer):
         return f"{self.draw(64) or 1:016x}"
 
     def of(self, context: TraceContext | None) -> Span:
-        return NO_SPAN if context is None or not context.sampled else _RemoteSpan(self, context)
+        return NO_SPAN if context is None or not context.sampled else _ParentSpan(self, context)
 
 
-class _RemoteSpan(Span):
-    """A span of which only children are made here."""
+class _ParentSpan(Span):
+    """A span that ends in another place. Only children are made from it here."""
 
-    __slots__ = ("_recorder",)
+    __slots__ = ("_parent", "_tracer")
 
-    def __init__(self, recorder: RecordingTracer, context: TraceContext) -> None:
-        super().__init__(context)
-        self._recorder = recorder
+    def __init__(self, tracer: RecordingTracer, parent: TraceContext) -> None:
+        super().__init__(parent)
+        self._parent = parent
+        self._tracer = tracer
 
     def child(
-        self,
-        name: str,
-        attributes: Attributes | None = None,
-        *,
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:
-        mine = self.context
-        assert mine is not None  # whoever makes children has one
-        return OpenSpan(self._recorder, name, trace_id=mine.trace_id, parent=mine, kind=kind, attributes=attributes)
+        self, name: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL
+    ) -> "OpenSpan":
+        trace_id = self._parent.trace_id
+        return OpenSpan(self._tracer, name, trace_id=trace_id, parent=self._parent, kind=kind, attributes=attributes)
 
 
-class OpenSpan(_RemoteSpan):
+class OpenSpan(Span):
     """A span that is recorded."""
 
-    __slots__ = ("_attributes", "_events", "_inner", "_kind", "_name", "_over", "_parent_id", "_start_ns")
+    __slots__ = (
+        "_attributes", "_children", "_ended", "_events", "_kind", "_name", "_own", "_parent_id", "_start_ns", "_tracer",
+    )  # fmt: skip
 
     def __init__(
         self,
-        recorder: RecordingTracer,
+        tracer: RecordingTracer,
         name: str,
         *,
         trace_id: str,
@@ -211,47 +211,54 @@ class OpenSpan(_RemoteSpan):
         self._parent_id, flags, state = "", SAMPLED, ""
         if parent is not None:
             self._parent_id, flags, state = parent.span_id, parent.flags | SAMPLED, parent.state
-        super().__init__(recorder, TraceContext(trace_id, recorder.new_id(), flags, state))
+        self._own = TraceContext(trace_id, tracer.new_id(), flags, state)
+        super().__init__(self._own)
+        self._tracer = tracer
         self._name = name
         self._kind = kind
         self._attributes: dict[str, Value | None] = {} if attributes is None else dict(attributes)
         self._events: list[tuple[str, int]] = []
-        self._inner: list[ChildSpan] = []
-        self._over = False
-        self._start_ns = recorder.clock_ns()
+        self._children: list[ChildSpan] = []
+        self._ended = False
+        self._start_ns = tracer.clock_ns()
 
-    def add(self, inner: ChildSpan) -> None:
-        self._inner.append(inner)
+    def child(
+        self, name: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL
+    ) -> "OpenSpan":
+        own = self._own
+        return OpenSpan(self._tracer, name, trace_id=own.trace_id, parent=own, kind=kind, attributes=attributes)
+
+    def add(self, child: ChildSpan) -> None:
+        self._children.append(child)
 
     def note(self, attributes: Attributes) -> None:
         self._attributes.update(attributes)
 
     def event(self, name: str) -> None:
-        self._events.append((name, self._recorder.clock_ns()))
+        self._events.append((name, self._tracer.clock_ns()))
 
     def rename(self, name: str) -> None:
         self._name = name
 
     def end(self, *, error: str = "") -> None:
-        if self._over:
+        if self._ended:
             return
-        self._over = True
-        mine, recorder = self.context, self._recorder
-        assert mine is not None  # an open span has one
-        recorder.take(
+        self._ended = True
+        own, tracer = self._own, self._tracer
+        tracer.take(
             SpanRecord(
                 self._name,
                 self._kind,
-                mine.trace_id,
-                mine.span_id,
+                own.trace_id,
+                own.span_id,
                 self._parent_id,
-                mine.flags,
-                mine.state,
+                own.flags,
+                own.state,
                 self._start_ns,
-                recorder.clock_ns(),
+                tracer.clock_ns(),
                 self._attributes,
                 self._events,
-                self._inner,
+                self._children,
                 error,
             )
         )

@@ -1,7 +1,7 @@
-"""OpenTelemetry's own variables that the server itself must know: which traces it records, and how they are sent.
+"""OpenTelemetry's own variables that the server itself uses: which traces it records, and how they are sent.
 
-The process that sends spans heeds all others (`export`). Where OpenTelemetry's library warns of a value that it does
-not know and goes on with another one, this raises ConfigError: the server does not start.
+The process that sends spans uses all others (`export`). OpenTelemetry's library warns of an unknown value and continues
+with another one; this module raises ConfigError, so that the server does not start.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,18 @@ DISABLED = "OTEL_SDK_DISABLED"
 SAMPLER = "OTEL_TRACES_SAMPLER"
 SHARE = "OTEL_TRACES_SAMPLER_ARG"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-"""The first one wins."""
+"""Variables for the protocol; the first one takes precedence."""
 
 PARENT_BASED = "parentbased_"
 SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}
-"""The samplers, each with the share of traces that it keeps; None: that is in `SHARE`."""
+"""Samplers, each with the share of traces that it keeps; None if the share is in the variable `SHARE`."""
 LOW_BITS = 2**64
-"""A sampler looks at the last 64 bits of a trace's id, as OpenTelemetry's do: all servers of a trace decide alike."""
+"""Range of the last 64 bits of a trace's id. Samplers compare these bits, as OpenTelemetry's do, so that all servers of
+a trace decide in the same way."""
 
 
 class Protocol(StrEnum):
-    """How spans go to a collector."""
+    """The protocol with which spans are sent to a collector."""
 
     HTTP = "http/protobuf"
     GRPC = "grpc"
@@ -34,15 +35,15 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which traces are recorded."""
+    """The rule for which traces are recorded."""
 
     share: float = 1.0
-    """From 0, none, to 1, all."""
+    """Share of traces, from 0 to 1."""
     parent_based: bool = True
-    """True: of a request that comes with a trace, its client has decided."""
+    """True if the client decides for requests that come with a trace."""
 
     def keeps(self, trace_id: str, sent: TraceContext | None) -> bool:
-        """`sent`: the span of the client, if it sent one."""
+        """Returns True if the trace is recorded. `sent`: the client's context, if it sent one."""
         if sent is not None and self.parent_based:
             return sent.sampled
         return int(trace_id[-16:], 16) < self.share * LOW_BITS
@@ -50,14 +51,16 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Variables:
+    """The values of the variables."""
+
     disabled: bool = False
-    """True if there are to be no traces at all."""
+    """True if there are no traces at all."""
     sampling: Sampling = field(default_factory=Sampling)
     protocol: Protocol = Protocol.HTTP
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Self:
-        """Raises ConfigError. A variable that is empty counts as not set."""
+        """Reads the variables. Empty variables count as not set. Raises ConfigError."""
         disabled = environ.get(DISABLED, "").strip().lower() == "true"
         return cls(disabled, _sampling(environ), _protocol(environ))
 
@@ -73,21 +76,21 @@ def _sampling(environ: Mapping[str, str]) -> Sampling:
 
 
 def _share(environ: Mapping[str, str]) -> float:
-    told = environ.get(SHARE, "").strip() or "1"
+    text = environ.get(SHARE, "").strip() or "1"
     try:
-        share = float(told)
+        share = float(text)
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise ConfigError(f"{SHARE} is {told!r}; it must be the share of traces to record, from 0 to 1")
+        raise ConfigError(f"{SHARE} is {text!r}; it must be the share of traces to record, from 0 to 1")
     return share
 
 
 def _protocol(environ: Mapping[str, str]) -> Protocol:
     for name in PROTOCOLS:
-        if told := environ.get(name, "").strip():
+        if value := environ.get(name, "").strip():
             try:
-                return Protocol(told)
+                return Protocol(value)
             except ValueError:
-                raise ConfigError(f"{name} is {told!r}; allowed are {', '.join(Protocol)}") from None
+                raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(Protocol)}") from None
     return Protocol.HTTP

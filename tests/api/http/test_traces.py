@@ -47,7 +47,8 @@ async def test_a_request_has_a_span_for_itself_its_group_and_each_choice(
     assert attributes["gen_ai.conversation.id"] == "s"
     assert tracer.children(group) == ["choice"] * 3
     assert (
-        sum(int(str(one.attributes["motet.choice.output_tokens"])) for one in group.inner) == usage["completion_tokens"]
+        sum(int(str(one.attributes["motet.choice.output_tokens"])) for one in group.children)
+        == usage["completion_tokens"]
     )
     assert SECRET not in str(tracer.records)
     assert [line["trace_id"] for line in group_lines(caplog)] == [TRACE]
@@ -119,7 +120,7 @@ async def test_a_client_that_leaves_ends_its_spans(serve: Serving) -> None:
     await served.until_empty()
     group = tracer.one("chat tiny")
     assert (group.attributes["motet.status"], group.error) == (499, "")
-    assert group.inner == []  # no choice had started
+    assert group.children == []  # no choice had started
     await served.status()  # the request has ended, too
     assert tracer.one(f"POST {CHAT}").attributes["http.response.status_code"] == 499
 
@@ -178,7 +179,7 @@ async def test_more_choices_of_a_group_are_in_the_trace_of_their_own_request(ser
     assert first.trace_id != more.trace_id == TRACE
     assert tracer.one("POST /v1/groups/{id}/more").span_id == more.parent_id
     assert first.end_ns <= more.start_ns
-    assert [one.start_ns for one in more.inner] == [more.start_ns] * 2
+    assert [one.start_ns for one in more.children] == [more.start_ns] * 2
 
 
 async def test_the_span_of_a_choice_that_a_policy_begins_later_begins_then(serve: Serving) -> None:
@@ -196,7 +197,7 @@ async def test_so_does_that_of_a_choice_on_a_text_upstream(serve_texts: TextServ
 
 
 def await_each_other(group: SpanRecord) -> None:
-    first, second, third = group.inner
+    first, second, third = group.children
     assert group.start_ns == first.start_ns
     assert first.end_ns <= second.start_ns < second.end_ns <= third.start_ns < third.end_ns
 

@@ -61,7 +61,7 @@ async def test_followers_of_an_engine_know_what_its_prefix_cache_finds(
     early, late, direct = Follower(), Follower(), Follower()
     engine.listen_to_blocks(publisher.publish)
     engine.listen_to_blocks(direct)
-    source = BlockSource.ours(publisher.endpoint)
+    source = BlockSource.of_motet(publisher.endpoint)
     tasks = [asyncio.create_task(follow_blocks(source, early))]
     shared = prompt_of(3 * BLOCK_SIZE)
     requests = [
