@@ -14,8 +14,8 @@ that contains the true median with 95 % probability (by ranks).
 
 Five times a second, spans are handed over to the process that sends them. This cost is measured separately, for the
 spans of several answers together and in comparison with an idle server without traces, and added to the cost of
-recorded answers. `all` is the API process, the engine, and the process that sends spans. The collector accepts
-everything and keeps nothing. Prints a table, and JSON on the last line.
+recorded answers. "all processes" are the API process, the engine, and the process that sends spans. The collector
+accepts everything and keeps nothing. Prints a table, and JSON on the last line.
 
 The engine is the scripted engine of `bench.frontend`, so that the API process does all the work, or with `--real` the
 default model.

@@ -3,7 +3,7 @@
 Every kind of request is sent once without faults: chats, completions, messages, groups with a deterministic policy.
 Then clients send the same requests repeatedly while engine processes are killed and stopped. Every answer is compared
 with the answer without faults, choice by choice: text, finish reason, log-probabilities, usage, the policy's report. At
-the end nothing can remain on any engine: no block, lease or group.
+the end nothing must remain on any engine: no block, lease or group.
 
     python -m bench.chaos [--gateway] [--minutes 10] [--clients 6] [--check]
 

@@ -3,8 +3,8 @@
 A server with an engine that takes a step every 10 ms runs in a separate process. A client streams from it, first alone,
 then while hostile clients send the requests of `bench.hostile.large_requests` and run `bench.hostile.courses`, in turn.
 "lag" is how late the event loop of the server wakes a task that sleeps for a millisecond (`bench.hostile.loop_lag`);
-"step" is the mean time between two tokens of the stream. No answer can have the status 500, and after the hostile
-clients have left, none of their choices and tasks can remain. Prints a table, the floors, and JSON on the last line.
+"step" is the mean time between two tokens of the stream. No answer must have the status 500, and after the hostile
+clients have left, none of their choices and tasks must remain. Prints a table, the floors, and JSON on the last line.
 
 With `--each`, every request is sent alone, three times, and every course runs once. The lag of a request is the maximum
 lag until its answer ended; the lowest of the three counts, because other work on the machine can only add to it.

@@ -4,7 +4,7 @@ They keep groups by the thousand, and look at, end and extend them all at once. 
 in each phase of a stream. They request files outside the page, and send invalid trace headers.
 
 A course gets the address of a server as `host:port`, sends requests over sockets of its own, and returns the statuses
-that it received. None of them can be 500, and nothing can be left on the server afterwards.
+that it received. None of them must be 500, and nothing must be left on the server afterwards.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """Measures how close a step of the engine on the CPU, and each of its parts, is to the limits of this machine.
 
 The same run measures the limits: the rate at which both threads read memory of the size of the weights, and the best
-rate of a large bf16 product, Motet's or oneDNN's. A part takes at least the time for its bytes at the one rate and for
-its operations at the other; its share is that time divided by its own. Everything takes turns, and medians count:
-memory is fast for a moment now and then, and the minimum of many reads is luck that no entire step has. With `--threads
-1` times are CPU time, which other programs disturb less.
+rate of a large bf16 product, Motet's or oneDNN's. The minimum time of a part is the longer of two times: for its bytes
+at the memory rate, and for its operations at the product rate. Its share is this minimum divided by its own time.
+Everything takes turns, and medians count: memory is fast for short moments, so the minimum of many reads says nothing
+about an entire step. With `--threads 1` times are CPU time, which other programs disturb less.
 
 The bytes and operations of a step are the necessary ones: every weight, key and value once, the operations of all
 products and of attention. The last layer of a prompt counts only for the row whose logits are needed. Prints a table,

@@ -2,7 +2,7 @@
 
 Clients send requests of every kind to every route, disconnect in the middle of some, and send invalid and too many
 requests, while an engine is killed every 20 s. Answers to seeded requests are compared with the answers without faults,
-choice by choice. After each round the clients pause: then nothing can remain on any engine, and a sample is taken of
+choice by choice. After each round the clients pause: then nothing must remain on any engine, and a sample is taken of
 memory, open files, threads, processes, temporary files and shared memory (`bench/soak/samples.py`). One decode engine
 is never killed, so that an engine is sampled over the entire run too.
 
