@@ -48,7 +48,7 @@ def test_every_ignored_field_is_listed(schema: type[Schema]) -> None:
 
 
 @pytest.mark.parametrize("schema", [ChatRequest, CompletionRequest])
-def test_every_value_that_asks_for_nothing_is_listed(schema: type[Schema]) -> None:
+def test_every_value_without_effect_is_listed(schema: type[Schema]) -> None:
     passing = [name for name, values in schema.neutral.items() if values]
     assert [name for name in passing if f"`{name}" not in REFUSED] == []
 

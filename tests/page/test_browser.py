@@ -48,7 +48,7 @@ def test_eight_choices_stream_one_is_stopped_and_four_more_follow(page: Page, st
     assert len(server.engine.requests) == 2
 
 
-def test_tokens_that_the_group_tells_of_before_they_come_are_counted_once(page: Page, start: Start) -> None:
+def test_tokens_that_are_reported_before_they_stream_are_counted_once(page: Page, start: Start) -> None:
     server = start()
     ask(page, server, n="1")
     server.go(3)
@@ -87,7 +87,7 @@ def test_the_choices_of_a_large_group_fit_on_a_phone(page: Page, start: Start) -
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_what_is_written_stays_text(page: Page, start: Start) -> None:
+def test_output_stays_text(page: Page, start: Start) -> None:
     server = start(lambda _, __: fake_answer(OWNED))
     server.go(2000)
     for shaded in (False, True):
@@ -118,7 +118,7 @@ def test_a_group_with_enough_answers_shows_its_majority(page: Page, start: Start
     expect(receipt).to_contain_text("42")
 
 
-def test_a_form_that_cannot_be_is_refused_in_the_server_s_words(page: Page, refusals: set[int], start: Start) -> None:
+def test_an_impossible_form_is_refused_with_the_server_s_message(page: Page, refusals: set[int], start: Start) -> None:
     refusals.add(400)
     server = start()
     page.goto(server.url)
@@ -143,7 +143,7 @@ def test_a_form_that_cannot_be_is_refused_in_the_server_s_words(page: Page, refu
     expect(problem).to_be_hidden()
 
 
-def test_a_busy_server_says_so(page: Page, refusals: set[int], start: Start) -> None:
+def test_a_busy_server_returns_a_503(page: Page, refusals: set[int], start: Start) -> None:
     refusals.add(503)
     server = start(key_max_requests=1)
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -154,7 +154,7 @@ def test_a_busy_server_says_so(page: Page, refusals: set[int], start: Start) -> 
         expect(page.locator(".choice")).to_have_count(0)
 
 
-def test_keys_are_asked_for_in_both_views_and_forgotten_with_the_page(
+def test_keys_are_requested_in_both_views_and_forgotten_with_the_page(
     page: Page, refusals: set[int], start: Start
 ) -> None:
     refusals.add(401)
@@ -195,7 +195,7 @@ def test_keys_are_asked_for_in_both_views_and_forgotten_with_the_page(
     expect(admin).to_have_text("Enter the key")
 
 
-def test_a_stream_that_fails_ends_in_the_server_s_words(page: Page, start: Start) -> None:
+def test_a_stream_that_fails_ends_with_the_server_s_message(page: Page, start: Start) -> None:
     server = start()
     server.engine.fail_after = {3: EngineError("the engine has had enough")}
     ask(page, server, n="2")
@@ -205,7 +205,7 @@ def test_a_stream_that_fails_ends_in_the_server_s_words(page: Page, start: Start
     expect(page.locator(".facts").first).to_contain_text("broken off · 3 tokens")
 
 
-def test_a_connection_that_breaks_off_is_told(page: Page, refusals: set[int], start: Start) -> None:
+def test_a_broken_connection_is_reported(page: Page, refusals: set[int], start: Start) -> None:
     refusals.update((0, 404))
     server = start()
     chunk = {"id": "x", "choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}]}
@@ -218,7 +218,7 @@ def test_a_connection_that_breaks_off_is_told(page: Page, refusals: set[int], st
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
 
 
-def test_a_server_that_falls_silent_is_told_and_can_be_left(page: Page, refusals: set[int], start: Start) -> None:
+def test_a_silent_server_is_announced_and_can_be_left(page: Page, refusals: set[int], start: Start) -> None:
     refusals.add(0)
     server = start()
     ask(page, server, n="2")

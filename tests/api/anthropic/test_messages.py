@@ -31,7 +31,7 @@ async def test_official_client_reads_the_answer(served: Served) -> None:
     assert message.usage.output_tokens == len(fake_answer("hello 0"))
 
 
-async def test_stream_of_the_official_client_comes_to_the_answer(serve: Serving) -> None:
+async def test_stream_of_the_official_client_leads_to_the_answer(serve: Serving) -> None:
     served = await serve(saying("héllo wörld 日本語"))
     async with served.anthropic.messages.stream(model=MODEL, max_tokens=50, messages=TURNS) as stream:
         pieces = [piece async for piece in stream.text_stream]
@@ -67,7 +67,7 @@ async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
     assert of_message.choices == of_chat.choices
 
 
-async def test_streamed_message_is_the_whole_one(serve: Serving) -> None:
+async def test_streamed_message_is_the_unstreamed_message(serve: Serving) -> None:
     served = await serve(saying("héllo wörld 日本語"))
     events = streamed(await ask(served, stream=True))
     assert plain(final(events)) == plain(whole(await ask(served)))
@@ -94,7 +94,7 @@ async def test_an_answer_without_text_has_no_block(serve: Serving, stream: bool)
         ({"stop_token_ids": fake_answer("E", eos=False)}, "one ", "end_turn", None),
     ],
 )
-async def test_the_reason_of_the_end_is_in_anthropics_words(
+async def test_the_reason_of_the_end_has_anthropics_name(
     serve: Serving, fields: dict[str, object], text: str, reason: str, sequence: str | None, stream: bool
 ) -> None:
     served = await serve(saying("one END two"))
@@ -113,7 +113,7 @@ async def test_a_turn_of_the_assistant_at_the_end_is_continued(served: Served) -
     assert served.prompt.endswith("I say")
 
 
-async def test_answer_may_be_sent_back_as_it_came(served: Served) -> None:
+async def test_an_answer_can_be_sent_back_unchanged(served: Served) -> None:
     first = await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=TURNS)
     again = [*TURNS, first.to_param(), {"role": "user", "content": "and?"}]
     await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=again)
@@ -154,7 +154,7 @@ async def test_the_id_of_the_request_is_under_both_names(served: Served) -> None
         assert headers.get("request-id") == ("mine" if has_header else None)
 
 
-async def test_clients_of_beta_features_ask_the_same_route(served: Served) -> None:
+async def test_clients_of_beta_features_use_the_same_route(served: Served) -> None:
     message = await served.anthropic.beta.messages.create(
         model=MODEL, max_tokens=50, messages=TURNS, betas=["interleaved-thinking-2025-05-14"]
     )
@@ -217,7 +217,7 @@ async def test_error_after_the_first_token_is_an_event(serve: Serving) -> None:
             await stream.get_final_message()
 
 
-async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
+async def test_all_events_of_a_step_are_one_message(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(saying("a"), gated=True))
     served.engine.steps.release()
     body = {"messages": TURNS, "max_tokens": 5, "stream": True}

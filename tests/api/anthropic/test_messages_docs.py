@@ -155,7 +155,7 @@ async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> 
         ("hi" * 90_000, 9, "prompt is too long: "),
     ],
 )
-async def test_what_is_too_long_is_told_in_the_words_in_which_clients_look_for_numbers(
+async def test_the_error_for_too_many_tokens_has_the_numbers_that_clients_parse(
     refusing: Served, prompt: str, most: int, words: str
 ) -> None:
     status, kind, message = refused(await ask(refusing, prompt, max_tokens=most))
@@ -169,7 +169,7 @@ async def test_an_error_of_the_engine_names_a_field_of_the_request(serve: Servin
     assert named(await served.http.post("/v1/responses", json={"input": "hi"})) == (400, "input")
 
 
-async def test_a_bug_is_told_in_anthropics_shape_too(serve: Serving) -> None:
+async def test_a_bug_is_reported_in_anthropics_shape_too(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: ValueError("secret")}))  # type: ignore[dict-item]
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     status, kind, message = refused(await served.http.post("/v1/messages", json=body))

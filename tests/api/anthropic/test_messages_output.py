@@ -42,7 +42,7 @@ def both_ways(
 
 @pytest.mark.parametrize("parts", [[], [Content("hi")], REASONING_AND_TEXT, TWO_CALLS, REASONING_AND_TEXT + TWO_CALLS])
 @pytest.mark.parametrize("finish", list(FinishReason))
-def test_streamed_message_ends_as_the_whole_one(parts: list[Part], finish: FinishReason) -> None:
+def test_streamed_message_ends_as_the_unstreamed_message(parts: list[Part], finish: FinishReason) -> None:
     message, events = both_ways(parts, finish)
     assert plain(final(events)) == plain(message)
 
@@ -64,7 +64,7 @@ def test_thoughts_are_a_block_before_the_text() -> None:
     assert text.text == "It is 42."
 
 
-def test_thoughts_may_be_left_out() -> None:
+def test_reasoning_can_be_omitted() -> None:
     message, events = both_ways(REASONING_AND_TEXT, shown=False)
     assert [block.type for block in message.content] == ["text"]
     assert plain(final(events)) == plain(message)
@@ -80,12 +80,12 @@ def test_each_call_is_a_block_with_its_arguments_as_an_object() -> None:
     assert message.stop_reason == "tool_use"
 
 
-def test_text_behind_a_call_is_a_block_of_its_own() -> None:
+def test_text_after_a_call_is_a_separate_block() -> None:
     message, _ = both_ways([*TWO_CALLS, Content("So.")])
     assert [block.type for block in message.content] == ["text", "tool_use", "tool_use", "text"]
 
 
-def test_events_of_an_answer_come_in_the_order_of_anthropic() -> None:
+def test_events_of_an_answer_have_anthropics_order() -> None:
     _, events = both_ways([Reasoning("hm"), Content("yes"), *TWO_CALLS[1:4]])
     assert [event.delta.type if event.type == "content_block_delta" else event.type for event in events] == [
         "message_start",
@@ -146,7 +146,7 @@ def test_text_that_is_not_read_as_parts_is_a_block() -> None:
         ('{"a": 123456789012345678901234567890', {"a": 123456789012345678901234567890}),
     ],
 )
-def test_input_has_what_came_of_the_arguments(arguments: str, expected: object) -> None:
+def test_input_has_the_arguments_so_far(arguments: str, expected: object) -> None:
     body = writer(stream=False)
     parts: list[Part] = [ToolCallBegin(0, "call_a", "f"), ToolCallArguments(0, arguments)]
     for step in steps(parts, FinishReason.LENGTH):
@@ -171,5 +171,5 @@ def test_internal_errors_are_sent_without_details() -> None:
     assert b"secret" not in writer(stream=True).fail(ValueError("secret"))
 
 
-def test_whole_arguments_keep_every_digit() -> None:
+def test_complete_arguments_keep_every_digit() -> None:
     assert bytes(input_of('{"a": 1.10000000000000000001}')) == b'{"a": 1.10000000000000000001}'  # type: ignore[call-overload]

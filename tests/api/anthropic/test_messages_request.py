@@ -39,14 +39,14 @@ def chat_messages(*given: object, **fields: object) -> list[dict[str, object]]:
     return turns(body.system, body.messages)
 
 
-def test_system_comes_first_and_may_be_blocks() -> None:
+def test_system_comes_first_and_can_be_blocks() -> None:
     expected = [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "hi"}]
     user_turn = {"role": "user", "content": "hi"}
     assert chat_messages(user_turn, system="a\nb") == expected
     assert chat_messages(user_turn, system=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == expected
 
 
-def test_a_turn_of_the_system_may_stand_between_others() -> None:
+def test_a_turn_of_the_system_can_be_between_others() -> None:
     assert chat_messages(user(TEXT), {"role": "system", "content": "now"}) == [
         {"role": "user", "content": "so"},
         {"role": "system", "content": "now"},
@@ -148,7 +148,7 @@ def test_the_choice_of_tools_is_that_of_a_chat(choice: object, mode: str | None,
         ({"chat_template_kwargs": {"a": 1}}, None, True, {"a": 1}),
     ],
 )
-def test_thinking_is_said_in_the_words_of_a_chat(
+def test_thinking_becomes_the_fields_of_a_chat(
     fields: dict[str, Any], effort: str | None, shown: bool, kwargs: dict[str, object]
 ) -> None:
     body = chat(**fields)
@@ -167,7 +167,7 @@ def test_fields_of_sampling_have_the_same_names_but_for_the_stop_strings() -> No
     assert (body.seed, body.cache_salt, body.keep_s, body.requested_max_tokens, body.n) == (3, "s", 2.0, 2000, 1)
 
 
-def test_to_count_tokens_needs_no_most() -> None:
+def test_counting_tokens_needs_no_max_tokens() -> None:
     fields = {"messages": [user(TEXT)], "tools": [ADD], "thinking": {"type": "disabled"}, "model": "tiny"}
     body = chat_request(MessagePrompt.model_validate(fields))
     assert (body.max_tokens, body.model, body.reasoning_effort, len(body.tools)) == (None, "tiny", "none", 1)

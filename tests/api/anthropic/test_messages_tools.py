@@ -28,7 +28,7 @@ def uses(message: Message) -> list[ToolUseBlock]:
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
-async def test_streamed_message_is_the_whole_one(serve_tools: CallingServing, answer: str) -> None:
+async def test_streamed_message_is_the_unstreamed_message(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
     message = whole(await ask(served, tools=TOOLS))
     assert plain(final(streamed(await ask(served, tools=TOOLS, stream=True)))) == plain(message)
@@ -50,7 +50,7 @@ async def test_blocks_hold_the_thoughts_the_text_and_the_calls(serve_tools: Call
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
-async def test_a_call_that_is_cut_has_what_had_come(serve_tools: CallingServing, cut: int) -> None:
+async def test_a_truncated_call_has_the_arguments_so_far(serve_tools: CallingServing, cut: int) -> None:
     served = await serve_tools(saying(called("get_weather", '{"city": "Paris", "days": [1, 2, 3]}')))
     message = whole(await ask(served, tools=TOOLS, max_tokens=cut))
     assert message.stop_reason == "max_tokens"
@@ -58,7 +58,7 @@ async def test_a_call_that_is_cut_has_what_had_come(serve_tools: CallingServing,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_loop_of_a_tool_comes_to_an_answer(serve_tools: CallingServing, stream: bool) -> None:
+async def test_loop_of_a_tool_leads_to_an_answer(serve_tools: CallingServing, stream: bool) -> None:
     served = await serve_tools(weather_script(serve_tools))
     turns: list[MessageParam] = [{"role": "user", "content": "Weather in Paris?"}]
     first = await answer(served, turns, stream=stream)
@@ -123,7 +123,7 @@ async def test_a_choice_of_tools_gives_the_engine_the_same_grammar_as_in_a_chat(
     assert first.prompt == second.prompt
 
 
-async def test_only_one_call_may_be_asked_for(serve_tools: CallingServing) -> None:
+async def test_only_one_call_can_be_requested(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(f"{PARIS}\n{TIME}"))
     one = whole(await ask(served, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}))
     assert [use.name for use in uses(one)] == ["get_weather"]
@@ -143,7 +143,7 @@ async def test_only_one_call_may_be_asked_for(serve_tools: CallingServing) -> No
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thoughts_are_blocks_unless_nobody_wants_them(
+async def test_reasoning_is_a_block_unless_it_is_omitted(
     serve_tools: CallingServing, thinking: object, blocks: list[str], stream: bool
 ) -> None:
     served = await serve_tools(saying("<think>hm</think>So."))

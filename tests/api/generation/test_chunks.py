@@ -94,7 +94,7 @@ def parsed(data: bytes) -> list[dict[str, object]]:
 @pytest.mark.parametrize("text", ODD_TEXTS)
 @pytest.mark.parametrize("token_ids", [False, True])
 @pytest.mark.parametrize("finish", [None, FinishReason.LENGTH])
-async def test_chat_chunk_is_what_an_encoder_would_write(
+async def test_chat_chunk_equals_the_output_of_an_encoder(
     tokenizer: Tokenizer, text: str, token_ids: bool, finish: FinishReason | None
 ) -> None:
     writer = chat_writer(plan(tokenizer), chat(return_token_ids=token_ids), stream=True)
@@ -124,7 +124,7 @@ async def test_chat_chunk_is_what_an_encoder_would_write(
     ("include", "continuous", "expected"),
     [(False, False, "absent"), (True, False, None), (True, True, USAGE_JSON)],
 )
-async def test_usage_of_a_chunk_is_as_asked_for(
+async def test_usage_of_a_chunk_is_as_requested(
     tokenizer: Tokenizer, include: bool, continuous: bool, expected: object
 ) -> None:
     usage_plan = plan(tokenizer, include=include, continuous=continuous)
@@ -162,7 +162,7 @@ def choice_of(chunk: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
-async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer, text: str) -> None:
+async def test_completion_chunk_equals_the_output_of_an_encoder(tokenizer: Tokenizer, text: str) -> None:
     body = CompletionRequest.model_validate({"prompt": ["x", "y"], "logprobs": 1})
     writer = completion_writer(plan(tokenizer, prompts=2), body, stream=True)
     entry = TokenLogprob(8, -0.25, 1, ((8, -0.25), (9, -1.5)))
@@ -190,7 +190,7 @@ async def test_completion_chunk_is_what_an_encoder_would_write(tokenizer: Tokeni
     assert msgspec.json.decode(Completion.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
 
 
-async def test_token_chunk_is_what_an_encoder_would_write(tokenizer: Tokenizer) -> None:
+async def test_token_chunk_equals_the_output_of_an_encoder(tokenizer: Tokenizer) -> None:
     body = TokensRequest.model_validate({"token_ids": [5], "sampling_params": {}, "request_id": 'id "7"'})
     writer = tokens_writer(plan(tokenizer), body, stream=True)
     (chunk,) = parsed(writer.feed([step(ChoiceEvent(1, "x", (8, 9)))], usage))

@@ -199,7 +199,7 @@ async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[s
     served.engine.leases.end(ticket)  # the server cannot know who owns it
 
 
-async def test_whole_tickets_beside_a_broken_one_are_released(served: Served) -> None:
+async def test_valid_tickets_next_to_a_broken_one_are_released(served: Served) -> None:
     first, second, third = granted(served, count=3)
     broken = params_of(second) | {"version": 1}
     response = await served.complete(PROMPT, n=3, kv_transfer_params=[params_of(first), broken, params_of(third)])

@@ -29,7 +29,7 @@ async def until(served: Served, id: str, tokens: int) -> dict[str, Any]:
             return shown
 
 
-async def test_a_group_is_looked_at_while_it_is_written(serve: Serving) -> None:
+async def test_a_group_can_be_inspected_while_it_generates(serve: Serving) -> None:
     served = await gated(serve, "abcd", "a")
     answering = await served.engine.start_request(served.chat(n=2))
     id = served.engine.requests[0].request_id
@@ -45,7 +45,7 @@ async def test_a_group_is_looked_at_while_it_is_written(serve: Serving) -> None:
     assert coded(await served.http.get(f"/v1/groups/{id}")) == (404, "group_not_found")
 
 
-async def test_a_choice_is_ended_beside_the_request(serve: Serving) -> None:
+async def test_a_choice_can_be_ended_by_another_request(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
     answering = await served.engine.start_request(served.chat(n=2))
     id = served.engine.requests[0].request_id
@@ -62,7 +62,7 @@ async def test_a_choice_is_ended_beside_the_request(serve: Serving) -> None:
     assert shown == [("abcd", "stop"), ("ef", "abort")]
 
 
-async def test_a_whole_group_is_ended_beside_the_request(serve: Serving) -> None:
+async def test_a_group_can_be_ended_by_another_request(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
     answering = await served.engine.start_request(served.chat(n=2, stream=True))
     id = served.engine.requests[0].request_id
@@ -178,7 +178,7 @@ def full(_: object) -> None:
     raise OverloadedError("The engine is full.")
 
 
-async def test_more_choices_are_streamed_as_their_own_request_says(serve: Serving) -> None:
+async def test_more_choices_are_streamed_as_their_own_request_requires(serve: Serving) -> None:
     served = await serve()
     counted = {"include_usage": True, "continuous_usage_stats": True}
     first = chunks(await served.chat(n=1, keep_s=60, stream=True, stream_options=counted))

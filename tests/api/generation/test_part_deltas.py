@@ -69,7 +69,7 @@ CHATS = st.builds(
 
 @pytest.mark.slow
 @given(request=CHATS, data=st.data())
-def test_chunks_joined_are_the_whole_answer(request: ChatRequest, data: st.DataObject) -> None:
+def test_chunks_joined_are_the_unstreamed_answer(request: ChatRequest, data: st.DataObject) -> None:
     waiting = [data.draw(events_of_a_choice(index, bool(request.tools))) for index in range(2)]
     steps = []
     while any(waiting):

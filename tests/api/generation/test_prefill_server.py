@@ -129,7 +129,7 @@ async def test_fields_about_the_answer_have_no_effect(served: Served) -> None:
     taken(served, body["kv_transfer_params"])
 
 
-async def test_a_ticket_has_as_many_readers_as_asked_for(served: Served) -> None:
+async def test_a_ticket_has_the_requested_number_of_readers(served: Served) -> None:
     nulls = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port", "tp_size"))
     body = (await served.complete(PROMPT, kv_transfer_params=ORDER | nulls | {"readers": 64})).json()
     assert taken(served, body["kv_transfer_params"]).readers == 64

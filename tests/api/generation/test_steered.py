@@ -25,7 +25,7 @@ def ends(choices: list[dict[str, Any]]) -> dict[int, str]:
 
 
 @every_route
-async def test_a_group_ends_when_its_answers_agree_and_tells_the_vote(serve: Serving, path: str) -> None:
+async def test_a_group_ends_when_its_answers_agree_and_reports_the_vote(serve: Serving, path: str) -> None:
     served = await serve(saying(*ANSWERS))
     answer = (await served.http.post(path, json=body_for(path, 5, AGREE))).json()
     assert ends(answer["choices"]) == {0: "stop", 1: "stop", 2: "stop", 3: "abort", 4: "abort"}
@@ -48,7 +48,7 @@ async def test_ended_choices_are_omitted_on_request_and_the_others_keep_their_in
     assert answer["usage"]["completion_tokens"] == tokens
 
 
-async def test_choices_that_never_began_are_not_in_the_answer(serve: Serving) -> None:
+async def test_choices_that_never_started_are_not_in_the_answer(serve: Serving) -> None:
     served = await serve(saying("4"))
     group = {"stop_when": {"window": 2}, "extract": "last_number", "start": 2}
     answer = (await served.chat(n=40, group=group)).json()
@@ -59,7 +59,7 @@ async def test_choices_that_never_began_are_not_in_the_answer(serve: Serving) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_a_choice_that_begins_later_streams_as_if_it_had_begun_at_once(serve: Serving, path: str) -> None:
+async def test_a_choice_that_starts_later_streams_like_one_that_starts_at_once(serve: Serving, path: str) -> None:
     served = await serve(saying("a", "abcd", "abc"))
     fields = {"echo": True, "logprobs": 1} if path == "/v1/completions" else {}
     plain = chunks(await served.http.post(path, json=ROUTES[path] | {"n": 3, "stream": True} | fields))
@@ -88,7 +88,7 @@ async def test_each_prompt_of_a_completion_is_steered_by_itself(serve: Serving) 
     }
 
 
-async def test_the_reports_of_a_stream_come_in_the_order_of_the_prompts(serve: Serving) -> None:
+async def test_the_reports_of_a_stream_have_the_order_of_the_prompts(serve: Serving) -> None:
     """Not in the order in which the groups were over."""
     served = await serve(lambda sent, _: [70] * (1 + 8 * sent.request_id.endswith("-0")) + [0])
     served.engine.gate = asyncio.Semaphore(20)  # both take their steps by turns
@@ -163,7 +163,7 @@ async def test_a_stream_cannot_take_back_choices(refusing: Served) -> None:
     assert named(await refusing.chat(n=4, stream=True, group={"keep": "finished"})) == (400, "group.keep")
 
 
-async def test_choices_that_have_begun_cannot_be_steered(refusing: Served) -> None:
+async def test_started_choices_cannot_have_a_policy(refusing: Served) -> None:
     resumed = {"token_ids": PROMPT, "sampling_params": {}, "choices": [{"index": 3, "token_ids": [5]}]}
     answer = await refusing.http.post("/inference/v1/generate", json=resumed | {"group": {"start": 1}})
     assert named(answer) == (400, "group")

@@ -69,7 +69,7 @@ async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
             return caught.value
 
 
-async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
+async def test_the_event_loop_runs_while_a_grammar_is_compiled() -> None:
     with slow_compiler() as compiler:
         checking = asyncio.ensure_future(check(checks_of(compiler), regex("a")))
         await asyncio.to_thread(compiler.started.acquire)  # it continues while the compiler is held
@@ -86,7 +86,7 @@ async def test_a_known_grammar_needs_no_thread() -> None:
         assert compiler.compiled == [regex("a")]
 
 
-async def test_one_grammar_that_many_ask_for_is_compiled_once() -> None:
+async def test_a_grammar_of_many_requests_is_compiled_once() -> None:
     with slow_compiler() as compiler:
         checks = checks_of(compiler)
         checking = [asyncio.ensure_future(check(checks, regex("a"))) for _ in range(5)]
@@ -115,7 +115,7 @@ async def test_a_grammar_that_waits_too_long_for_a_thread_is_an_overload() -> No
         await asyncio.gather(*held, return_exceptions=True)
 
 
-async def test_no_more_grammars_may_wait_than_the_limit() -> None:
+async def test_no_more_grammars_can_wait_than_the_limit() -> None:
     with slow_compiler() as compiler:
         checks = checks_of(compiler)
         held = [asyncio.ensure_future(check(checks, regex(f"a{i}"))) for i in range(MAX_COMPILING)]

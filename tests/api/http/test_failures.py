@@ -80,7 +80,7 @@ async def test_unannounced_body_is_refused_when_the_limit_is_passed(serve: Servi
     await writer.wait_closed()
 
 
-async def test_request_id_of_the_client_comes_back(served: Served) -> None:
+async def test_request_id_of_the_client_is_returned(served: Served) -> None:
     assert (await served.http.get("/health", headers={"x-request-id": "abc-123"})).headers["x-request-id"] == "abc-123"
 
 
@@ -130,7 +130,7 @@ async def test_prompts_of_a_request_are_admitted_all_or_none(serve: Serving) -> 
     assert (await served.complete(["x", "y"])).status_code == 200
 
 
-async def test_more_prompts_than_may_ever_wait_are_a_400_without_retry(serve: Serving) -> None:
+async def test_more_prompts_than_can_ever_wait_are_a_400_without_retry(serve: Serving) -> None:
     served = await serve(max_waiting_groups=2)
     refused = await served.complete(["x", "y", "z"])
     assert (named(refused), coded(refused)) == ((400, "prompt"), (400, "too_many_prompts"))
@@ -161,7 +161,7 @@ async def test_failing_submission_leaves_no_place_taken(serve: Serving) -> None:
     assert served.service.admission.waiting == 0
 
 
-async def test_browsers_of_a_listed_origin_may_ask(serve: Serving) -> None:
+async def test_browsers_of_a_listed_origin_can_send_requests(serve: Serving) -> None:
     served = await serve(cors_origins=("https://a.example",), api_keys=("k",))
     preflight = await served.http.options(
         "/v1/chat/completions",
@@ -246,7 +246,7 @@ async def test_a_flood_of_refusals_has_a_few_lines_and_their_number(caplog: pyte
         assert logged == [{"number": 0}, {"number": 1}, *([{"requests": flood - 2}] if flood > 2 else [])]
 
 
-async def test_a_server_that_mounts_the_app_may_run_its_lifespan(served: Served) -> None:
+async def test_a_server_that_mounts_the_app_can_run_its_lifespan(served: Served) -> None:
     """Ray Serve does this, and starts no replica if it fails."""
     lifespan = LifespanOn(uvicorn.Config(served.app, lifespan="on", log_config=None))
     await lifespan.startup()

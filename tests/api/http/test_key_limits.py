@@ -132,7 +132,7 @@ async def test_an_answer_that_fails_gives_its_share_back(serve: Serving) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("failing", [{}, {1: EngineError("broke")}])
-async def test_a_client_that_has_the_last_byte_may_ask_again(
+async def test_a_client_that_has_the_last_byte_can_send_the_next_request(
     serve: Serving, stream: bool, failing: dict[int, MotetError]
 ) -> None:
     """The client can be faster than the server, which has not noticed the end of the request."""

@@ -78,7 +78,7 @@ async def test_leaving_before_the_body_is_sent_opens_nothing(served: Served) -> 
     assert served.engine.requests == []
 
 
-async def test_others_go_on_when_one_leaves(serve: Serving) -> None:
+async def test_other_groups_continue_when_a_client_leaves(serve: Serving) -> None:
     served, engine = await gated(serve)
     staying = await engine.start_request(served.complete("stay"))
     async with sending(served, "/v1/completions", stream=True):

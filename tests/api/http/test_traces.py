@@ -62,7 +62,7 @@ async def test_each_prompt_of_a_request_is_a_group_of_it(serve: Serving) -> None
     assert len({one.trace_id for one in tracer.records}) == 1
 
 
-async def test_a_refused_request_has_a_span_that_says_why(serve: Serving) -> None:
+async def test_a_refused_request_has_a_span_with_the_reason(serve: Serving) -> None:
     tracer = Recorded()
     served = await serve(tracer=tracer, max_body_bytes=1000)
     post = served.http.post
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_ends_its_spans(serve: Serving) -> None:
     assert tracer.one(f"POST {CHAT}").attributes["http.response.status_code"] == 499
 
 
-async def test_a_malformed_header_begins_a_new_trace_and_is_not_logged(
+async def test_a_malformed_header_starts_a_new_trace_and_is_not_logged(
     serve: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -158,7 +158,7 @@ async def test_without_traces_the_headers_of_a_client_are_passed_on(serve_texts:
     assert {name: asked.headers[name] for name in SAMPLED} == SAMPLED
 
 
-async def test_a_text_upstream_is_asked_inside_the_span_of_the_group(serve_texts: TextServing) -> None:
+async def test_a_text_upstream_is_called_inside_the_span_of_the_group(serve_texts: TextServing) -> None:
     tracer = Recorded()
     before = await serve_texts(Manners(), tracer=tracer)
     await before.served.http.post(CHAT, json=before.ask(n=2), headers=SAMPLED)
@@ -182,7 +182,7 @@ async def test_more_choices_of_a_group_are_in_the_trace_of_their_own_request(ser
     assert [one.start_ns for one in more.children] == [more.start_ns] * 2
 
 
-async def test_the_span_of_a_choice_that_a_policy_begins_later_begins_then(serve: Serving) -> None:
+async def test_the_span_of_a_choice_that_a_policy_starts_later_starts_then(serve: Serving) -> None:
     tracer = Recorded()
     served = await serve(tracer=tracer)
     await served.http.post(CHAT, json=body(n=3, group={"start": 1}))

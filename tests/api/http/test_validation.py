@@ -142,7 +142,7 @@ async def test_top_logprobs_at_its_default_needs_no_logprobs(served: Served) -> 
         ),
     ],
 )
-async def test_message_is_in_openais_words(refusing: Served, field: str, value: object, message: str) -> None:
+async def test_message_is_openais_message(refusing: Served, field: str, value: object, message: str) -> None:
     assert (await refusing.chat(**{field: value})).json()["error"]["message"] == message
 
 
@@ -167,7 +167,7 @@ async def test_body_that_is_no_json_object_is_a_400(refusing: Served, body: byte
         ("application/x-www-form-urlencoded", 400),
     ],
 )
-async def test_json_is_read_if_its_content_type_does_not_say_otherwise(
+async def test_json_is_read_unless_the_content_type_is_another(
     served: Served, content_type: str | None, status: int
 ) -> None:
     """Browsers let the pages of any site post text and forms to a server on the user's machine."""
@@ -198,7 +198,7 @@ async def test_json_values_that_no_engine_can_read_are_refused(
 
 
 @pytest.mark.parametrize("name", ["reasoning_effort", "x" * 100_000])
-async def test_a_long_mistake_is_not_sent_back_whole(served: Served, name: str) -> None:
+async def test_a_long_wrong_value_is_shortened_in_the_error(served: Served, name: str) -> None:
     response = await served.http.post(
         "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], name: "x" * 100_000}
     )
@@ -281,7 +281,7 @@ def halved(value: object) -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("path", "body"), WITH_TEXT)
-async def test_half_a_surrogate_pair_anywhere_is_at_most_a_refusal(
+async def test_a_lone_surrogate_anywhere_is_at_most_a_refusal(
     served: Served, path: str, body: dict[str, object]
 ) -> None:
     for stream in (False, True) if path.startswith("/v1") else (None,):

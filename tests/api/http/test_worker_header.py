@@ -54,7 +54,7 @@ async def test_the_worker_is_the_one_that_the_first_step_names(
 
 
 @pytest.mark.parametrize(("stream", "named"), [(True, "decode-1"), (False, "decode-0")])
-async def test_of_an_answer_that_moves_the_log_names_who_wrote_last(
+async def test_the_log_names_the_last_worker_of_an_answer_that_moves(
     serve: Serving, caplog: pytest.LogCaptureFixture, stream: bool, named: str
 ) -> None:
     """The log line used to name the lost worker. The headers of a stream have been sent when it moves."""
@@ -66,7 +66,7 @@ async def test_of_an_answer_that_moves_the_log_names_who_wrote_last(
 
 
 @every_route
-async def test_an_engine_that_names_nobody_is_the_only_worker(serve: Serving, path: str) -> None:
+async def test_an_engine_that_names_no_worker_is_the_only_worker(serve: Serving, path: str) -> None:
     served = await serve()
     assert (await served.http.post(path, json=ROUTES[path])).headers["x-motet-worker"] == "engine-0"
 

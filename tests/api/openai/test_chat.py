@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
 
-async def test_n_choices_are_one_group_and_come_in_order_with_the_prompt_counted_once(served: Served) -> None:
+async def test_n_choices_are_one_group_in_order_with_the_prompt_counted_once(served: Served) -> None:
     answer = await served.openai.chat.completions.create(model=MODEL, messages=HI, n=3)
     assert [choice.message.content for choice in answer.choices] == ["hello 0", "hello 1", "hello 2"]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -62,7 +62,7 @@ NULL_FORMS = ("response_format", "structured_outputs")
     ],
     ids=["none", "nulls", "ignored", "ignored of a stream", "tools at their default", "others at their default"],
 )
-async def test_fields_that_ask_for_nothing_are_accepted(served: Served, fields: dict[str, Any]) -> None:
+async def test_fields_without_effect_are_accepted(served: Served, fields: dict[str, Any]) -> None:
     response = await served.chat(**fields)
     assert response.status_code == 200
     answer = chunks(response)[0] if fields.get("stream") else response.json()
@@ -107,7 +107,7 @@ async def test_max_completion_tokens_wins_over_max_tokens(served: Served) -> Non
     assert answer.usage.completion_tokens == 2
 
 
-async def test_without_max_tokens_a_choice_may_fill_the_context(served: Served) -> None:
+async def test_without_max_tokens_a_choice_can_fill_the_context(served: Served) -> None:
     await served.openai.chat.completions.create(model=MODEL, messages=HI)
     (request,) = served.engine.requests
     assert request.sampling.max_tokens == served.engine.info.max_model_len - len(request.prompt)
@@ -160,7 +160,7 @@ async def test_every_route_takes_up_to_64_stop_strings_and_none(serve: Serving, 
     assert num_tokens == {0: len(fake_answer("one END two")), 64: len(fake_answer("one END", eos=False))}
 
 
-async def test_stop_string_may_stay_in_the_output(serve: Serving) -> None:
+async def test_stop_string_can_stay_in_the_output(serve: Serving) -> None:
     served = await serve(saying("one END two"))
     response = await served.chat(stop=["END", "zzz"], include_stop_str_in_output=True)
     assert response.json()["choices"][0]["message"]["content"] == "one END"
@@ -187,7 +187,7 @@ async def test_logprobs_without_top_logprobs_have_no_alternatives(served: Served
     assert [entry.top_logprobs for entry in logprobs.content] == [[]] * len(logprobs.content)
 
 
-async def test_token_ids_are_returned_when_asked_for_and_else_not(served: Served) -> None:
+async def test_token_ids_are_returned_only_if_requested(served: Served) -> None:
     body = (await served.chat(return_token_ids=True)).json()
     assert body["prompt_token_ids"] == list(served.engine.requests[0].prompt)
     assert body["choices"][0]["token_ids"] == fake_answer("hello 0")

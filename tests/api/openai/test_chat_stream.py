@@ -20,7 +20,7 @@ async def stream(served: Served, n: int) -> list[ChatCompletionChunk]:
     ]
 
 
-async def test_streamed_texts_equal_the_whole_answer(serve: Serving) -> None:
+async def test_streamed_texts_equal_the_unstreamed_answer(serve: Serving) -> None:
     served = await serve(saying("héllo wörld", "and the other", "日本語 text"))
     whole = await served.openai.chat.completions.create(model=MODEL, messages=HI, n=3)
     texts: dict[int, str] = defaultdict(str)
@@ -30,7 +30,7 @@ async def test_streamed_texts_equal_the_whole_answer(serve: Serving) -> None:
     assert [texts[i] for i in range(3)] == [choice.message.content for choice in whole.choices]
 
 
-async def test_every_choice_begins_with_its_role_and_one_choice_stands_in_a_chunk(served: Served) -> None:
+async def test_every_choice_starts_with_its_role_and_a_chunk_has_one_choice(served: Served) -> None:
     received = await stream(served, 3)
     assert [chunk.choices[0].index for chunk in received[:3]] == [0, 1, 2]
     assert [chunk.choices[0].delta.role for chunk in received[:3]] == ["assistant"] * 3
@@ -45,7 +45,7 @@ async def test_all_chunks_of_an_answer_share_id_created_model_and_fingerprint(se
     assert received[0].system_fingerprint == served.engine.info.fingerprint
 
 
-async def test_finish_reason_comes_once_a_choice_and_nothing_after_it(serve: Serving) -> None:
+async def test_each_choice_has_one_finish_reason_and_nothing_after_it(serve: Serving) -> None:
     served = await serve(saying("a", "a longer answer"))
     ended: list[int] = []
     for chunk in await stream(served, 2):
@@ -109,7 +109,7 @@ async def test_token_ids_of_a_stream_join_to_the_answer(served: Served) -> None:
     assert "prompt_token_ids" not in received[2]
 
 
-async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(served: Served) -> None:
+async def test_logprobs_of_a_stream_join_to_the_unstreamed_logprobs(served: Served) -> None:
     whole = (await served.chat(logprobs=True, top_logprobs=1)).json()["choices"][0]["logprobs"]["content"]
     received = chunks(await served.chat(logprobs=True, top_logprobs=1, stream=True))
     parts = [chunk["choices"][0]["logprobs"] for chunk in received]

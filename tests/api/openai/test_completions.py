@@ -39,7 +39,7 @@ async def test_every_prompt_starts_at_the_same_seed(served: Served) -> None:
     assert [[c.seed for c in r.choices] for r in served.engine.requests] == [[5, 6], [5, 6]]
 
 
-async def test_without_a_seed_a_prompt_that_stands_there_twice_has_two_answers(serve: Serving) -> None:
+async def test_without_a_seed_a_prompt_that_is_given_twice_has_two_answers(serve: Serving) -> None:
     """All prompts of a request used to have the same seed, so lm-eval's repeats with a batch size were all equal."""
     served = await serve(draw_seed=count(SEED, 100).__next__)
     await served.openai.completions.create(model=MODEL, prompt=["x", "x"], n=2)
@@ -71,7 +71,7 @@ async def test_echo_of_token_ids_is_their_text(served: Served) -> None:
     assert answer.choices[0].text == "héllo hello 0"
 
 
-async def test_streamed_choices_join_to_the_whole_answer_with_and_without_echo(serve: Serving) -> None:
+async def test_streamed_choices_join_to_the_answer_with_and_without_echo(serve: Serving) -> None:
     served = await serve(prompt_and_number)
     for echo in (False, True):
         whole = (await served.complete(["x", "yy"], n=2, echo=echo)).json()
@@ -107,7 +107,7 @@ async def test_logprobs_have_tokens_values_alternatives_and_offsets(serve: Servi
     assert [len(top) for top in logprobs.top_logprobs] == [2, 2]
 
 
-async def test_logprobs_of_a_stream_join_to_those_of_the_whole_answer(serve: Serving) -> None:
+async def test_logprobs_of_a_stream_join_to_the_unstreamed_logprobs(serve: Serving) -> None:
     served = await serve(saying("abc def"))
     whole = (await served.complete("x", logprobs=1)).json()["choices"][0]["logprobs"]
     parts = [c["choices"][0]["logprobs"] for c in chunks(await served.complete("x", logprobs=1, stream=True))]
@@ -164,7 +164,7 @@ async def test_named_tokens_stand_in_place_of_the_likeliest(serve: Serving, stre
 
 
 @streamed_or_not
-async def test_log_probabilities_name_tokens_by_id_if_asked(serve: Serving, stream: bool) -> None:
+async def test_log_probabilities_name_tokens_by_id_if_requested(serve: Serving, stream: bool) -> None:
     """Trainers read the ids of sampled tokens from there, since two tokens can have the same text."""
     served = await serve(saying("aé"))
     ids = [f"token_id:{token}" for token in fake_answer("aé")]
@@ -354,7 +354,7 @@ async def test_no_tokens_without_an_echo_are_refused(served: Served) -> None:
     assert named(await served.complete(max_tokens=-1, echo=True)) == (400, "max_tokens")
 
 
-async def test_prompt_logprobs_stand_in_each_choice_beside_those_of_an_echo(served: Served) -> None:
+async def test_prompt_logprobs_are_in_each_choice_in_addition_to_an_echo(served: Served) -> None:
     body = (await served.complete("xyz", n=2, prompt_logprobs=0, echo=True, logprobs=1, max_tokens=1)).json()
     _, y, z = served.engine.requests[-1].prompt
     for choice in body["choices"]:
@@ -369,7 +369,7 @@ async def test_prompt_logprobs_stand_in_each_choice_beside_those_of_an_echo(serv
     assert "prompt_logprobs" not in (await served.complete("xyz")).json()["choices"][0]
 
 
-async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(served: Served) -> None:
+async def test_prompt_logprobs_of_a_chat_are_next_to_its_choices(served: Served) -> None:
     body = (await served.chat(prompt_logprobs=1, n=2)).json()
     first, *scored = body["prompt_logprobs"]
     assert first is None
@@ -377,7 +377,7 @@ async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(served: Served
     assert "prompt_logprobs" not in (await served.chat()).json()
 
 
-async def test_prompt_logprobs_are_for_whole_answers(served: Served) -> None:
+async def test_prompt_logprobs_are_for_unstreamed_answers(served: Served) -> None:
     """`/inference/v1/generate` used to stream without them, and without an error."""
     assert named(await served.chat(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")
     assert named(await served.complete(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")

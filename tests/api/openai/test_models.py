@@ -28,7 +28,7 @@ async def served(serve: Serving, models: TwoModels) -> Served:
     return await serve.several(models, *models.engines)
 
 
-async def test_a_prompt_becomes_tokens_of_the_model_that_is_asked(
+async def test_a_prompt_becomes_tokens_of_the_named_model(
     served: Served, models: TwoModels, tokenizers: Tokenizers
 ) -> None:
     for model in (PLAIN, TURNED):
@@ -61,7 +61,7 @@ async def test_a_stream_names_its_model_and_has_its_text(served: Served, path: s
         assert texts == [text, text]
 
 
-async def test_a_chat_is_written_by_the_template_of_its_model(
+async def test_a_chat_is_rendered_by_the_template_of_its_model(
     served: Served, models: TwoModels, tokenizers: Tokenizers
 ) -> None:
     for model in (PLAIN, TURNED):
@@ -73,13 +73,13 @@ async def test_a_chat_is_written_by_the_template_of_its_model(
     assert read == ["<|im_start|>user\naab<|im_end|>\n<|im_start|>assistant\n", "aab"]
 
 
-async def test_token_ids_reach_the_engine_of_the_model_that_is_asked(served: Served, models: TwoModels) -> None:
+async def test_token_ids_reach_the_engine_of_the_named_model(served: Served, models: TwoModels) -> None:
     assert (await ask(served, "/inference/v1/generate", TURNED)).status_code == 200
     assert (len(models.plain.requests), len(models.turned.requests)) == (0, 1)
     assert models.turned.requests[0].prompt == (5, 6)
 
 
-async def test_texts_are_tokenised_for_the_model_that_is_asked(served: Served, tokenizers: Tokenizers) -> None:
+async def test_texts_are_tokenised_for_the_named_model(served: Served, tokenizers: Tokenizers) -> None:
     for model, tokenizer, length in ((PLAIN, tokenizers[0], 4096), (TURNED, tokenizers[1], 64)):
         tokenized = (await ask(served, "/tokenize", model, return_token_strs=True)).json()
         assert tokenized["tokens"] == tokenizer.encode("aab", add_special_tokens=True)
@@ -119,7 +119,7 @@ async def test_the_error_for_an_unknown_model_lists_the_known_ones(served: Serve
 
 
 @generating_routes
-async def test_engines_are_told_whether_the_seed_was_named_and_choices_may_end_early(
+async def test_engines_learn_if_the_seed_was_given_and_choices_can_end_early(
     served: Served, models: TwoModels, path: str
 ) -> None:
     for fields in ({}, {"seed": 7}, {"stop": "x"}, {"seed": 0, "stop": ["x", "y"]}):
@@ -139,7 +139,7 @@ async def test_all_models_share_one_admission_limit(serve: Serving, tokenizers: 
     assert (await request).status_code == 200
 
 
-async def test_each_model_may_be_a_prefill_or_a_decode_server(serve: Serving, tokenizers: Tokenizers) -> None:
+async def test_each_model_can_be_a_prefill_or_a_decode_server(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, roles=(Role.PREFILL, Role.DECODE))
     served = await serve.several(models, *models.engines)
     order = {"do_remote_decode": True}
@@ -155,7 +155,7 @@ async def test_each_model_may_be_a_prefill_or_a_decode_server(serve: Serving, to
 
 @ticket_routes
 @pytest.mark.parametrize("model", ["gpt", None])
-async def test_a_ticket_for_an_unknown_model_is_given_back(
+async def test_a_ticket_for_an_unknown_model_is_released(
     serve: Serving, tokenizers: Tokenizers, path: str, model: str | None
 ) -> None:
     models = TwoModels(tokenizers, roles=(Role.DECODE, Role.DECODE))

@@ -86,7 +86,7 @@ async def test_a_model_that_goes_is_not_found_and_found_when_it_is_back(
     assert (await ask(served, path, None)).status_code == 400
 
 
-async def test_an_answer_of_a_model_that_goes_is_written_to_the_end(serve: Serving, tokenizers: Tokenizers) -> None:
+async def test_an_answer_of_a_removed_model_continues_to_its_end(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, gated=True)
     served = await serve.several(models, *models.engines)
     request = await models.turned.start_request(ask(served, "/v1/completions", TURNED))
@@ -97,9 +97,7 @@ async def test_an_answer_of_a_model_that_goes_is_written_to_the_end(serve: Servi
 
 
 @every_route
-async def test_while_there_is_no_model_at_all_clients_may_try_again(
-    served: Served, models: TwoModels, path: str
-) -> None:
+async def test_without_any_model_clients_can_retry(served: Served, models: TwoModels, path: str) -> None:
     models.listed.clear()
     for model in (None, PLAIN):
         assert later(await ask(served, path, model)) == (503, "2", "no_worker")

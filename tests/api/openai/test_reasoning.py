@@ -35,7 +35,9 @@ async def test_a_thought_is_sent_under_two_names_and_counted(serve_tools: Callin
 
 
 @pytest.mark.parametrize("fields", [{}, {"include_reasoning": False}, {"separate_reasoning": False}])
-async def test_streamed_choices_joined_are_the_whole_ones(serve_tools: CallingServing, fields: dict[str, Any]) -> None:
+async def test_streamed_choices_joined_are_the_unstreamed_choices(
+    serve_tools: CallingServing, fields: dict[str, Any]
+) -> None:
     served = await serve_tools(saying(*ANSWERS.values()))
     n = len(ANSWERS)
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -57,7 +59,7 @@ async def test_a_thought_that_is_left_out_still_counts(serve_tools: CallingServi
     assert all("reasoning" not in chunk["choices"][0]["delta"] for chunk in shown)
 
 
-async def test_a_thought_may_stay_in_the_content_as_it_came(serve_tools: CallingServing) -> None:
+async def test_reasoning_can_stay_in_the_content(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(*ANSWERS.values()))
     answer = (await served.chat(n=len(ANSWERS), separate_reasoning=False)).json()
     assert [choice["message"]["content"] for choice in answer["choices"]] == list(ANSWERS.values())
@@ -79,7 +81,7 @@ async def test_a_thought_that_the_prompt_opens_is_a_thought_from_its_first_token
     assert served.tokenizer.decode(served.engine.requests[0].prompt).endswith("<think>")
 
 
-async def test_effort_is_ignored_with_a_word_in_the_log_if_the_template_does_not_use_it(
+async def test_effort_is_ignored_with_a_log_line_if_the_template_does_not_use_it(
     serve_tools: CallingServing, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "motet.api")

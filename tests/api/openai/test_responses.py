@@ -45,7 +45,7 @@ async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
     assert of_response.choices == of_chat.choices
 
 
-async def test_streamed_response_is_the_whole_one(serve: Serving) -> None:
+async def test_streamed_response_is_the_unstreamed_response(serve: Serving) -> None:
     served = await serve(saying("héllo wörld 日本語"))
     fields = {"include": [LOGPROBS], "top_logprobs": 1, "metadata": {"a": "b"}}
     events = streamed(await ask(served, stream=True, **fields))
@@ -56,7 +56,7 @@ async def test_streamed_response_is_the_whole_one(serve: Serving) -> None:
 
 
 @pytest.mark.slow
-async def test_stream_of_the_official_client_comes_to_the_answer(served: Served) -> None:
+async def test_stream_of_the_official_client_leads_to_the_answer(served: Served) -> None:
     async with served.openai.responses.stream(model=MODEL, input="hi") as stream:
         texts = [event.delta async for event in stream if event.type == "response.output_text.delta"]
         response = await stream.get_final_response()
@@ -117,14 +117,14 @@ async def test_logprobs_are_those_of_the_text(serve: Serving) -> None:
     assert {len(entry.top_logprobs) for entry in part.logprobs} == {2}
 
 
-async def test_without_asking_there_are_no_logprobs(served: Served) -> None:
+async def test_there_are_no_logprobs_unless_requested(served: Served) -> None:
     (message,) = whole(await ask(served)).output
     assert message.type == "message"
     assert message.content[0].model_dump()["logprobs"] == []
     assert served.engine.requests[0].sampling.logprobs is None
 
 
-async def test_answer_may_be_sent_back_as_it_came(served: Served) -> None:
+async def test_an_answer_can_be_sent_back_unchanged(served: Served) -> None:
     first = await served.openai.responses.create(model=MODEL, input="hi")
     items = [{"role": "user", "content": "hi"}, *(item.model_dump() for item in first.output)]
     response = await ask(served, [*items, {"role": "user", "content": "and?"}])
@@ -166,7 +166,7 @@ async def test_error_after_the_first_token_is_sent_in_events(serve: Serving) -> 
     assert failed.response.output_text == "hello "
 
 
-async def test_all_events_of_a_step_are_one_write(serve: Serving) -> None:
+async def test_all_events_of_a_step_are_one_message(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(saying("a"), gated=True))
     served.engine.steps.release()
     async with served.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as response:
@@ -247,7 +247,7 @@ async def test_format_is_repeated_in_the_response(serve: Serving) -> None:
     assert plain(final(streamed(await ask(served, text={"format": FLAT}, stream=True)))) == plain(response)
 
 
-async def test_structured_outputs_are_asked_for_as_in_a_chat(serve: Serving) -> None:
+async def test_structured_outputs_are_requested_as_in_a_chat(serve: Serving) -> None:
     served = await serve(saying("yes"))
     fields = {"structured_outputs": {"choice": ["yes", "no"]}}
     whole(await ask(served, **fields))

@@ -41,7 +41,7 @@ def test_every_ignored_field_is_listed() -> None:
 
 
 @pytest.mark.parametrize("schema", [ResponsesRequest, FunctionTool])
-def test_every_value_that_asks_for_nothing_is_listed(schema: type[Schema]) -> None:
+def test_every_value_without_effect_is_listed(schema: type[Schema]) -> None:
     assert [name for name, passing in schema.neutral.items() if passing and f"`{name}" not in SECTION] == []
 
 

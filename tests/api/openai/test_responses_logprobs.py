@@ -41,7 +41,7 @@ def take_all(size: int) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])  # with these sizes no step has the end of the call and text after it
-def test_a_part_takes_its_own_tokens_and_nobody_takes_those_of_tags(size: int) -> None:
+def test_a_part_takes_its_own_tokens_and_no_part_takes_the_tokens_of_tags(size: int) -> None:
     assert take_all(size) == PARTS
 
 

@@ -56,7 +56,9 @@ def both_ways(
 
 @pytest.mark.parametrize("parts", [[], [Content("hi")], REASONING_AND_TEXT, TWO_CALLS, REASONING_AND_TEXT + TWO_CALLS])
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
-def test_streamed_response_ends_as_the_whole_one(tokenizer: Tokenizer, parts: list[Part], finish: FinishReason) -> None:
+def test_streamed_response_ends_as_the_unstreamed_response(
+    tokenizer: Tokenizer, parts: list[Part], finish: FinishReason
+) -> None:
     response, events = both_ways(tokenizer, parts, finish)
     assert plain(final(events)) == plain(response)
 
@@ -81,7 +83,7 @@ def test_thoughts_are_an_item_before_the_message(tokenizer: Tokenizer) -> None:
     assert {thoughts.status, message.status, response.status} == {"completed"}
 
 
-def test_thoughts_may_be_left_out(tokenizer: Tokenizer) -> None:
+def test_reasoning_can_be_omitted(tokenizer: Tokenizer) -> None:
     response, events = both_ways(tokenizer, REASONING_AND_TEXT, asked=chat(include_reasoning=False))
     assert [item.type for item in response.output] == ["message"]
     assert not any("reasoning" in event.type for event in events)
@@ -89,7 +91,7 @@ def test_thoughts_may_be_left_out(tokenizer: Tokenizer) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == 2
 
 
-def test_each_call_is_an_item_with_the_arguments_as_they_came(tokenizer: Tokenizer) -> None:
+def test_each_call_is_an_item_with_unchanged_arguments(tokenizer: Tokenizer) -> None:
     response, _ = both_ways(tokenizer, TWO_CALLS, FinishReason.TOOL_CALLS)
     _, *calls = response.output
     functions = [(c.call_id, c.name, c.arguments) for c in calls if isinstance(c, ResponseFunctionToolCall)]
@@ -97,7 +99,7 @@ def test_each_call_is_an_item_with_the_arguments_as_they_came(tokenizer: Tokeniz
     assert response.status == "completed"
 
 
-def test_events_of_an_answer_come_in_the_order_of_openai(tokenizer: Tokenizer) -> None:
+def test_events_of_an_answer_have_openais_order(tokenizer: Tokenizer) -> None:
     _, events = both_ways(tokenizer, [Reasoning("hm"), Content("yes"), *TWO_CALLS[1:4]])
     assert [event.type.removeprefix("response.") for event in events] == [
         *("created", "in_progress"),
@@ -137,7 +139,9 @@ def test_the_deltas_of_an_item_join_to_its_final_text(tokenizer: Tokenizer) -> N
         (FinishReason.ABORT, None),
     ],
 )
-def test_cut_answer_is_incomplete_and_says_why(tokenizer: Tokenizer, finish: FinishReason, reason: str | None) -> None:
+def test_truncated_answer_is_incomplete_and_has_the_reason(
+    tokenizer: Tokenizer, finish: FinishReason, reason: str | None
+) -> None:
     response, events = both_ways(tokenizer, TWO_CALLS[:3], finish)
     message, call = response.output
     assert response.status == "incomplete"

@@ -27,7 +27,7 @@ def turns(given: object, **fields: object) -> list[dict[str, object]]:
     return messages(body.instructions, body.input)
 
 
-def test_instructions_come_first_as_the_systems() -> None:
+def test_instructions_are_the_first_turn_of_the_system() -> None:
     assert turns("hi", instructions="be short") == [
         {"role": "system", "content": "be short"},
         {"role": "user", "content": "hi"},
@@ -60,12 +60,12 @@ def test_answers_that_follow_each_other_are_turns_of_their_own() -> None:
     ]
 
 
-def test_summary_stands_for_thoughts_that_are_not_shown() -> None:
+def test_a_summary_replaces_reasoning_that_is_not_shown() -> None:
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "thought"}]}
     assert turns([summary]) == [{"role": "assistant", "reasoning_content": "thought"}]
 
 
-def test_output_of_a_tool_may_be_parts() -> None:
+def test_output_of_a_tool_can_be_parts() -> None:
     parts = [{"type": "input_text", "text": "3"}, {"type": "input_text", "text": "apples"}]
     assert turns([OUTPUT | {"output": parts}])[0]["content"] == "3\napples"
 
@@ -83,7 +83,7 @@ def test_tools_and_their_choice_have_one_layer_more_in_a_chat() -> None:
     assert rules.mode == "required"
 
 
-def test_some_tools_may_be_allowed() -> None:
+def test_some_tools_can_be_allowed() -> None:
     tools = [{"type": "function", "name": name} for name in ("add", "sub", "mul")]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": tools[:2]}
     rules = chat_request(request("hi", tools=tools, tool_choice=choice, parallel_tool_calls=False)).tool_rules

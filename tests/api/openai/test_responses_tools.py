@@ -31,7 +31,7 @@ def calls(response: Response) -> list[ResponseFunctionToolCall]:
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
-async def test_streamed_response_is_the_whole_one(serve_tools: CallingServing, answer: str) -> None:
+async def test_streamed_response_is_the_unstreamed_response(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
     fields = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
     response = whole(await ask(served, **fields))
@@ -64,7 +64,7 @@ async def test_logprobs_of_a_message_have_no_thoughts_tags_or_calls(serve_tools:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_loop_of_a_tool_comes_to_an_answer(serve_tools: CallingServing, stream: bool) -> None:
+async def test_loop_of_a_tool_leads_to_an_answer(serve_tools: CallingServing, stream: bool) -> None:
     served = await serve_tools(weather_script(serve_tools))
 
     async def answer(given: ResponseInputParam) -> Response:
@@ -144,7 +144,7 @@ async def test_a_function_of_a_namespace_is_called_and_goes_back_under_its_own_n
     assert prompts[1].count("mcp__map__get_weather") == prompts[0].count("mcp__map__get_weather") + 1
 
 
-async def test_a_function_of_a_namespace_may_be_chosen(
+async def test_a_function_of_a_namespace_can_be_chosen(
     serve_tools: CallingServing, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "motet.api")
@@ -170,7 +170,7 @@ async def test_arguments_of_a_pydantic_tool_are_parsed_by_the_client(serve_tools
     assert call.model_dump()["parsed_arguments"] == {"city": "Paris"}
 
 
-async def test_a_call_that_is_cut_off_is_sent_as_far_as_it_came(serve_tools: CallingServing) -> None:
+async def test_a_truncated_call_is_sent_with_the_arguments_so_far(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     most = len(fake_answer(PARIS.partition('"Paris')[0], eos=False))
     response = whole(await ask(served, tools=[FLAT_WEATHER], max_output_tokens=most))
@@ -179,7 +179,7 @@ async def test_a_call_that_is_cut_off_is_sent_as_far_as_it_came(serve_tools: Cal
     assert '{"city": "Paris"}'.startswith(call.arguments)
 
 
-async def test_thoughts_may_be_left_out_or_in_the_text(serve_tools: CallingServing) -> None:
+async def test_reasoning_can_be_omitted_or_left_in_the_text(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("<think>hm</think>So."))
     assert [item.type for item in whole(await ask(served)).output] == ["reasoning", "message"]
     without = whole(await ask(served, include_reasoning=False))

@@ -51,7 +51,7 @@ async def test_a_call_is_sent_with_its_arguments_and_without_content(serve_tools
 
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_loop_of_a_tool_comes_to_an_answer_in_every_choice(
+async def test_the_loop_of_a_tool_leads_to_an_answer_in_every_choice(
     serve_tools: CallingServing, n: int, stream: bool
 ) -> None:
     def script(request: GenerateRequest, start: ChoiceStart) -> list[int]:
@@ -77,7 +77,7 @@ async def test_the_loop_of_a_tool_comes_to_an_answer_in_every_choice(
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
-async def test_a_streamed_answer_joined_is_the_whole_one(serve_tools: CallingServing, answer: str) -> None:
+async def test_a_streamed_answer_joined_is_the_unstreamed_answer(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
     fields: dict[str, Any] = {"tools": [WEATHER, TIME], "n": 2}
     in_one_piece = whole((await served.chat(**fields)).json())
@@ -134,7 +134,7 @@ async def test_parallel_calls_are_numbered_in_each_choice(serve_tools: CallingSe
     assert sorted(indices) == [(index, number) for index in range(3) for number in range(2)]
 
 
-async def test_a_call_s_name_comes_first_and_its_arguments_as_they_are_written(serve_tools: CallingServing) -> None:
+async def test_a_call_streams_its_name_first_and_then_its_arguments(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     received = chunks(await served.chat(tools=[WEATHER], stream=True))
     deltas = [chunk["choices"][0]["delta"] for chunk in received]
@@ -190,7 +190,7 @@ async def test_a_required_call_is_a_grammar_of_the_engine(
     assert grammar.thinking is not None  # reasoning is allowed before a call
 
 
-async def test_a_named_function_is_called_once_and_a_required_call_may_be_several(serve_tools: CallingServing) -> None:
+async def test_a_named_function_is_called_once_and_required_calls_can_be_several(serve_tools: CallingServing) -> None:
     """OpenAI promises exactly one call of a forced function. Clients that parse an object accept no second call."""
     served = await serve_tools(saying(f"{PARIS}\n{PARIS}"))
     for choice, number in ((NAMED, 1), ("required", 2)):
@@ -222,7 +222,7 @@ async def test_the_template_gets_all_tools_even_if_one_is_named(serve_tools: Cal
     assert "get_time" in prompt
 
 
-async def test_the_template_does_not_get_tools_that_may_not_be_called(serve_tools: CallingServing) -> None:
+async def test_the_template_does_not_get_tools_that_cannot_be_called(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("fine"))
     await served.chat(tools=[WEATHER], tool_choice="none")
     await served.chat()
@@ -248,7 +248,7 @@ async def test_tokenize_of_a_chat_with_tools_is_its_prompt(serve_tools: CallingS
     assert prompt.count("get_time") == (1 if choice == "none" else 2)
 
 
-async def test_log_probabilities_and_token_ids_come_once_beside_the_parts(serve_tools: CallingServing) -> None:
+async def test_log_probabilities_and_token_ids_are_sent_once_with_the_parts(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["thought and a call"]))
     fields: dict[str, Any] = {"tools": [WEATHER], "logprobs": True, "return_token_ids": True}
     (choice,) = (await served.chat(**fields)).json()["choices"]

@@ -71,7 +71,7 @@ async def test_a_tool_cannot_be_chosen_if_there_are_none(refusing: Served, choic
     await assert_refused(refusing, {"tool_choice": choice}, "tool_choice", "invalid_value")
 
 
-async def test_fields_that_ask_for_nothing_need_no_tools(served: Served) -> None:
+async def test_tool_fields_without_effect_need_no_tools(served: Served) -> None:
     for fields in ({"tool_choice": "none"}, {"tool_choice": "auto", "tools": []}, {"parallel_tool_calls": False}):
         assert (await served.chat(**fields)).status_code == 200
 

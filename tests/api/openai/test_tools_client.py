@@ -42,7 +42,7 @@ async def test_parse_makes_models_of_the_calls_of_every_choice(serve_tools: Call
     assert served.engine.requests[0].sampling.grammar is not None  # the client makes its tools strict
 
 
-async def test_an_answer_may_be_sent_back_as_the_client_has_it(serve_tools: CallingServing) -> None:
+async def test_an_answer_can_be_sent_back_as_the_client_has_it(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(weather("Paris")))
     answer = await served.openai.chat.completions.parse(model=MODEL, messages=ASK, tools=TOOLS)
     message = answer.choices[0].message

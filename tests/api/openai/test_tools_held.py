@@ -70,7 +70,7 @@ LLAMA_PARIS = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
         ("pythonic", {"type": "array", "items": {"type": "string"}}, '["get_weather"]', '[get_weather(city="Paris")]'),
     ],
 )
-async def test_a_form_that_begins_like_a_call_is_not_taken_for_one(
+async def test_a_form_that_starts_like_a_call_is_not_taken_for_one(
     serve_tools: CallingServing, name: str, schema: object, answer: str, call: str
 ) -> None:
     served = await serve_tools(saying(answer, call), tools=FORMATS[name])
@@ -100,7 +100,7 @@ async def test_a_tool_choice_allows_only_its_calls(
     assert follows(grammars, grammar, ANSWER) == (choice == "auto")
 
 
-async def test_calls_that_are_not_to_be_parallel_come_one_at_a_time(serve_tools: CallingServing) -> None:
+async def test_calls_that_must_not_be_parallel_are_one_at_a_time(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     for parallel in (True, False):
         await served.chat(tools=[WEATHER], tool_choice="required", parallel_tool_calls=parallel)
@@ -164,7 +164,7 @@ async def test_only_a_schema_that_is_enforced_is_named_as_the_fault(serve_tools:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}, None),
     ],
 )
-async def test_a_form_that_cannot_be_enforced_is_named_beside_tools(
+async def test_a_form_that_cannot_be_enforced_with_tools_is_named(
     serve_tools: CallingServing, fields: dict[str, Any], param: str | None
 ) -> None:
     served = await serve_tools(saying(PARIS))
@@ -173,7 +173,7 @@ async def test_a_form_that_cannot_be_enforced_is_named_beside_tools(
     assert "tools" not in response.json()["error"]["message"]
 
 
-async def test_a_thinking_model_may_think_before_a_form_or_a_call(serve_tools: CallingServing) -> None:
+async def test_reasoning_is_allowed_before_a_form_or_a_call(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(f"<think>Hm.</think>{ANSWER}"))
     response = await served.chat(tools=[WEATHER], response_format=AS_SCHEMA)
     message = response.json()["choices"][0]["message"]

@@ -79,7 +79,7 @@ async def test_no_key_of_a_client_kills(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("api_keys", [(), ("k",)])
-async def test_without_an_admin_key_nobody_kills(serve: Serving, api_keys: tuple[str, ...]) -> None:
+async def test_without_an_admin_key_no_engine_can_be_killed(serve: Serving, api_keys: tuple[str, ...]) -> None:
     engine = KillableEngine()
     served = await server(serve, engine, admin_key="", api_keys=api_keys)
     refused = await served.http.post("/workers/decode-0/kill", headers=CLIENT)

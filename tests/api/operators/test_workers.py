@@ -122,7 +122,7 @@ async def test_counters_do_not_decrease_when_a_worker_dies_and_its_engine_is_rep
         assert f"{name} {shown}.0" in await served.metrics()
 
 
-async def test_metrics_tell_what_the_server_s_own_process_uses(served: Served) -> None:
+async def test_metrics_report_the_resources_of_the_server_s_process(served: Served) -> None:
     found = re.findall(r"^process_(\w+) ([0-9.e+]+)$", await served.metrics(), re.MULTILINE)
     figures = {name: float(value) for name, value in found}
     assert figures["resident_memory_bytes"] > 2**20 and figures["open_fds"] > 3
@@ -141,7 +141,7 @@ async def test_a_silent_worker_holds_neither_status_nor_metrics_up(serve: Servin
     assert "motet:kv_transfers_total" in metrics.text
 
 
-async def test_workers_are_asked_side_by_side() -> None:
+async def test_workers_are_queried_concurrently() -> None:
     meeting = asyncio.Barrier(3)
 
     class MeetingEngine(FakeEngine):
@@ -183,7 +183,7 @@ async def health(served: Served) -> tuple[int, int]:
     return responses[0].status_code, responses[1].status_code
 
 
-async def test_a_cell_is_healthy_while_somebody_decodes(serve: Serving) -> None:
+async def test_a_cell_is_healthy_while_a_worker_decodes(serve: Serving) -> None:
     assert await health(await serve(workers=telling(DIED, DECODE_STATS))) == (200, 200)
     assert await health(await serve(workers=telling(PREFILL_STATS, DIED))) == (503, 503)
 
@@ -205,7 +205,7 @@ def engine_with(role: Role, *, pid: int) -> TellingEngine:
     return engine
 
 
-async def test_a_worker_that_joins_or_comes_back_is_shown_as_it_is_now(serve: Serving) -> None:
+async def test_a_worker_that_joins_or_returns_is_shown_in_its_present_state(serve: Serving) -> None:
     first = Worker("decode-0", engine_with(Role.DECODE, pid=1), "here")
     workers = ListedWorkers([ready(first)])
     served = await serve(workers=workers)
@@ -286,7 +286,7 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
     assert await health(served) == (200, 200)
 
 
-async def test_a_server_may_start_before_its_workers(serve: Serving) -> None:
+async def test_a_server_can_start_before_its_workers(serve: Serving) -> None:
     served = await serve(engine=NobodyUp(), workers=[])
     assert await health(served) == (503, 503)
     assert (await served.status())["workers"] == []
@@ -295,7 +295,7 @@ async def test_a_server_may_start_before_its_workers(serve: Serving) -> None:
         assert later(response) == (503, "2", "no_worker")
 
 
-async def test_the_limits_come_from_the_present_workers(serve: Serving) -> None:
+async def test_the_limits_are_the_limits_of_the_present_workers(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine())
     served.engine.info = msgspec.structs.replace(served.engine.info, max_model_len=10, vocab_size=300)
     assert (await served.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 10

@@ -34,14 +34,14 @@ class Elements(HTMLParser):
 
 
 @pytest.mark.parametrize("route", ["/", "/health", "/metrics", "/v1/models"])
-async def test_who_asks_for_the_head_alone_gets_it_without_a_body(served: Served, route: str) -> None:
+async def test_a_head_request_gets_no_body(served: Served, route: str) -> None:
     head, whole = await served.http.head(route), await served.http.get(route)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == whole.headers["content-type"]
 
 
 @pytest.mark.parametrize("route", sorted(PAGE_ROUTES))
-async def test_a_file_of_the_page_is_sent_with_headers_that_let_nothing_else_in(served: Served, route: str) -> None:
+async def test_a_file_of_the_page_has_headers_that_allow_nothing_else(served: Served, route: str) -> None:
     answer = await served.http.get(route)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == KINDS[route.rpartition(".")[2]]
@@ -122,13 +122,13 @@ def test_every_text_can_be_read_on_its_ground(scheme: int) -> None:
     assert contrast(colour["on-accent"], colour["accent"]) >= 4.5
 
 
-async def test_a_server_shows_no_page_if_it_is_told_so(serve: Serving) -> None:
+async def test_a_server_shows_no_page_if_the_setting_is_off(serve: Serving) -> None:
     served = await serve(page=False)
     for route in PAGE_ROUTES:
         assert coded(await served.http.get(route)) == (404, "unknown_url")
 
 
-async def test_the_page_needs_no_key_and_what_it_asks_for_does(serve: Serving) -> None:
+async def test_the_page_needs_no_key_but_its_requests_do(serve: Serving) -> None:
     served = await serve(api_keys=("client",), admin_key="boss")
     for route in PAGE_ROUTES:
         assert (await served.http.get(route)).status_code == 200

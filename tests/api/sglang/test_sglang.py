@@ -139,7 +139,7 @@ async def test_a_prompt_in_a_list_gets_a_list(served: Served, prompt: dict[str, 
     assert one["text"] == "hello 0"
 
 
-async def test_each_event_of_a_stream_has_all_that_has_come(served: Served) -> None:
+async def test_each_event_of_a_stream_has_the_choice_so_far(served: Served) -> None:
     sampling = {"n": 2, "max_new_tokens": 3}
     fields = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "rid": "r"}
     whole = (await generate(served, **fields)).json()

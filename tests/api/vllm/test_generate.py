@@ -54,7 +54,7 @@ async def test_token_ids_go_in_and_out(served: Served) -> None:
     assert request.sampling.max_tokens == served.engine.info.max_model_len - 3
 
 
-async def test_stream_has_one_choice_a_chunk_and_joins_to_the_whole(served: Served) -> None:
+async def test_a_stream_has_one_choice_a_chunk_and_joins_to_the_answer(served: Served) -> None:
     received = chunks(await generate(served, {"n": 2}, request_id="mine", stream=True))
     ids: dict[int, list[int]] = defaultdict(list)
     reasons: dict[int, list[str | None]] = defaultdict(list)
@@ -74,7 +74,7 @@ async def test_a_body_that_vllm_has_rendered_is_taken(served: Served) -> None:
     assert (await generate(served, sampling, **fields)).status_code == 200
 
 
-async def test_the_prompt_s_token_ids_come_back_if_asked(served: Served) -> None:
+async def test_the_prompt_s_token_ids_are_returned_if_requested(served: Served) -> None:
     """A trainer reads all tokens of a choice from one answer."""
     assert "prompt_token_ids" not in (await generate(served, {})).json()
     assert (await generate(served, {}, return_token_ids=True)).json()["prompt_token_ids"] == [5, 6, 7]
@@ -83,7 +83,7 @@ async def test_the_prompt_s_token_ids_come_back_if_asked(served: Served) -> None
 
 
 @streamed_or_not
-async def test_the_stop_string_or_token_that_ended_a_choice_is_told(serve: Serving, stream: bool) -> None:
+async def test_the_stop_string_or_token_that_ended_a_choice_is_reported(serve: Serving, stream: bool) -> None:
     served = await serve(saying("one END two"))
     cases: list[tuple[dict[str, object], object]] = [
         ({"stop": ["END"]}, "END"),
@@ -95,7 +95,7 @@ async def test_the_stop_string_or_token_that_ended_a_choice_is_told(serve: Servi
         assert choice["stop_reason"] == reason
 
 
-async def test_stream_gives_usage_at_the_end_when_asked_for(served: Served) -> None:
+async def test_a_stream_has_usage_at_the_end_if_requested(served: Served) -> None:
     *_, last = chunks(await generate(served, {}, stream=True, stream_options={"include_usage": True}))
     assert last["choices"] == []
     assert last["usage"]["prompt_tokens"] == 3
@@ -119,7 +119,7 @@ async def test_prompt_logprobs_have_vllm_s_shape(served: Served) -> None:
     ]
 
 
-async def test_the_server_and_a_request_of_generate_say_what_log_probabilities_are_of(serve: Serving) -> None:
+async def test_the_server_and_a_request_determine_the_mode_of_log_probabilities(serve: Serving) -> None:
     raw, processed = LogprobsMode.RAW, LogprobsMode.PROCESSED
     served = await serve(logprobs_mode=processed)
     await generate(served, {"logprobs": 0})
@@ -175,7 +175,7 @@ async def test_a_refused_field_is_named(
     assert named(await generate(served, sampling, **fields)) == (400, param)
 
 
-async def test_token_ids_and_log_probabilities_are_equally_long_behind_a_stop_string(serve: Serving) -> None:
+async def test_token_ids_and_log_probabilities_are_equally_long_at_a_stop_string(serve: Serving) -> None:
     """Tokens that a stop string cut off used to have ids but no log-probabilities: 11 and 10."""
     served = await serve(saying("one END two"))
     tokens = fake_answer("one END")[:-1]  # without the end of the sequence
@@ -198,7 +198,7 @@ async def test_text_becomes_tokens(served: Served) -> None:
     assert response.json() == {"count": len(ids), "max_model_len": 4096, "tokens": ids, "token_strs": None}
 
 
-async def test_token_strings_come_from_the_vocabulary(served: Served) -> None:
+async def test_token_strings_are_from_the_vocabulary(served: Served) -> None:
     response = await served.http.post("/tokenize", json={"prompt": "hello the", "return_token_strs": True})
     assert response.json()["token_strs"] == ["hello", "Ġthe"]
 
@@ -242,7 +242,7 @@ async def test_refused_texts_and_tokens_are_named(
     assert named(await served.http.post(path, json=body)) == (400, param)
 
 
-async def test_no_alternatives_are_the_drawn_token_alone(serve: Serving) -> None:
+async def test_no_alternatives_are_the_sampled_token_alone(serve: Serving) -> None:
     served = await serve(saying("a"))
     body = (await generate(served, {"logprobs": 0, "max_tokens": 1})).json()
     token = fake_answer("a")[0]
@@ -250,7 +250,7 @@ async def test_no_alternatives_are_the_drawn_token_alone(serve: Serving) -> None
     assert (entry["token_id"], entry["logprob"], entry["top_logprobs"]) == (token, -0.5, [])
 
 
-async def test_the_tokenizer_is_told_in_vllm_s_shape(served: Served) -> None:
+async def test_the_tokenizer_is_described_in_vllm_s_shape(served: Served) -> None:
     """lm-eval's remote tokenizer reads these names."""
     info = (await served.http.get("/tokenizer_info")).json()
     assert info == {
@@ -282,7 +282,7 @@ def started(*counts: int, **fields: object) -> list[dict[str, object]]:
 
 
 @streamed_or_not
-async def test_choices_go_on_from_the_tokens_that_they_had(serve: Serving, stream: bool) -> None:
+async def test_choices_continue_after_the_tokens_that_they_have(serve: Serving, stream: bool) -> None:
     served = await serve(saying("one two END"))
     choices = [*started(1, 0), {"index": 5, "seed": -1, "token_ids": TOKENS[:2]}]
     fields = {"choices": choices, "stream": stream, "stream_options": {"include_usage": True} if stream else None}
@@ -349,7 +349,7 @@ async def test_a_choice_that_a_stop_string_had_ended_ends_at_once(serve: Serving
         ({}, [{"index": i, "token_ids": []} for i in range(257)], "choices"),
     ],
 )
-async def test_a_mistake_in_a_choice_that_has_begun_is_named(
+async def test_a_mistake_in_a_started_choice_is_named(
     served: Served, sampling: dict[str, object], choices: list[dict[str, object]], param: str
 ) -> None:
     assert named(await generate(served, sampling, choices=choices)) == (400, param)

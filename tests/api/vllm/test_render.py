@@ -60,7 +60,7 @@ def comparable(request: GenerateRequest) -> GenerateRequest:
         (COMPLETIONS, {"prompt": ["x", "yy"], "logprobs": True, "structured_outputs": {"regex": "[0-9]+"}}),
     ],
 )
-async def test_generate_takes_what_is_rendered_and_asks_for_the_same(
+async def test_generate_accepts_a_rendered_request_and_sends_the_engine_the_same(
     served: Served, path: str, fields: dict[str, Any]
 ) -> None:
     answer = await served.http.post(f"{path}/render", json=fields)
