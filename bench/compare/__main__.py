@@ -24,7 +24,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,12 +32,11 @@ import uvloop
 
 from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import load_parser
-from bench.compare.arrivals import RequestMix, measure_rate, schedule
+from bench.compare.arrivals import RequestMix, measure_rate, rate_cells, schedule
 from bench.compare.grid import QUICK, Grid, GridBench, GridRow, floors
-from bench.compare.tables import ComparisonConditions, ServerFacts, grid_cells, rate_cells
 from bench.program.command_line import numbers
 from bench.program.report import machine, print_report, table
-from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
+from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server, rounded
 from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.deploy.child import ChildServer
@@ -45,6 +44,34 @@ from motet.models.model_source import resolve
 from motet.settings.server_config import cache_folder, environment
 
 MIX = {1: 6.0, 8: 3.0, 32: 1.0}
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    url: str
+    model: str
+    version: str
+    idle_percent: float | None
+    """Share of one core in percent that the idle server takes. None if its processes cannot be seen."""
+
+    def __str__(self) -> str:
+        return f"{self.model} at {self.url}, version {self.version}, idle {rounded(self.idle_percent, 1)} % of a core"
+
+
+@dataclass(frozen=True)
+class ComparisonConditions:
+    """Machine, servers and load of a comparison. Figures mean nothing without them."""
+
+    machine: Mapping[str, str]
+    ours: ServerFacts
+    peer: ServerFacts
+    repeats: int
+    seed: int
+    """Seed of the prompts and the schedule."""
+
+    @property
+    def printed(self) -> dict[str, str]:
+        return {**self.machine, "ours": str(self.ours), "peer": str(self.peer), "repeats": str(self.repeats)}
 
 
 async def compare(urls: tuple[str, str], arguments: argparse.Namespace) -> int:
@@ -74,7 +101,7 @@ def print_grid(rows: Sequence[GridRow], conditions: ComparisonConditions, argume
         plot(rows, arguments.plot)
     record = {"conditions": asdict(conditions), "rows": [asdict(row.shape) | row.pair.record() for row in rows]}
     checked = floors(rows) if arguments.check else []
-    shown = table(map(grid_cells, rows))
+    shown = table(row.cells() for row in rows)
     return print_report(record, shown, conditions=conditions.printed, floors=checked, check=arguments.check)
 
 

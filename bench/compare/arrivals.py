@@ -7,13 +7,27 @@ not better if the client was late because the server used all cores.
 import asyncio
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.client.fresh_prompts import FreshPrompts
 from bench.program.command_line import progress
+from bench.program.report import LEFT, Cells
 from bench.servers.compared_server import ComparedServer, FigurePair, FiguresByName
 from motet.errors import EngineError
+
+RATE_LINES = {
+    "tokens_per_s": ("tokens/s", 0),
+    "first_p50_s": ("first token, p50 s", 2),
+    "first_p99_s": ("first token, p99 s", 2),
+    "last_first_p50_s": ("last first token, p50 s", 2),
+    "last_first_p99_s": ("last first token, p99 s", 2),
+    "total_p50_s": ("total, p50 s", 2),
+    "total_p99_s": ("total, p99 s", 2),
+    "requests": ("requests", 0),
+    "failed": ("failed", 0),
+    "peak_mib": ("peak MiB", 0),
+}
 
 
 @dataclass(frozen=True)
@@ -124,3 +138,9 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
     """Returns the smallest value that is not exceeded by `percent` % of the values (nearest rank)."""
     ranked = sorted(values)
     return ranked[math.ceil(percent / 100 * len(ranked)) - 1] if ranked else None
+
+
+def rate_cells(pair: FigurePair) -> Iterator[Cells]:
+    """Yields a row for each figure."""
+    for name, (heading, digits) in RATE_LINES.items():
+        yield [("", heading, LEFT), ("ours / peer", pair.text(name, digits), ""), ("ratio", pair.ratio(name), ".2f")]

@@ -6,11 +6,19 @@ from dataclasses import dataclass
 
 from bench.client.fresh_prompts import FreshPrompts
 from bench.program.command_line import progress
-from bench.program.report import Bound, Floor
+from bench.program.report import Bound, Cells, Floor
 from bench.servers.compared_server import ComparedServer, FigurePair, FiguresByName, TimedSample, median_sample
 from motet.errors import EngineError
 
 WARM_UP_TOKENS = 8
+GRID_COLUMNS = {
+    "first_s": ("first s", 2),
+    "last_first_s": ("last first s", 2),
+    "total_s": ("total s", 2),
+    "decode_tokens_per_s": ("tokens/s", 0),
+    "peak_mib": ("peak MiB", 0),
+}
+"""Heading and number of decimals of each figure."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,19 @@ QUICK = Grid((FLOOR_PROMPT,), (FLOOR_TOKENS,), FLOOR_NS)
 class GridRow:
     shape: RequestShape
     pair: FigurePair
+
+    def cells(self) -> Cells:
+        cells: list[tuple[str, object, str]] = [
+            ("prompt", self.shape.prompt_tokens, ""),
+            ("tokens", self.shape.max_tokens, ""),
+            ("n", self.shape.n, ""),
+        ]
+        for name, (heading, digits) in GRID_COLUMNS.items():
+            cells += [
+                (f"{heading}\nours / peer", self.pair.text(name, digits), ""),
+                ("\nratio", self.pair.ratio(name), ".2f"),
+            ]
+        return cells
 
 
 @dataclass(frozen=True)

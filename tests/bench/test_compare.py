@@ -10,7 +10,6 @@ import pytest
 from bench.client.load import Timing
 from bench.compare.__main__ import main, mix, parse
 from bench.compare.grid import QUICK, Grid, GridRow, RequestShape, figures_of, floors
-from bench.compare.tables import grid_cells
 from bench.program.report import Bound, Floor
 from bench.servers.compared_server import FigurePair, TimedSample
 from motet.types import ChoiceStart, GenerateRequest
@@ -158,7 +157,7 @@ def test_there_is_a_ratio_where_both_servers_have_a_figure() -> None:
     figures = FigurePair({"a": 1.0, "b": 2.0, "c": None, "d": 3.0}, {"a": 4.0, "b": 0.0, "c": 1.0})
     assert [figures.ratio(name) for name in "abcde"] == [0.25, None, None, None, None]
     assert [figures.text(name, 1) for name in "ad"] == ["1.0 / 4.0", "3.0 / -"]
-    assert [value for _, value, _ in grid_cells(row(8))[:5]] == [1340, 64, 8, "- / -", None]
+    assert [value for _, value, _ in row(8).cells()[:5]] == [1340, 64, 8, "- / -", None]
 
 
 def test_the_quick_grid_has_the_floors_and_the_full_grid_has_24_shapes() -> None:
