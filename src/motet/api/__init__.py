@@ -1,7 +1,7 @@
 """The HTTP side of a server. Folders and modules from the bottom up; each sees those above it in this list:
 
 http/                    what every request passes: ids, keys, limits, its body, errors, spans
-known_groups, served, checkpoint_upload, service    what all routes of a server share: groups by id, models, workers
+tensor_bodies, known_groups, served, service    what routes share: bodies of tensors, groups by id, models, workers
 generation/              what all routes that generate share: the request as a plan, its groups, its response
 texts/                   requests for models on third-party servers, which take texts
 openai/                  OpenAI's routes;  anthropic/  vllm/  sglang/  the routes of the other dialects

@@ -57,7 +57,7 @@ ExtractField = Annotated[
 
 
 class StopWhen(Schema):
-    """When a group ends before all its choices have: exactly one condition."""
+    """The condition under which a group ends before all its choices have ended; exactly one."""
 
     finished: int | None = Field(None, ge=1)
     """The group ends when this many choices have finished."""

@@ -95,8 +95,8 @@ class ResponseEvents(GroupsWriter):
         return [self._encode(_state_event(self._response.status, self._response.ended(usage)))]
 
     def fail(self, error: Exception) -> bytes:
-        """Returns an `error` event with Motet's code, and the failed Response with `server_error`, the only code of
-        OpenAI's that fits."""
+        """Returns an `error` event with Motet's code, and the failed Response with `server_error`, the only one of
+        OpenAI's codes that fits."""
         body = error_body(error)
         failed = self._response.json(ItemStatus.FAILED, error={"message": body.message, "code": "server_error"})
         event = NamedEvent("error", {"code": body.code, "message": body.message, "param": body.param})

@@ -29,7 +29,7 @@ class TokenizeBody(ChatPrompt):
 
     model: str | None = None
     prompt: str | None = None
-    """The text. For a text, None as `add_special_tokens` means True."""
+    """The text; for a text, None as `add_special_tokens` means True."""
     return_token_strs: bool = False
 
     @model_validator(mode="after")

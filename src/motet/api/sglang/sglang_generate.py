@@ -125,14 +125,14 @@ class SglangBody(BodyShape):
                 yield self.choice(number, group, choice=choice)
 
     def event(self, number: int, group: CollectedGroup, *, choice: CollectedChoice) -> dict[str, object]:
-        """Returns the object of a choice as an event of a stream has it. `number`: of the prompt."""
+        """Returns the object of a choice for an event of a stream. `number`: number of the prompt."""
         fields = self.choice(number, group, choice=choice)
         if self._request.in_list:
             fields["index"] = number * self._plan.group_size + choice.index
         return fields
 
     def choice(self, number: int, group: CollectedGroup, *, choice: CollectedChoice) -> dict[str, object]:
-        """Returns the object of a choice so far. `number`: of the prompt."""
+        """Returns the object of a choice so far. `number`: number of the prompt."""
         meta: dict[str, object] = {
             "id": self._id_of(number, choice.index),
             "finish_reason": _finish(choice),
