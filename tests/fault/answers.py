@@ -1,4 +1,4 @@
-"""Reads answers as clients do, whole or streamed, into one shape to compare, and checks the form of streams."""
+"""Reads answers as clients do, complete or streamed, into one form for comparison, and checks the form of streams."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class PartOfChoice(msgspec.Struct, frozen=True):
-    """One choice of a whole answer, or its share of one chunk."""
+    """One choice of a complete answer, or its share of one chunk."""
 
     index: int
     text: str = ""
@@ -28,7 +28,7 @@ class PartOfChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
 
     @property
-    def written(self) -> str:
+    def generated(self) -> str:
         message = self.message or self.delta
         return message.content if message else self.text
 
@@ -45,7 +45,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A whole answer, or one chunk."""
+    """A complete answer, or one chunk."""
 
     choices: list[PartOfChoice] = []
     groups: list[dict[str, object]] = []
@@ -62,8 +62,8 @@ class Choice:
     logprobs: Logprobs = field(default_factory=dict)
 
     def take(self, part: PartOfChoice) -> None:
-        assert self.finish_reason is None, f"choice {part.index} went on after its end"
-        self.text += part.written
+        assert self.finish_reason is None, f"choice {part.index} continued after its end"
+        self.text += part.generated
         self.token_ids += part.token_ids or []
         for name, values in (part.logprobs or {}).items():
             if values is not None:
@@ -78,7 +78,7 @@ class Answer:
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Usage | None = None
     groups: list[dict[str, object]] = field(default_factory=list)
-    """What policies did, without the names of the groups."""
+    """The results of policies, without the ids of the groups."""
 
     def take(self, message: Message) -> None:
         self.groups += [{name: value for name, value in group.items() if name != "id"} for group in message.groups]
@@ -119,7 +119,7 @@ class Reader:
             self._part(part)
         self.answer.take(chunk)
         if chunk.usage is not None:
-            assert chunk.usage.completion_tokens >= self._counted, "the count of tokens fell"
+            assert chunk.usage.completion_tokens >= self._counted, "the count of tokens decreased"
             self._counted = chunk.usage.completion_tokens
             self.answer.usage = chunk.usage
 
@@ -133,7 +133,7 @@ class Reader:
         self.answer.choices.setdefault(part.index, Choice()).take(part)
 
     def complete(self) -> Answer:
-        """Returns the answer, and fails if some of it has not come."""
+        """Returns the answer. Fails if some of it has not come."""
         assert self.failure is None, self.failure
         assert self.done
         for index, choice in self.answer.choices.items():
@@ -141,7 +141,7 @@ class Reader:
         return Answer(dict(sorted(self.answer.choices.items())), self.answer.usage, self.answer.groups)
 
 
-def whole(response: httpx.Response) -> Answer:
+def complete_answer(response: httpx.Response) -> Answer:
     assert response.status_code == 200, response.text
     message = msgspec.json.decode(response.content, type=Message)
     answer = Answer(usage=message.usage)
@@ -152,7 +152,7 @@ def whole(response: httpx.Response) -> Answer:
 
 
 async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
-    """Splits a stream into lines. httpx would also split at U+0085 and others, which the texts may hold."""
+    """Splits a stream into lines. httpx would also split at U+0085 and others, which the texts can contain."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
@@ -169,10 +169,10 @@ async def read(lines: AsyncIterator[str], reader: Reader, *, until: Callable[[Re
     return reader
 
 
-async def ask(http: httpx.AsyncClient, route: str, body: Body) -> Answer:
-    """Asks for a stream if the body says so. Without `include_usage` a streamed answer has no usage to compare."""
+async def fetch_answer(http: httpx.AsyncClient, route: str, body: Body) -> Answer:
+    """Requests a stream if the body says so. Without `include_usage` a streamed answer has no usage to compare."""
     if not body.get("stream"):
-        return whole(await http.post(route, json=body))
+        return complete_answer(await http.post(route, json=body))
     async with http.stream("POST", route, json=body) as response:
         assert response.status_code == 200, (await response.aread()).decode()
         return (await read(lines_of(response), Reader())).complete()

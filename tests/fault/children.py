@@ -1,4 +1,4 @@
-"""Servers in processes of their own, as people start them, and the questions that tests ask them again and again."""
+"""Servers in processes of their own, as operators start them, and requests that many tests send to them."""
 
 import asyncio
 import itertools
@@ -23,7 +23,7 @@ BODIES: tuple[dict[str, object], ...] = tuple(
     for prompt, n, stream in (("the hand", 1, True), ("the sand", 8, True), (["an ant", "a tent"], 3, False))
 )
 LONG: dict[str, object] = {**BODIES[1], "max_tokens": 400}
-LOOK_EVERY_S = 0.02
+POLL_S = 0.02
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -87,28 +87,28 @@ def port_of(server: ChildServer) -> int:
 
 
 async def until(http: httpx.AsyncClient, holds: Callable[[list[SeenWorker]], bool]) -> None:
-    """Returns once the workers are as `holds` wants them, in the eyes of that server or gateway."""
+    """Returns once `holds` returns True for the workers, as that server or gateway reports them."""
 
-    async def look() -> bool:
+    async def poll() -> bool:
         response = await http.get("/status")
         return holds(msgspec.json.decode(response.content, type=Status).workers)
 
-    while not await look():  # noqa: ASYNC110  another process sets no event of ours
-        await asyncio.sleep(LOOK_EVERY_S)
+    while not await poll():  # noqa: ASYNC110  another process cannot set an event of this one
+        await asyncio.sleep(POLL_S)
 
 
 async def until_busy(http: httpx.AsyncClient, url: str) -> None:
-    """Waits until the gateway has given a group to the worker with that URL."""
+    """Waits until the worker with that URL has a group of the gateway."""
     await until(http, lambda workers: any(worker.groups_running for worker in workers if worker.address == url))
 
 
 async def until_state(http: httpx.AsyncClient, url: str, state: str) -> None:
-    """Waits until the gateway sees the worker with that URL in that state."""
+    """Waits until the gateway reports the worker with that URL in that state."""
     await until(http, lambda workers: (url, state) in {(worker.address, worker.state) for worker in workers})
 
 
 async def answer(http: httpx.AsyncClient, body: dict[str, object]) -> str:
-    """Returns the texts of a whole or streamed answer as one string. Each choice must end exactly once."""
+    """Returns the texts of a complete or streamed answer as one string. Each choice must end exactly once."""
     response = await http.post(PATH, json=body)
     assert response.status_code == 200, response.text
     assert '"error"' not in response.text, response.text

@@ -1,4 +1,4 @@
-"""Servers of several engines for tests to break, and the answers that they would have given undisturbed."""
+"""Servers of several engines for tests of faults, and the answers that they return without a fault."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -32,7 +32,7 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
-    """The cell that all tests of a module share: whole before each of them, and nothing may be left in it."""
-    await shared.whole()
+    """The cell that all tests of a module share. It is complete before each test, which must leave nothing in it."""
+    await shared.restored()
     yield shared
     await shared.check_nothing_left()

@@ -1,4 +1,4 @@
-"""The answers that clients read when nothing goes wrong: one engine gives them, whole, and they are kept."""
+"""The answers that clients read without a fault: one engine generates them, in one piece, and they are kept."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import msgspec
 
 from motet.engines.native.spawn import Spawn
 from motet.settings.server_config import CellConfig
-from tests.fault.answers import Answer, Body, ask
+from tests.fault.answers import Answer, Body, fetch_answer
 from tests.fault.running_cell import RunningCell
 
 ONLY_STREAMED = ("stream", "stream_options")
@@ -25,18 +25,18 @@ class Undisturbed:
     _answers: dict[tuple[str, str, bytes], Answer] = field(default_factory=dict)
 
     async def start(self, dtype: str) -> None:
-        """Call it before the other cell starts: processes and tasks that appear later are that cell's."""
+        """Must be called before the other cell starts: processes and tasks that appear later belong to that cell."""
         if dtype not in self._servers:
             one = RunningCell(self.folder, cell=CellConfig(), spawn=self.spawn, dtype=dtype)
             self._servers[dtype] = await self.stack.enter_async_context(one)
 
     async def answer(self, route: str, body: Body, *, dtype: str = "float32") -> Answer:
-        """Returns the whole answer. For a stream without `include_usage` it has no usage."""
-        asked = {name: value for name, value in body.items() if name not in ONLY_STREAMED}
-        key = dtype, route, msgspec.json.encode(asked)
+        """Returns the complete answer. For a stream without `include_usage` it has no usage."""
+        fields = {name: value for name, value in body.items() if name not in ONLY_STREAMED}
+        key = dtype, route, msgspec.json.encode(fields)
         if key not in self._answers:
             await self.start(dtype)
-            answer = await ask(self._servers[dtype].http, route, asked)
+            answer = await fetch_answer(self._servers[dtype].http, route, fields)
             assert all(choice.text or choice.token_ids for choice in answer.choices.values()), "nothing to compare"
             self._answers[key] = answer
         answer = self._answers[key]

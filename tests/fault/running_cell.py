@@ -1,6 +1,6 @@
-"""A server with real engine processes in the test's own loop: tests ask it over HTTP, look into it and strike it.
+"""A server with real engine processes in the test's event loop: tests send it requests, inspect it and inject faults.
 
-A test fails if it leaves groups in the books, blocks, leases, places at the door, processes, folders or tasks.
+A test fails if it leaves groups in the router, blocks, leases, admission slots, processes, folders or tasks.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
-from tests.fault.answers import Answer, Body, ask
-from tests.fault.striking import Blow, Point, Strikes, StruckEngine, start_struck
+from tests.fault.answers import Answer, Body, fetch_answer
+from tests.fault.faults import FaultAction, FaultPlan, FaultyEngine, Point, start_faulty
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
 
 SECONDS = PATIENCE_S
-"""Time after which a cell is whole again, whatever was done to it."""
+"""Time after which a cell is complete again, no matter which fault it had."""
 PATIENT = {"lease_s": 6 * SECONDS, "heartbeat_timeout_s": 60.0}
-"""With these a forgotten lease does not end by itself, and no engine counts as dead because the machine was busy."""
+"""With these settings a forgotten lease does not expire, and no engine counts as dead because the machine is busy."""
 APART = CellConfig(prefill=1, decode=2, bypass_tokens=0)
 TOGETHER = CellConfig(decode=2)
 OFTEN = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS)
@@ -57,9 +57,9 @@ class RunningCell:
         spawn: Spawn,
         **engine: object,
     ) -> None:
-        """`spawn` starts engine processes; `engine` has settings beside those for tiny models."""
-        self.strikes = Strikes()
-        self._start = partial(start_struck, strikes=self.strikes, spawn=spawn)
+        """`spawn`: starts engine processes. `engine`: settings in addition to the settings for tiny models."""
+        self.faults = FaultPlan()
+        self._start = partial(start_faulty, faults=self.faults, spawn=spawn)
         self.signals = StopSignals()
         self._plan = ServerPlan(
             engine_config(folder, **{**PATIENT, **engine}),
@@ -74,7 +74,7 @@ class RunningCell:
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes = set(processes())
         self._folders = set(folders())
-        self._blows: list[asyncio.Task[None]] = []
+        self._actions: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "RunningCell":
         self._running = asyncio.ensure_future(
@@ -101,7 +101,7 @@ class RunningCell:
             await self.http.aclose()
 
     async def outcome(self) -> Outcome:
-        """Returns how the server ended. A server that drains first waits for every group that it let in."""
+        """Returns the outcome of the server. A server that drains first waits for every admitted group."""
         return await asyncio.wait_for(asyncio.shield(self._running), SECONDS)
 
     @property
@@ -122,45 +122,45 @@ class RunningCell:
 
     @property
     def moved(self) -> int:
-        """Number of times that a group had to go elsewhere."""
+        """Number of moves of groups to another worker."""
         return sum(self.figures.migrations.values())
 
-    def engine(self, id: str) -> StruckEngine:
+    def engine(self, id: str) -> FaultyEngine:
         worker = self._member(id).worker
         assert worker is not None
-        assert isinstance(worker.engine, StruckEngine)
+        assert isinstance(worker.engine, FaultyEngine)
         return worker.engine
 
     async def stats(self, id: str) -> EngineStats:
         return await self.engine(id).stats(check=True)
 
     @property
-    def decoding(self) -> list[StruckEngine]:
-        """Returns the engines that are there and decode."""
+    def decoding(self) -> list[FaultyEngine]:
+        """Returns the available engines that decode."""
         return [self.engine(member.id) for member in self.fleet.catalog.ready(WorkKind.GENERATE)]
 
-    def id_of(self, engine: StruckEngine) -> str:
+    def id_of(self, engine: FaultyEngine) -> str:
         return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)
 
-    def leave(self, engine: StruckEngine) -> None:
-        """A blow: the worker leaves, and its groups are told to go elsewhere."""
+    def leave(self, engine: FaultyEngine) -> None:
+        """A fault: the worker leaves, and its groups must move."""
         id = self.id_of(engine)
         self.fleet.mark(id, WorkerState.DRAINING)
         engine.leaving = asyncio.create_task(self.fleet.evict(id, WorkerLeavingError(f"{id} is leaving")))
-        self._blows.append(engine.leaving)
+        self._actions.append(engine.leaving)
 
-    def on_all(self, blow: Blow) -> Blow:
-        """Makes a blow that falls on every engine that decodes, no matter which one reached the point."""
+    def on_all(self, action: FaultAction) -> FaultAction:
+        """Returns a fault of every engine that decodes, no matter which one reached the point."""
 
-        def fall(_: StruckEngine) -> None:
+        def fault(_: FaultyEngine) -> None:
             for engine in self.decoding:
-                blow(engine)
+                action(engine)
 
-        return fall
+        return fault
 
     @contextmanager
     def all_on(self, id: str) -> Iterator[None]:
-        """Sends every group that comes meanwhile to that worker."""
+        """Sends every group that arrives during the context to that worker."""
         others = [member.id for member in self.fleet.members if member.id.startswith("decode") and member.id != id]
         for other in others:
             self.fleet.mark(other, WorkerState.DRAINING)
@@ -168,16 +168,16 @@ class RunningCell:
         for other in others:
             self.fleet.mark(other, WorkerState.READY)
 
-    async def ask_on(self, id: str, route: str, body: Body, *, point: Point, blow: Blow) -> Answer:
-        """Asks for a group that is struck on that worker. It may go on on any other."""
+    async def fetch_answer_on(self, id: str, route: str, body: Body, *, point: Point, action: FaultAction) -> Answer:
+        """Requests a group that has a fault on that worker. It can continue on any other worker."""
         with self.all_on(id):
-            strike = self.strikes.arm(point, blow)
-            asking = asyncio.create_task(ask(self.http, route, body))
-            await first_of(strike.fallen.wait(), asyncio.wait([asking]))
+            fault = self.faults.arm(point, action)
+            asking = asyncio.create_task(fetch_answer(self.http, route, body))
+            await first_of(fault.happened.wait(), asyncio.wait([asking]))
         return await asking
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for the condition, and looks whenever the fleet changes."""
+        """Waits for the condition, which is checked at each change of the fleet."""
         async with asyncio.timeout(SECONDS):
             while not holds():
                 changed = self.fleet.changes.wait()
@@ -186,28 +186,28 @@ class RunningCell:
                 finally:
                     changed.cancel()
 
-    async def until_given(self, groups: int, *, queued: int = 0) -> None:
-        """The engines that decode have so many groups, and so many wait for room."""
+    async def until_submitted(self, groups: int, *, queued: int = 0) -> None:
+        """Waits until the engines that decode have this number of groups, and `queued` groups wait for capacity."""
 
-        async def given() -> bool:
+        async def submitted() -> bool:
             await self.http.get("/v1/models")
             return (sum(len(member.groups) for member in self.fleet.members), self.figures.queued) == (groups, queued)
 
-        await eventually(given, f"the engines do not get {groups} groups while {queued} wait")
+        await eventually(submitted, f"the engines do not get {groups} groups while {queued} wait")
 
-    async def whole(self) -> None:
-        """Waits until all engines are there, with new ones for those that were lost, and nothing is left of the lost
-        ones. Connected engines have no folder any more."""
-        await self.until(lambda: all(self._is_there(member) for member in self.fleet.members))
+    async def restored(self) -> None:
+        """Waits until all engines are available again, and nothing is left of the lost ones. Connected engines have no
+        folder any more."""
+        await self.until(lambda: all(self._is_available(member) for member in self.fleet.members))
         engines = {self.engine(member.id).info.pid for member in self.fleet.members}
         assert set(processes()) - self._processes == engines
         assert len(set(folders()) - self._folders) <= len(engines)
 
     async def check_nothing_left(self) -> None:
-        """Fails if anything is left of any group that was ever asked for. Engines may still be on their way back."""
-        self.strikes.disarm()
-        await asyncio.gather(*self._blows)
-        self._blows.clear()
+        """Fails if anything is left of any requested group. Engines can still be restarting."""
+        self.faults.disarm()
+        await asyncio.gather(*self._actions)
+        self._actions.clear()
         for member in self.fleet.members:
             if member.state is WorkerState.DRAINING:
                 self.fleet.mark(member.id, WorkerState.READY)
@@ -217,7 +217,7 @@ class RunningCell:
         await eventually(self._no_task_left, "tasks are left")
 
     async def _nothing_open(self) -> bool:
-        """Returns False while the server has yet to hear that a client left; this request lets it hear."""
+        """Returns False while the server has not noticed that a client left. This request lets it notice."""
         await self.http.get("/health")
         try:
             self.fleet.check()
@@ -241,7 +241,7 @@ class RunningCell:
         assert member is not None
         return member
 
-    def _is_there(self, member: Member) -> bool:
+    def _is_available(self, member: Member) -> bool:
         return member.state is WorkerState.READY and not self.engine(member.id).lost
 
     async def _holds_nothing(self, id: str) -> bool:
@@ -256,7 +256,7 @@ class RunningCell:
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], otherwise: str) -> None:
-    """Asks until the answer is yes. Each question waits for its answer, so the time limit can strike."""
+    """Calls `holds` until it returns True. Each call awaits something, so the time limit can end it."""
     try:
         async with asyncio.timeout(SECONDS):
             while not await holds():

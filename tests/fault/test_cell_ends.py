@@ -8,30 +8,30 @@ import pytest
 from motet.deploy.server import Outcome
 from motet.settings.server_config import RoutingConfig
 from tests.fault.answers import Reader, lines_of, read
-from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.faults import AllGenerated, kill, paused
 from tests.fault.running_cell import TOGETHER, RunningCell
-from tests.fault.striking import AllWritten, kill, standing_still
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-async def test_a_server_ends_when_no_engine_is_started_again(folder: Path, forking: ForkingProcess) -> None:
+async def test_a_server_ends_when_no_engine_is_restarted(folder: Path, forking: ForkingProcess) -> None:
     never = RoutingConfig(engine_restarts=0)
     async with RunningCell(folder, cell=TOGETHER, routing=never, spawn=forking.spawn, max_num_seqs=8) as cell:
-        cell.strikes.arm(AllWritten(2, 20), cell.on_all(kill))
-        with standing_still(*cell.decoding):
-            begun = [asyncio.create_task(streamed(cell, f"begun {i}")) for i in range(2)]
-            await cell.until_given(2)
+        cell.faults.arm(AllGenerated(2, 20), cell.on_all(kill))
+        with paused(*cell.decoding):
+            started = [asyncio.create_task(streamed(cell, f"started {i}")) for i in range(2)]
+            await cell.until_submitted(2)
             queued = asyncio.create_task(cell.http.post(COMPLETIONS, json=completion("queued", STREAMED, n=8)))
-            await cell.until_given(2, queued=1)
-        for reader in await asyncio.gather(*begun):
+            await cell.until_submitted(2, queued=1)
+        for reader in await asyncio.gather(*started):
             assert reader.failure is not None and reader.failure.code == "engine_died"
             assert reader.done
         refused = await queued
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
         assert (await cell.http.get("/health")).status_code == 503
-        cell.signals.ask()  # or it would be there for a while, for others to see that
+        cell.signals.ask()  # otherwise it would stay for some time, so that others notice its state
         assert await cell.outcome() is Outcome.ENGINE_DIED
 
 

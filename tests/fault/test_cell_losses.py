@@ -1,6 +1,6 @@
-"""A cell loses more than one engine, or its clients: whoever still reads has the whole answer, or a clear error.
+"""A cell loses more than one engine, or its clients. A client that still reads gets the complete answer or an error.
 
-Decode engines alone, float32; a group may move once.
+Only decode engines, float32; a group may move once.
 """
 
 import resource
@@ -11,10 +11,10 @@ import pytest
 
 from motet.settings.server_config import RoutingConfig
 from tests.fault.answers import Reader, lines_of, read
-from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
+from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
+from tests.fault.faults import FaultyEngine, generated, kill, submitted
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import SECONDS, TOGETHER, RunningCell, eventually
-from tests.fault.striking import StruckEngine, kill, submitted, written
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -31,9 +31,9 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
         yield cell
 
 
-async def test_a_request_that_every_engine_dies_of_ends_with_a_clear_error(cell: RunningCell) -> None:
+async def test_a_request_that_kills_every_engine_ends_with_a_clear_error(cell: RunningCell) -> None:
     for _ in range(2):
-        cell.strikes.arm(submitted, kill)
+        cell.faults.arm(submitted, kill)
     answer = await cell.http.post(CHAT, json=chat("poison", STREAMED, n=4))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
     assert cell.figures.migrations["died", "limit"] == 1
@@ -42,56 +42,59 @@ async def test_a_request_that_every_engine_dies_of_ends_with_a_clear_error(cell:
 async def test_an_engine_without_memory_dies_and_sends_no_wrong_tokens(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """Small groups it can mostly still write in the memory it has; of the large one it dies."""
+    """Small groups mostly fit in the memory that it has; the large one kills it."""
     small, large = chat("memory", STREAMED, n=8), completion("memory", prompt=[f"{i} {TEXT * 18}" for i in range(48)])
     large |= {"echo": True, "logprobs": 5, "max_tokens": 10}
     expected = [await undisturbed.answer(CHAT, small), await undisturbed.answer(COMPLETIONS, large)]
     starved = cell.engine("decode-0")
-    assert await cell.ask_on("decode-0", CHAT, small, point=written(5), blow=starve) == expected[0]
-    await cell.whole()
-    assert await cell.ask_on("decode-0", COMPLETIONS, large, point=submitted, blow=lambda _: None) == expected[1]
+    assert await cell.fetch_answer_on("decode-0", CHAT, small, point=generated(5), action=starve) == expected[0]
+    await cell.restored()
+    assert (
+        await cell.fetch_answer_on("decode-0", COMPLETIONS, large, point=submitted, action=lambda _: None)
+        == expected[1]
+    )
     assert starved.died.is_set()
 
 
-async def test_a_client_that_does_not_read_for_a_while_misses_nothing(
+async def test_a_client_that_does_not_read_for_some_time_misses_nothing(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     body = chat("slow", STREAMED, n=16, max_tokens=120, logprobs=True, top_logprobs=20)
     expected = await undisturbed.answer(CHAT, body)
     moved, reader = cell.moved, Reader()
 
-    async def goes_on() -> bool:
+    async def moved_on() -> bool:
         await cell.http.get("/v1/models")
         return cell.moved > moved
 
-    cell.strikes.arm(written(10), kill)
+    cell.faults.arm(generated(10), kill)
     async with cell.http.stream("POST", CHAT, json=body) as response:
         lines = lines_of(response)
         await read(lines, reader, until=lambda reader: reader.chunks == 1)
-        await eventually(goes_on, "the group waits for a client that reads nothing")
+        await eventually(moved_on, "the group waits for a client that reads nothing")
         await read(lines, reader)
     assert reader.complete() == expected
 
 
 async def test_a_client_that_leaves_when_its_worker_dies_leaves_nothing(cell: RunningCell) -> None:
-    strike = cell.strikes.arm(written(10), kill)
+    fault = cell.faults.arm(generated(10), kill)
     async with cell.http.stream("POST", CHAT, json=chat("gone", STREAMED, n=8, max_tokens=200)):
-        await strike.fallen.wait()
+        await fault.happened.wait()
 
 
 async def test_a_client_that_leaves_while_its_group_waits_for_a_worker_leaves_nothing(cell: RunningCell) -> None:
     before = [await engine.stats() for engine in cell.decoding]
-    strike = cell.strikes.arm(written(10), cell.on_all(cell.leave))
+    fault = cell.faults.arm(generated(10), cell.on_all(cell.leave))
     async with cell.http.stream("POST", CHAT, json=chat("gone too", STREAMED, n=8, max_tokens=300)):
-        await strike.fallen.wait()
+        await fault.happened.wait()
         await eventually(cell.holds_nothing, "the engines hold the group")
     await cell.check_nothing_left()
     after = [await engine.stats() for engine in cell.decoding]
     assert sum(s.generated_tokens for s in after) - sum(s.generated_tokens for s in before) < 8 * 300
 
 
-def starve(engine: StruckEngine) -> None:
-    """A blow: the process cannot get more memory than it has now."""
+def starve(engine: FaultyEngine) -> None:
+    """A fault: the process cannot get more memory than it has now."""
     pid = engine.info.pid
     assert pid is not None
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])

@@ -1,6 +1,6 @@
-"""Everything that clients may ask of an answer survives the loss of its worker: text, log-probabilities, stops, counts.
+"""Every option of a request survives the loss of a worker: text, log-probabilities, stops, counts.
 
-One decode engine has all the groups, and the other one goes on with them.
+One decode engine has all the groups, and the other one continues them.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from tests.fault.answers import Body, ask
-from tests.fault.asked import (
+from tests.fault.answers import Body, fetch_answer
+from tests.fault.fault_requests import (
     CHAT,
     COMPLETIONS,
     COUNTED,
@@ -23,9 +23,9 @@ from tests.fault.asked import (
     chat,
     completion,
 )
+from tests.fault.faults import AllGenerated, generated, kill, paused, submitted
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import AllWritten, kill, standing_still, submitted, written
 from tests.forked import ForkingProcess
 from tests.tiny_tokenizer import FIRST_BYTE_ID
 
@@ -62,13 +62,13 @@ async def test_every_option_holds_when_the_worker_of_all_is_killed(cell: Running
     moved = cell.moved
     groups = len(EVERY_OPTION) + 1  # one request has two prompts
     with cell.all_on("decode-0"):
-        strike = cell.strikes.arm(AllWritten(groups, 12), kill)
-        with standing_still(cell.engine("decode-0")):
-            asking = [asyncio.create_task(ask(cell.http, route, body)) for route, body in EVERY_OPTION]
-            await cell.until_given(groups)
-        await strike.fallen.wait()
-    for (route, body), answer, wanted in zip(EVERY_OPTION, asking, expected, strict=True):
-        assert await answer == wanted, (route, body)
+        fault = cell.faults.arm(AllGenerated(groups, 12), kill)
+        with paused(cell.engine("decode-0")):
+            asking = [asyncio.create_task(fetch_answer(cell.http, route, body)) for route, body in EVERY_OPTION]
+            await cell.until_submitted(groups)
+        await fault.happened.wait()
+    for (route, body), answer, expected_answer in zip(EVERY_OPTION, asking, expected, strict=True):
+        assert await answer == expected_answer, (route, body)
     assert cell.moved - moved == groups
 
 
@@ -77,21 +77,23 @@ async def test_answers_wait_for_an_engine_when_all_that_decode_are_killed(
 ) -> None:
     bodies = [(CHAT, chat("all", COUNTED, n=8)), (COMPLETIONS, completion("all", n=8, prompts=2, logprobs=1))]
     expected = [await undisturbed.answer(route, body) for route, body in bodies]
-    cell.strikes.arm(AllWritten(3, 20), cell.on_all(kill))  # whoever comes while there is none is refused
-    answers = await asyncio.gather(*(ask(cell.http, route, body) for route, body in bodies))
+    cell.faults.arm(AllGenerated(3, 20), cell.on_all(kill))  # requests that arrive while there is none are refused
+    answers = await asyncio.gather(*(fetch_answer(cell.http, route, body) for route, body in bodies))
     assert answers == expected
 
 
-async def test_a_group_is_struck_again_while_it_is_being_resumed(cell: RunningCell, undisturbed: Undisturbed) -> None:
+async def test_a_group_can_have_another_fault_while_it_is_being_resumed(
+    cell: RunningCell, undisturbed: Undisturbed
+) -> None:
     body = completion("again", COUNTED, n=8, return_token_ids=True)
     expected = await undisturbed.answer(COMPLETIONS, body)
-    cell.strikes.arm(written(20), cell.leave)
-    again = cell.strikes.arm(submitted, kill)
-    assert await ask(cell.http, COMPLETIONS, body) == expected
-    assert again.fallen.is_set()
+    cell.faults.arm(generated(20), cell.leave)
+    again = cell.faults.arm(submitted, kill)
+    assert await fetch_answer(cell.http, COMPLETIONS, body) == expected
+    assert again.happened.is_set()
 
 
-async def test_a_group_whose_drafts_are_right_goes_on_when_its_worker_is_killed(
+async def test_a_group_with_accepted_drafts_continues_when_its_worker_is_killed(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     """With few letters an answer repeats itself."""
@@ -99,22 +101,22 @@ async def test_a_group_whose_drafts_are_right_goes_on_when_its_worker_is_killed(
     body = completion("drafts", few, COUNTED, n=2, max_tokens=TOKENS, logprobs=1, return_token_ids=True)
     expected = await undisturbed.answer(COMPLETIONS, body)
     before = (await cell.stats("decode-1")).accepted_tokens
-    answer = await cell.ask_on(
+    answer = await cell.fetch_answer_on(
         "decode-0",
         COMPLETIONS,
         body,
-        point=lambda course: course.most_at_once > 1 and written(30)(course),
-        blow=kill,
+        point=lambda progress: progress.max_at_once > 1 and generated(30)(progress),
+        action=kill,
     )
     assert answer == expected
     assert (await cell.stats("decode-1")).accepted_tokens - before > 5
 
 
-async def test_the_official_client_reads_on_when_its_worker_is_killed(
+async def test_the_official_client_continues_when_its_worker_is_killed(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     expected = await undisturbed.answer(CHAT, chat("official", n=8, max_tokens=TOKENS))
-    strike = cell.strikes.arm(written(30), kill)
+    fault = cell.faults.arm(generated(30), kill)
     async with AsyncOpenAI(base_url=f"{cell.url}/v1", api_key="none") as client:
         stream = await client.chat.completions.create(
             model="tiny",
@@ -132,17 +134,17 @@ async def test_the_official_client_reads_on_when_its_worker_is_killed(
             for choice in chunk.choices:
                 texts[choice.index] += choice.delta.content or ""
                 ends[choice.index] += choice.finish_reason is not None
-    assert strike.fallen.is_set()
+    assert fault.happened.is_set()
     assert texts == [choice.text for choice in expected.choices.values()]
     assert (ends, usages) == ([1] * 8, 1)
 
 
 def capital_pair(tokens: list[int]) -> tuple[int, str]:
-    """Returns the first two capital letters in a row and their place. No merge of the tokenizer has any."""
+    """Returns the first two consecutive capital letters and their position. No merge of the tokenizer has any."""
     capitals = range(FIRST_BYTE_ID + ord("A"), FIRST_BYTE_ID + ord("Z") + 1)
-    for place, (one, other) in enumerate(pairwise(tokens)):
+    for position, (one, other) in enumerate(pairwise(tokens)):
         if one in capitals and other in capitals:
-            return place, chr(one - FIRST_BYTE_ID) + chr(other - FIRST_BYTE_ID)
+            return position, chr(one - FIRST_BYTE_ID) + chr(other - FIRST_BYTE_ID)
     raise AssertionError("no such place")
 
 
@@ -159,9 +161,9 @@ async def test_a_stop_string_begun_on_one_worker_and_ended_on_another(
     expected = await undisturbed.answer(COMPLETIONS, body)
     stopped = expected.choices[index]
     assert (stopped.stop_reason, len(stopped.token_ids)) == (stop, place + 2)
-    strike = cell.strikes.arm(lambda course: course.written.get(index) == place + 1, cell.leave)
-    assert await ask(cell.http, COMPLETIONS, body) == expected
-    assert strike.fallen.is_set()
+    fault = cell.faults.arm(lambda progress: progress.generated.get(index) == place + 1, cell.leave)
+    assert await fetch_answer(cell.http, COMPLETIONS, body) == expected
+    assert fault.happened.is_set()
 
 
 @pytest.mark.parametrize("seam", range(20, 26))
@@ -173,5 +175,5 @@ async def test_a_character_begun_on_one_worker_and_ended_on_another(
     body = chat("accents", STREAMED, n=4, max_tokens=40, logit_bias=accent)
     expected = await undisturbed.answer(CHAT, body)
     assert all("\u00e9" in choice.text for choice in expected.choices.values())
-    cell.strikes.arm(written(seam), cell.leave)
-    assert await ask(cell.http, CHAT, body) == expected
+    cell.faults.arm(generated(seam), cell.leave)
+    assert await fetch_answer(cell.http, CHAT, body) == expected

@@ -1,7 +1,7 @@
-"""An engine of a cell is struck at each point of a group's course: clients read what they would have read anyway.
+"""An engine of a cell has a fault at each point of a group's progress: clients read the same as without the fault.
 
-Prefill and decode are apart, in float32, with KV over TCP as between machines, where a stopped engine cannot be read.
-The tests compare whole answers: texts, ends, token ids, usage.
+Separate prefill and decode, in float32, with KV over TCP as between machines, where a stopped engine cannot be read.
+The tests compare complete answers: texts, ends, token ids, usage.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import pytest
 from motet.engine_orders import Connect
 from motet.errors import EngineError
 from motet.transfer.ticket import TransferAddress
-from tests.fault.answers import Body, ask
-from tests.fault.asked import (
+from tests.fault.answers import Body, fetch_answer
+from tests.fault.fault_requests import (
     CHAT,
     COMPLETIONS,
     COUNTED,
@@ -28,15 +28,14 @@ from tests.fault.asked import (
     completion,
     request,
 )
-from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import RunningCell, eventually
-from tests.fault.striking import (
-    Blow,
+from tests.fault.faults import (
+    FaultAction,
+    FaultyEngine,
     Point,
-    StruckEngine,
     abort,
     crash,
     first_token,
+    generated,
     granted,
     hang,
     kill,
@@ -44,8 +43,9 @@ from tests.fault.striking import (
     one_token_left,
     prefilling,
     submitted,
-    written,
 )
+from tests.fault.oracle import Undisturbed
+from tests.fault.running_cell import RunningCell, eventually
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -55,7 +55,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 class Case:
     name: str
     point: Point
-    blow: Blow | None
+    action: FaultAction | None
     """None means that the worker leaves."""
     route: str
     body: Body
@@ -68,8 +68,8 @@ CASES = [
     Case("left-before-the-first-token", submitted, None, COMPLETIONS, completion("d", n=8, prompts=2)),
     Case("killed-at-the-first-token", first_token, kill, CHAT, chat("e", STREAMED, n=32)),
     Case("left-at-the-first-token", first_token, None, CHAT, chat("f", n=8)),
-    Case("hung-in-mid-stream", written(20), hang, COMPLETIONS, completion("h", COUNTED, n=4, prompts=2)),
-    Case("left-in-mid-stream", written(20), None, CHAT, chat("i", n=32)),
+    Case("hung-in-mid-stream", generated(20), hang, COMPLETIONS, completion("h", COUNTED, n=4, prompts=2)),
+    Case("left-in-mid-stream", generated(20), None, CHAT, chat("i", n=32)),
     Case("aborted-when-one-choice-is-done", one_finished, abort, CHAT,
          chat("j", ENDS_AT_RANDOM, STREAMED, n=8, max_tokens=200)),
     Case("left-when-one-choice-is-done", one_finished, None, COMPLETIONS,
@@ -77,11 +77,11 @@ CASES = [
     Case("killed-before-the-last-token", one_token_left, kill, CHAT,
          chat("l", ENDS_AT_RANDOM, COUNTED, n=8, max_tokens=60)),
     Case("left-before-the-last-token", one_token_left, None, COMPLETIONS, completion("m", STREAMED, n=1)),
-    Case("killed-with-grammars-in-mid-answer", written(20), kill, CHAT,
+    Case("killed-with-grammars-in-mid-answer", generated(20), kill, CHAT,
          chat("o", COUNTED, GRAMMAR, n=8, max_tokens=120)),
-    Case("left-with-grammars-in-mid-answer", written(20), None, COMPLETIONS,
+    Case("left-with-grammars-in-mid-answer", generated(20), None, COMPLETIONS,
          completion("p", GRAMMAR, n=4, max_tokens=120, return_token_ids=True)),
-    Case("left-in-the-middle-of-a-vote", written(20), None, CHAT,
+    Case("left-in-the-middle-of-a-vote", generated(20), None, CHAT,
          chat("q", STREAMED, request(VOTE, {"group": VOTING | {"start": 4, "refill": "all"}}), n=12, max_tokens=200)),
 ]  # fmt: skip
 
@@ -102,36 +102,36 @@ async def test_the_answer_is_the_undisturbed_one_with_an_engine(
 ) -> None:
     expected = await undisturbed.answer(case.route, case.body)
     moved, decoding = cell.moved, cell.decoding
-    strike = cell.strikes.arm(case.point, case.blow or cell.leave)
-    assert await ask(cell.http, case.route, case.body) == expected
-    assert strike.fallen.is_set(), "the point never came"
+    fault = cell.faults.arm(case.point, case.action or cell.leave)
+    assert await fetch_answer(cell.http, case.route, case.body) == expected
+    assert fault.happened.is_set(), "the point never came"
     if case.point is not prefilling:
         assert cell.moved > moved
-    elif cell.decoding == decoding:  # if the machine stood still, another engine may have been found hung too
-        assert cell.moved == moved, "decode does without prefill"
+    elif cell.decoding == decoding:  # if the machine was suspended, another engine can count as hung too
+        assert cell.moved == moved, "decode works without prefill"
 
 
-@pytest.mark.parametrize("blow", [kill, None], ids=["killed", "left"])
+@pytest.mark.parametrize("action", [kill, None], ids=["killed", "left"])
 async def test_the_answer_is_unchanged_if_a_decode_engine_is_lost_during_its_pull(
-    blow: Blow | None, cell: RunningCell, undisturbed: Undisturbed
+    action: FaultAction | None, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    body = chat("pull killed" if blow else "pull left", COUNTED, n=8)
+    body = chat("pull killed" if action else "pull left", COUNTED, n=8)
     expected = await undisturbed.answer(CHAT, body)
     moved = cell.moved
-    strike = cell.strikes.arm(granted, hang)
+    fault = cell.faults.arm(granted, hang)
     with cell.all_on("decode-0"):
-        asking = asyncio.create_task(ask(cell.http, CHAT, body))
+        asking = asyncio.create_task(fetch_answer(cell.http, CHAT, body))
         await pull_posted(cell.engine("decode-0"))
-    (blow or cell.leave)(cell.engine("decode-0"))
-    assert strike.on is not None
-    if not strike.on.died.is_set():
-        kill(strike.on)  # else the test would wait until the engine is found hung
+    (action or cell.leave)(cell.engine("decode-0"))
+    assert fault.engine is not None
+    if not fault.engine.died.is_set():
+        kill(fault.engine)  # otherwise the test would wait until the engine counts as hung
     assert await asking == expected
     assert cell.moved == moved + 1
 
 
-async def pull_posted(engine: StruckEngine) -> None:
-    """Returns when D pulls: the thread obeys in order, and looks at pulls between orders that came apart."""
+async def pull_posted(engine: FaultyEngine) -> None:
+    """Returns when D pulls: its thread carries out orders in sequence, and polls pulls between separate orders."""
 
     async def ordered() -> bool:
         return (await engine.stats()).pulls_open == 1

@@ -1,4 +1,4 @@
-"""Groups wait for room: all are answered, and in order, even if an engine is lost while they wait."""
+"""Groups wait for capacity: all are answered, in order, even if an engine is lost while they wait."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,75 +7,75 @@ from pathlib import Path
 import pytest
 
 from motet.settings.server_config import CellConfig, RoutingConfig
-from tests.fault.answers import Reader, ask, lines_of, read
-from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
+from tests.fault.answers import Reader, fetch_answer, lines_of, read
+from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
+from tests.fault.faults import generated, kill, paused, submitted
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import TOGETHER, RunningCell
-from tests.fault.striking import kill, standing_still, submitted, written
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-PLACES = 8
+MAX_CHOICES = 8
 
 
 @pytest.fixture(scope="module")
 async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    async with RunningCell(folder, cell=TOGETHER, spawn=forking.spawn, max_num_seqs=PLACES) as cell:
+    async with RunningCell(folder, cell=TOGETHER, spawn=forking.spawn, max_num_seqs=MAX_CHOICES) as cell:
         yield cell
 
 
 async def test_all_groups_are_answered_when_an_engine_is_killed_and_another_leaves(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """The group that is struck first moves to the second engine, waits there for room, and is struck again."""
-    bodies = [chat(f"many {i}", COUNTED if i % 2 else STREAMED, n=PLACES) for i in range(6)]
+    """The first group with a fault moves to the second engine, waits there for capacity, and has another fault."""
+    bodies = [chat(f"many {i}", COUNTED if i % 2 else STREAMED, n=MAX_CHOICES) for i in range(6)]
     expected = [await undisturbed.answer(CHAT, body) for body in bodies]
     before = sum(cell.figures.queue_seconds)
-    cell.strikes.arm(written(20), kill)
-    again = cell.strikes.arm(lambda course: submitted(course) and any(course.written.values()), cell.leave)
-    with standing_still(*cell.decoding):  # or the last ones might come when no engine is there
-        asking = [asyncio.create_task(ask(cell.http, CHAT, body)) for body in bodies]
-        await cell.until_given(2, queued=len(bodies) - 2)
+    cell.faults.arm(generated(20), kill)
+    again = cell.faults.arm(lambda progress: submitted(progress) and any(progress.generated.values()), cell.leave)
+    with paused(*cell.decoding):  # otherwise the last ones could arrive when there is no engine
+        asking = [asyncio.create_task(fetch_answer(cell.http, CHAT, body)) for body in bodies]
+        await cell.until_submitted(2, queued=len(bodies) - 2)
     assert await asyncio.gather(*asking) == expected
-    assert again.fallen.is_set()
+    assert again.happened.is_set()
     assert sum(cell.figures.queue_seconds) - before == len(bodies)
 
 
-async def test_groups_of_one_size_get_their_turn_in_the_order_in_which_they_came(cell: RunningCell) -> None:
-    begun: list[str] = []
+async def test_groups_of_one_size_get_their_turn_in_the_order_of_arrival(cell: RunningCell) -> None:
+    started: list[str] = []
 
     async def watched(name: str) -> None:
-        async with cell.http.stream("POST", COMPLETIONS, json=completion(name, STREAMED, n=PLACES)) as response:
+        async with cell.http.stream("POST", COMPLETIONS, json=completion(name, STREAMED, n=MAX_CHOICES)) as response:
             lines = lines_of(response)
             reader = await read(lines, Reader(), until=lambda reader: reader.chunks == 1)
-            begun.append(name)
+            started.append(name)
             (await read(lines, reader)).complete()
 
     names = [f"turn {i}" for i in range(6)]
     with cell.all_on("decode-0"):
         async with asyncio.TaskGroup() as tasks:
-            with standing_still(cell.engine("decode-0")):
+            with paused(cell.engine("decode-0")):
                 for waiting, name in enumerate(names):
                     tasks.create_task(watched(name))
-                    await cell.until_given(1, queued=waiting)
-    assert begun == names
+                    await cell.until_submitted(1, queued=waiting)
+    assert started == names
 
 
-@pytest.mark.usefixtures("cell")  # whole: what one cell starts again meanwhile, the other would find left
-async def test_a_group_that_finds_no_room_in_time_is_refused_before_its_first_byte(
+@pytest.mark.usefixtures("cell")  # complete: the other cell would count a restarting engine as left over
+async def test_a_group_that_finds_no_capacity_in_time_is_refused_before_its_first_byte(
     folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
 ) -> None:
     impatient = RoutingConfig(queue_timeout_s=0.5)
-    body = chat("holds", STREAMED, n=PLACES)
+    body = chat("holds", STREAMED, n=MAX_CHOICES)
     expected = await undisturbed.answer(CHAT, body)
     async with RunningCell(
-        folder, cell=CellConfig(), routing=impatient, spawn=forking.spawn, max_num_seqs=PLACES
+        folder, cell=CellConfig(), routing=impatient, spawn=forking.spawn, max_num_seqs=MAX_CHOICES
     ) as cell:
-        with standing_still(*cell.decoding):
-            first = asyncio.create_task(ask(cell.http, CHAT, body))
-            await cell.until_given(1)
+        with paused(*cell.decoding):
+            first = asyncio.create_task(fetch_answer(cell.http, CHAT, body))
+            await cell.until_submitted(1)
             late = await cell.http.post(CHAT, json=chat("late", STREAMED, n=1))
         assert (late.status_code, late.json()["error"]["code"]) == (503, "overloaded")
         assert late.headers["retry-after"] == "5"

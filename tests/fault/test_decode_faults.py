@@ -1,4 +1,4 @@
-"""The decode side fails: the client gets a clear error at once, and prefill keeps nothing for the dead."""
+"""The decode side fails: the client gets a clear error at once, and prefill keeps nothing for a dead engine."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @asynccontextmanager
 async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Router]]:
-    """Two workers behind a router, as in a server. A group that loses its worker ends, since it may not move."""
+    """Two workers behind a router, as in a server. A group that loses its worker ends, because it may not move."""
     async with worker_pair(folder, spawn, decode=decode) as pair:
         await pair.meet()
         fleet = Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")])
@@ -37,15 +37,15 @@ def request(name: str, *, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
 
 
 async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
-    memory = gb_of(70)  # room for one of the prompts and all that is written after it
+    memory = gb_of(70)  # enough for one of the prompts and its output tokens
     async with cell(folder, forking.spawn, kv_cache_gb=memory) as (pair, engine):
-        stop(pair.d)  # else it might finish the first group before it hears of the second
+        stop(pair.d)  # otherwise it could finish the first group before it gets the second
         pulled = engine.placed().generate(request("pulled", n=1, max_tokens=190))
         waiting = engine.placed().generate(request("waiting"))  # `placed()`: it waits on the worker, not in the router
         await until(pair.p, lambda stats: stats.prefills == 2)
         send(pair.d, signal.SIGCONT)
         await anext(pulled)
-        await pair.d.send(Hold(True))  # else it might end the first group before it is killed
+        await pair.d.send(Hold(True))  # otherwise it could end the first group before it is killed
         now = await pair.d.stats(check=True)
         assert (now.groups_running, now.groups_waiting, now.transfers) == (1, 1, 1)
         await until(pair.p, lambda stats: stats.leases == 1)
@@ -57,7 +57,7 @@ async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, 
         await pair.check_prefill()
 
 
-async def test_decode_does_without_a_dead_prefill_engine(folder: Path, forking: ForkingProcess) -> None:
+async def test_decode_works_without_a_dead_prefill_engine(folder: Path, forking: ForkingProcess) -> None:
     async with cell(folder, forking.spawn) as (pair, engine):
         before, after = request("before"), request("after")
         assert await answer(engine, before) == undisturbed(folder, before)

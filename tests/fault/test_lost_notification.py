@@ -1,4 +1,4 @@
-"""The one message that tells prefill that decode has its KV gets lost: decode goes on, and the lease ends by itself.
+"""The acknowledgement that decode has the KV of prefill gets lost: decode continues, and the lease expires.
 
 Cores, transfer threads and side channels are real. Only the transport is a fake, which loses messages on demand.
 """
@@ -41,8 +41,8 @@ def core(folder: Path, role: Role, network: LocalNetwork) -> Iterator[EngineCore
 
 
 def meet(decode: EngineCore, prefill: EngineCore) -> None:
-    """Connects the two as a cell does at its start. It tries again if the machine stood still for so long that a worker
-    seemed silent."""
+    """Connects the two as a cell does at its start. It tries again if the machine was suspended until a worker seemed
+    silent."""
     assert prefill.transfers is not None and decode.transfers is not None
     for number in range(5):
         decode.transfers.order(ConnectWorker(number, prefill.transfers.address))
@@ -53,9 +53,9 @@ def meet(decode: EngineCore, prefill: EngineCore) -> None:
     pytest.fail("the two never met")
 
 
-def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]]:
-    """Steps until the group is done. Like the engine's process it sleeps when only a transfer is left to wait for: a
-    loop without sleep would keep the interpreter from the thread that it waits for."""
+def generated(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]]:
+    """Takes steps until the group has finished. Like the engine's process it sleeps while it waits only for a transfer:
+    a loop without sleep would keep the interpreter from the thread for which it waits."""
     outcomes = {"g": Outcome()}
     assert decode.transfers is not None
     decode.submit(request)
@@ -67,7 +67,7 @@ def written(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1], ids=["told", "lost"])
+@pytest.mark.parametrize("lost", [0, 1], ids=["acknowledged", "lost"])
 def test_a_lost_acknowledgement_costs_only_the_time_of_a_lease(lost: int, folder: Path) -> None:
     network, request = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4)
     with core(folder, Role.PREFILL, network) as prefill, core(folder, Role.DECODE, network) as decode:
@@ -75,7 +75,7 @@ def test_a_lost_acknowledgement_costs_only_the_time_of_a_lease(lost: int, folder
         prefill.prefill(request)
         ticket = prefill.step().tickets[RequestId("g")]
         network.lose_messages(lost)
-        assert written(decode, msgspec.structs.replace(request, ticket=ticket)) == undisturbed(folder, request)
+        assert generated(decode, msgspec.structs.replace(request, ticket=ticket)) == undisturbed(folder, request)
         assert decode.stats().transfers == 1
         assert prefill.transfers is not None
         while prefill.stats().leases:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from motet.weights import Delivery, push
-from tests.fault.answers import Answer, ask
-from tests.fault.asked import CHAT, chat
+from tests.fault.answers import Answer, fetch_answer
+from tests.fault.fault_requests import CHAT, chat
 from tests.fault.running_cell import TOGETHER, RunningCell
 from tests.forked import ForkingProcess
 from tests.tiny_models import save_tiny_model
@@ -65,7 +65,7 @@ async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) ->
         else:
             await asyncio.to_thread(partial(push, cell.url, sets[which], way=way))
         if i % ANSWERED_EVERY in (0, 1):
-            answers.append(await ask(cell.http, CHAT, chat("a chat", n=3)))
+            answers.append(await fetch_answer(cell.http, CHAT, chat("a chat", n=3)))
     return answers
 
 

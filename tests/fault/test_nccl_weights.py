@@ -12,10 +12,10 @@ import pytest
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engines.native.spawn import RECEIVER, spawn_receiver
 from tests.deploy.gateways import RunningGateway
-from tests.fault.answers import Answer, ask
-from tests.fault.asked import CHAT, chat
+from tests.fault.answers import Answer, fetch_answer
+from tests.fault.fault_requests import CHAT, chat
+from tests.fault.faults import kill
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import kill
 from tests.forked import ForkingProcess
 from tests.nccl.library import fake_nccl
 from tests.nccl.running import open_files, trainer
@@ -59,9 +59,9 @@ async def shared(folder: Path, receiver: Receiver, forking: ForkingProcess) -> A
 @pytest.fixture(scope="module")
 async def answers(shared: RunningCell, folder: Path, other: Path) -> tuple[Answer, Answer]:
     """The answers with the old weights and with the new ones."""
-    old = await ask(shared.http, CHAT, BODY)
+    old = await fetch_answer(shared.http, CHAT, BODY)
     assert (await shared.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
-    new = await ask(shared.http, CHAT, BODY)
+    new = await fetch_answer(shared.http, CHAT, BODY)
     assert old != new
     return old, new
 
@@ -72,7 +72,7 @@ async def cell(shared: RunningCell, answers: object, folder: Path) -> AsyncItera
     assert (await shared.http.post("/update_weights", json={"weight_dir": str(folder)})).status_code == 200
     yield shared
     assert (await shared.http.post("/shutdown_weight_transfer_engine")).status_code == 200
-    await shared.whole()
+    await shared.restored()
     await shared.check_nothing_left()
 
 
@@ -104,7 +104,7 @@ async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_a
     async with trainer(Plan(cell.url, library, files, **form), forking) as running:  # type: ignore[arg-type]
         for number in range(3):
             await running.prints(f"updated {number}")
-    assert await ask(cell.http, CHAT, BODY) == new != old
+    assert await fetch_answer(cell.http, CHAT, BODY) == new != old
     assert open_files() == 1, "that of the weights that serve"
     assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 2"}
     if form != {"buffer_bytes": SMALL}:
@@ -113,8 +113,8 @@ async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_a
     kill(struck)
     await struck.died.wait()
     assert (await cell.http.post("/shutdown_weight_transfer_engine")).status_code == 200
-    await cell.whole()
-    assert await ask(cell.http, CHAT, BODY) == new
+    await cell.restored()
+    assert await fetch_answer(cell.http, CHAT, BODY) == new
 
 
 async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
@@ -131,7 +131,7 @@ async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
             Plan(gateway.serving.url, library, [weights_of(other)], buffer_bytes=SMALL), forking
         ) as running:
             await running.prints("updated 0")
-        assert await ask(gateway.http, CHAT, BODY) == await ask(cell.http, CHAT, BODY) == answers[1]
+        assert await fetch_answer(gateway.http, CHAT, BODY) == await fetch_answer(cell.http, CHAT, BODY) == answers[1]
         assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 0"}
 
 
@@ -161,7 +161,7 @@ async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothi
     info = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}
     refused = await cell.http.post("/update_weights", json={"update_info": info})
     assert "POST /init_weight_transfer_engine" in refused.json()["error"]["message"]
-    assert await ask(cell.http, CHAT, BODY) == answers[0]
+    assert await fetch_answer(cell.http, CHAT, BODY) == answers[0]
 
 
 async def test_a_second_trainer_takes_the_place_of_the_first(
@@ -173,7 +173,7 @@ async def test_a_second_trainer_takes_the_place_of_the_first(
         await until(cell, lambda: open_files() == 1)
         async with trainer(Plan(cell.url, library, [weights_of(other)]), forking) as second:
             await second.prints("updated 0")
-        assert await ask(cell.http, CHAT, BODY) == answers[1]
+        assert await fetch_answer(cell.http, CHAT, BODY) == answers[1]
     assert open_files() == 1
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from motet.deploy.server import Outcome
 from motet.engine_orders import ApplyWeights, EngineOrder, PrepareWeights
-from tests.fault.answers import Answer, Body, Reader, ask, lines_of, read
-from tests.fault.asked import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
+from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
 from tests.fault.children import BODIES as BODIES_OF_SERVERS
-from tests.fault.children import LOOK_EVERY_S, Servers, answer, client_of
+from tests.fault.children import POLL_S, Servers, answer, client_of
+from tests.fault.fault_requests import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
+from tests.fault.faults import kill
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import kill
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model
@@ -50,7 +50,7 @@ async def expected(folder: Path, other: Path, forking: ForkingProcess) -> AsyncI
 
 
 async def answers_of(cell: RunningCell) -> list[Answer]:
-    return list(await asyncio.gather(*(ask(cell.http, route, body) for route, body in BODIES)))
+    return list(await asyncio.gather(*(fetch_answer(cell.http, route, body) for route, body in BODIES)))
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ async def update(cell: RunningCell, folder: Path) -> str:
 
 
 async def versions(cell: RunningCell) -> set[str]:
-    await cell.whole()
+    await cell.restored()
     return {cell.engine(member.id).info.weight_version for member in cell.fleet.members}
 
 
@@ -138,14 +138,14 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
 ) -> None:
     body = chat("under way", STREAMED, n=4, max_tokens=300)
     async with RunningCell(folder, spawn=forking.spawn, server=RL, max_model_len=1024) as cell:
-        whole = await ask(cell.http, CHAT, body)
+        complete = await fetch_answer(cell.http, CHAT, body)
         async with begun(cell, body) as (lines, reader):
             waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait"}))
             await cell.until(lambda: cell.router.waiting.paused)
             new = asyncio.create_task(answers_of(cell))
-            assert (await read(lines, reader)).complete() == whole
+            assert (await read(lines, reader)).complete() == complete
             assert (await waiting).json() == {"status": "paused"}
-        await cell.until_given(0, queued=3)
+        await cell.until_submitted(0, queued=3)
         await cell.http.post("/resume")
         assert await new == expected["0"]
         async with begun(cell, body | {"max_tokens": 800}) as (lines, reader):  # which is not over before
@@ -154,11 +154,11 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
         for index, choice in cut.choices.items():
             text = choice.text.removesuffix("\ufffd")  # half a character, if it was cut there
-            known = whole.choices[index].text.removesuffix("\ufffd")
+            known = complete.choices[index].text.removesuffix("\ufffd")
             assert text and text[: len(known)] == known[: len(text)]
         assert cut.usage is not None and 4 < cut.usage.completion_tokens < 4 * 800
         queued = asyncio.create_task(answers_of(cell))
-        await cell.until_given(0, queued=3)
+        await cell.until_submitted(0, queued=3)
         assert (await cell.http.post("/abort_requests", json={"request_ids": ["unknown"]})).json()["aborted"] == 0
         assert (await cell.http.post("/abort_requests")).json() == {"status": "aborted", "aborted": 3}
         for answer in await queued:
@@ -178,32 +178,32 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         first = (await cell.http.post(GENERATE, json=body)).json()["choices"]
         assert not any("weight_versions" in choice for choice in first)
-        written: dict[int, list[int]] = {}
+        generated: dict[int, list[int]] = {}
         spans: dict[int, list[dict[str, Any]]] = {}
         updated = False
         async with cell.http.stream("POST", GENERATE, json={**body, "stream": True}) as response:
             async for line in lines_of(response):
                 for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
-                    written.setdefault(choice["index"], []).extend(choice["token_ids"])
+                    generated.setdefault(choice["index"], []).extend(choice["token_ids"])
                     if choice["finish_reason"]:
                         spans[choice["index"]] = choice["weight_versions"]
-                if len(written.get(2, [])) >= 20 and not updated:
+                if len(generated.get(2, [])) >= 20 and not updated:
                     updated = await update(cell, other) == "1"
         at = {index: spans[index][0]["end"] for index in spans}
         assert all(20 <= end < most for end in at.values())
-        for index, tokens in written.items():
+        for index, tokens in generated.items():
             expected = [
                 {"version": "0", "start": 0, "end": at[index]},
                 {"version": "1", "start": at[index], "end": most},
             ]
             assert spans[index] == expected
             assert tokens[: at[index]] == first[index]["token_ids"][: at[index]]
-        started = [{"index": index, "token_ids": tokens[: at[index]]} for index, tokens in sorted(written.items())]
+        started = [{"index": index, "token_ids": tokens[: at[index]]} for index, tokens in sorted(generated.items())]
         del sampling["n"]
         rest = (await cell.http.post(GENERATE, json={**body, "choices": started})).json()["choices"]
         for choice in rest:
             index = choice["index"]
-            assert written[index][at[index] :] == choice["token_ids"][: most - at[index]]
+            assert generated[index][at[index] :] == choice["token_ids"][: most - at[index]]
             assert choice["weight_versions"][0]["version"] == "1"
 
 
@@ -222,10 +222,10 @@ async def test_what_slime_aborts_ends_with_what_it_has(folder: Path, forking: Fo
         assert (await cell.http.post("/abort_request", json={"rid": "sample-1"})).json()["aborted"] == 1
         cut = (await running).json()
         assert cut["meta_info"]["finish_reason"]["type"] == "abort"
-        written = cut["output_ids"]
-        assert 0 < len(written) < 900
-        assert [token for _, token, _ in cut["meta_info"]["output_token_logprobs"]] == written
-        assert written[:300] == first[: len(written)]
+        generated = cut["output_ids"]
+        assert 0 < len(generated) < 900
+        assert [token for _, token, _ in cut["meta_info"]["output_token_logprobs"]] == generated
+        assert generated[:300] == first[: len(generated)]
         await cell.check_nothing_left()
 
 
@@ -259,7 +259,7 @@ async def until_versions(http: httpx.AsyncClient, versions: list[str]) -> None:
             workers = (await http.get("/status")).json()["workers"]
             if sorted(worker["weight_version"] for worker in workers) == versions:
                 return
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
 
 async def test_a_server_that_is_stopped_while_it_is_paused_lets_its_answers_end(
@@ -267,9 +267,9 @@ async def test_a_server_that_is_stopped_while_it_is_paused_lets_its_answers_end(
 ) -> None:
     body = chat("under way", STREAMED, n=2, max_tokens=200)
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
-        whole = await ask(cell.http, CHAT, body)
+        complete = await fetch_answer(cell.http, CHAT, body)
         async with begun(cell, body) as (lines, reader):
             await cell.http.post("/pause", params={"mode": "keep"})
             cell.signals.ask()
-            assert (await read(lines, reader)).complete() == whole
+            assert (await read(lines, reader)).complete() == complete
         assert await cell.outcome() is Outcome.STOPPED

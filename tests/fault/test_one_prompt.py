@@ -1,6 +1,6 @@
-"""Requests with one prompt, with prefill and decode apart: they share what is computed and fetched.
+"""Requests with one prompt, with separate prefill and decode: they share what is computed and fetched.
 
-Each is answered as alone, also if they come at once and a worker dies under them all.
+Each gets the answer that it gets alone, even if they arrive at the same time and their worker dies.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from motet.settings.server_config import CellConfig
-from tests.fault.answers import Answer, ask
-from tests.fault.asked import COMPLETIONS, STREAMED, completion
+from tests.fault.answers import Answer, fetch_answer
+from tests.fault.fault_requests import COMPLETIONS, STREAMED, completion
+from tests.fault.faults import Point, generated, kill, submitted
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import Point, kill, submitted, written
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.kernels]
@@ -27,31 +27,31 @@ WORKERS = ("prefill-0", "decode-0", "decode-1")
 
 async def answered(cell: RunningCell, name: str) -> list[Answer]:
     bodies = [completion(name, STREAMED, n=1, seed=7 + number) for number in range(COUNT)]
-    return await asyncio.gather(*(ask(cell.http, COMPLETIONS, body) for body in bodies))
+    return await asyncio.gather(*(fetch_answer(cell.http, COMPLETIONS, body) for body in bodies))
 
 
 async def expected(undisturbed: Undisturbed, name: str) -> list[Answer]:
-    """What each of them is answered alone, by one engine."""
+    """Returns the answers that each of them gets alone, from one engine."""
     bodies = [completion(name, STREAMED, n=1, seed=7 + number) for number in range(COUNT)]
     return [await undisturbed.answer(COMPLETIONS, body, dtype=DTYPE) for body in bodies]
 
 
 @pytest.mark.parametrize(
-    "point", [None, submitted, written(20)], ids=["undisturbed", "killed at first", "killed later"]
+    "point", [None, submitted, generated(20)], ids=["undisturbed", "killed at first", "killed later"]
 )
 async def test_requests_with_one_prompt_are_prefilled_once_and_survive_a_worker(
     point: Point | None, folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
 ) -> None:
     await undisturbed.start(DTYPE)
-    wanted = await expected(undisturbed, "one prompt")
+    alone = await expected(undisturbed, "one prompt")
     async with RunningCell(folder, cell=CELL, spawn=forking.spawn, dtype=DTYPE) as cell:
         if point is not None:
-            cell.strikes.arm(point, kill)
-        assert await answered(cell, "one prompt") == wanted
-        await cell.whole()
+            cell.faults.arm(point, kill)
+        assert await answered(cell, "one prompt") == alone
+        await cell.restored()
         if point is None:
             prefill, *decode = [await cell.stats(worker) for worker in WORKERS]
-            usage = wanted[0].usage
+            usage = alone[0].usage
             assert usage is not None
             assert prefill.prefills == sum(stats.transfers for stats in decode) <= len(decode)
             assert prefill.prefill_tokens <= usage.prompt_tokens + cell.engine("prefill-0").info.block_size
@@ -75,28 +75,28 @@ async def figures(cell: RunningCell) -> dict[str, tuple[int, int]]:
 async def test_more_choices_of_a_kept_prompt_go_to_its_worker_without_a_prefill(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    wanted = await undisturbed.answer(COMPLETIONS, completion("kept", STREAMED, n=6), dtype=DTYPE)
-    first = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=2, keep_s=60.0))
-    await ask(cell.http, COMPLETIONS, completion("another", STREAMED))
+    expected_answer = await undisturbed.answer(COMPLETIONS, completion("kept", STREAMED, n=6), dtype=DTYPE)
+    first = await fetch_answer(cell.http, COMPLETIONS, completion("kept", STREAMED, n=2, keep_s=60.0))
+    await fetch_answer(cell.http, COMPLETIONS, completion("another", STREAMED))
     before = await figures(cell)
     (keeper,) = [worker for worker in WORKERS if (await cell.stats(worker)).trunks_kept]
-    more = await ask(cell.http, COMPLETIONS, completion("kept", STREAMED, n=4, seed=9))
-    assert first.choices | {2 + index: choice for index, choice in more.choices.items()} == wanted.choices
+    more = await fetch_answer(cell.http, COMPLETIONS, completion("kept", STREAMED, n=4, seed=9))
+    assert first.choices | {2 + index: choice for index, choice in more.choices.items()} == expected_answer.choices
     tokens, transfers = before[keeper]
     assert await figures(cell) == {**before, keeper: (tokens + 1, transfers)}, "the last token, for its logits"
 
 
 @pytest.mark.parametrize("refill", ["each", "all"])
-async def test_choices_that_begin_later_take_no_prefill_and_no_transfer_of_their_own(
+async def test_choices_that_start_later_take_no_prefill_and_no_transfer(
     refill: str, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    wanted = await undisturbed.answer(COMPLETIONS, completion(refill, STREAMED, n=6), dtype=DTYPE)
+    expected_answer = await undisturbed.answer(COMPLETIONS, completion(refill, STREAMED, n=6), dtype=DTYPE)
     before = await figures(cell)
     body = completion(refill, STREAMED, n=6, group={"start": 2, "refill": refill})
-    assert (await ask(cell.http, COMPLETIONS, body)).choices == wanted.choices
+    assert (await fetch_answer(cell.http, COMPLETIONS, body)).choices == expected_answer.choices
     after = await figures(cell)
     transfers = sum(after[worker][1] - before[worker][1] for worker in WORKERS)
     prefilled, *others = [after[worker][0] - before[worker][0] for worker in WORKERS]
-    assert wanted.usage is not None
-    assert (transfers, prefilled) == (1, wanted.usage.prompt_tokens - 1)
+    assert expected_answer.usage is not None
+    assert (transfers, prefilled) == (1, expected_answer.usage.prompt_tokens - 1)
     assert sum(others) <= 1 + 4 * 2 * cell.engine("decode-0").info.block_size, "the end of the prompt, for its logits"

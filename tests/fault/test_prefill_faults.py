@@ -1,4 +1,4 @@
-"""The prefill side fails in many ways, and a client of the group reads its choices as if nothing had happened."""
+"""The prefill side fails in many ways, and the client of a group reads the same choices as without a fault."""
 
 import asyncio
 import signal
@@ -27,7 +27,7 @@ def request(name: str = "g", *, length: int = 300, seed: int = 0, n: int = 4) ->
 async def test_prefill_is_killed_after_the_ticket_and_before_the_pull(
     met: bool, folder: Path, forking: ForkingProcess
 ) -> None:
-    """Decode waits 5 s for a worker it has not met; `tests/transfer/test_thread.py` does it without processes."""
+    """Decode waits 5 s for a worker that it does not know; `tests/transfer/test_thread.py` needs no processes."""
     async with worker_pair(folder, forking.spawn) as pair:
         if met:
             await pair.meet()
@@ -96,14 +96,14 @@ async def test_a_ticket_serves_only_its_own_prompt_and_number_of_readers(folder:
         assert stats.transfer_bytes == 38 * pair.d.info.bytes_per_block
         for _ in range(2):
             assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
-            await pair.check_prefill()  # it has heard of the second reader: the third comes too late
+            await pair.check_prefill()  # it knows of the second reader: the third one is too late
         stats = await pair.check_decode(failure=FailureKind.LEASE_ENDED)
         assert stats.transfers == 2
 
-        wanted = request("wanted", seed=1)
+        target = request("target", seed=1)
         other = ticket_of(await pair.ticket(request("other", seed=2)))
-        forged = msgspec.structs.replace(other, prompt_digest=prompt_digest(wanted.prompt[: other.num_tokens]))
-        assert await answer(pair.d, msgspec.structs.replace(wanted, ticket=forged)) == undisturbed(folder, wanted)
+        forged = msgspec.structs.replace(other, prompt_digest=prompt_digest(target.prompt[: other.num_tokens]))
+        assert await answer(pair.d, msgspec.structs.replace(target, ticket=forged)) == undisturbed(folder, target)
         stats = await until(pair.d, lambda stats: stats.pulls_open == 0)
         assert (stats.transfers, stats.transfer_failures) == (2, {FailureKind.LEASE_ENDED: 2})
         await pair.p.release(other)
@@ -132,7 +132,7 @@ async def test_a_late_reader_gets_neither_expired_blocks_nor_their_new_contents(
 
 
 @pytest.mark.usefixtures("over_tcp")
-async def test_prefill_stops_during_a_pull_whose_client_leaves_and_goes_on_later(
+async def test_prefill_stops_during_a_pull_whose_client_leaves_and_continues_later(
     folder: Path, forking: ForkingProcess
 ) -> None:
     memory = gb_of(80)
@@ -156,7 +156,7 @@ async def test_prefill_stops_during_a_pull_whose_client_leaves_and_goes_on_later
 
 
 @pytest.mark.usefixtures("over_tcp")
-async def test_a_pull_from_a_stopped_prefill_is_given_up_in_time(folder: Path, forking: ForkingProcess) -> None:
+async def test_a_pull_from_a_stopped_prefill_ends_in_time(folder: Path, forking: ForkingProcess) -> None:
     async with worker_pair(folder, forking.spawn, decode={"pull_timeout_s": 2.0}) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
@@ -169,7 +169,7 @@ async def test_a_pull_from_a_stopped_prefill_is_given_up_in_time(folder: Path, f
         await pair.check_prefill()
 
 
-async def test_workers_of_another_cluster_or_with_other_kv_refuse_each_other_and_say_why(
+async def test_workers_of_another_cluster_or_with_other_kv_refuse_each_other_with_the_reason(
     folder: Path, forking: ForkingProcess
 ) -> None:
     other_kv = r"dtype is float32 here and bfloat16 there|bfloat16 here and float32"

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 
 from motet import weights
 from motet.weights import Delivery, PushError
-from tests.fault.answers import ask
-from tests.fault.asked import CHAT, chat
+from tests.fault.answers import fetch_answer
 from tests.fault.children import BODIES, Servers, answer, client_of, until
+from tests.fault.fault_requests import CHAT, chat
+from tests.fault.faults import kill
 from tests.fault.running_cell import RunningCell
-from tests.fault.striking import kill
 from tests.forked import ForkingProcess
 from tests.memory_files import open_files
 from tests.tiny_models import save_tiny_model
@@ -63,24 +63,24 @@ async def test_pushed_weights_equal_a_folders_and_outlive_the_trainer_and_engine
     new_tensors: dict[str, torch.Tensor],
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
-        old = await ask(cell.http, CHAT, BODY)
+        old = await fetch_answer(cell.http, CHAT, BODY)
         assert (await cell.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
-        new, digest = await ask(cell.http, CHAT, BODY), cell.engine("decode-0").info.model_digest
+        new, digest = await fetch_answer(cell.http, CHAT, BODY), cell.engine("decode-0").info.model_digest
         assert old != new
         for way in Delivery:
             assert await push(cell.url, old_tensors, way=way, version=f"old by {way}") == f"old by {way}"
-            assert await ask(cell.http, CHAT, BODY) == old
+            assert await fetch_answer(cell.http, CHAT, BODY) == old
             assert await push(f"{cell.url}/v1", new_tensors, way=way, version=f"new by {way}") == f"new by {way}"
-            assert await ask(cell.http, CHAT, BODY) == new
+            assert await fetch_answer(cell.http, CHAT, BODY) == new
             assert cell.engine("decode-0").info.model_digest == digest
             assert open_files() == 1, "that of the weights that serve"
         for worker in ("prefill-0", "decode-0"):
             struck = cell.engine(worker)
             kill(struck)
             await struck.died.wait()
-            await cell.whole()
+            await cell.restored()
             assert cell.engine(worker).info.weight_version == f"new by {Delivery.HTTP}"
-        assert await ask(cell.http, CHAT, BODY) == new
+        assert await fetch_answer(cell.http, CHAT, BODY) == new
         sums = (await cell.http.post("/weight_checker", json={"action": "checksum"})).json()["checksums"]
         name = "model.layers.0.mlp.gate_proj.weight"
         assert sums[name] == hashlib.sha256(new_tensors[name].numpy().data).hexdigest()
@@ -93,14 +93,14 @@ async def test_tensors_that_cannot_be_used_are_refused_by_name_and_nothing_chang
 ) -> None:
     wrong = {**new_tensors, "lm_head.weight": new_tensors["lm_head.weight"][:, :-1]}
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True, "admin_key": "admin"}) as cell:
-        before = await ask(cell.http, CHAT, BODY)
+        before = await fetch_answer(cell.http, CHAT, BODY)
         with pytest.raises(PushError, match="401: This route needs the server's admin key"):
             await push(cell.url, new_tensors, way=way)
         with pytest.raises(PushError, match=r"400: .*tensor lm_head\.weight: its shape is"):
             await asyncio.to_thread(weights.push, cell.url, wrong, way=way, admin_key="admin")
         with pytest.raises(ValueError, match=r"tensor a: its dtype is torch\.float64"):
             await push(cell.url, {"a": torch.zeros(2, dtype=torch.float64)}, way=way)
-        assert await ask(cell.http, CHAT, BODY) == before
+        assert await fetch_answer(cell.http, CHAT, BODY) == before
         assert open_files() == 0
 
 

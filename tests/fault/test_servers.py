@@ -1,5 +1,5 @@
-"""Servers behind a gateway are restarted one after the other, and the gateway itself is killed, while clients ask.
-`e2e/test_gateway` and `hosts` test a server that is cut off and goes on.
+"""Servers behind a gateway are restarted one after the other, and the gateway itself is killed, while clients send
+requests. `e2e/test_gateway` and `hosts` test a server that is cut off and continues.
 
 All tests of this module use the same two servers, and leave them as they found them.
 """
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PATIENCE = ("--worker-timeout", "3")
 CLIENTS = len(BODIES)
 READS_S = 0.5
-"""Time that a client spends with an answer before it asks again. Meanwhile a server can start."""
+"""Time between the answer and the next request of a client, in which a server can start."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ async def servers(both: Servers) -> AsyncIterator[Servers]:
 
 @pytest.fixture(scope="module")
 async def expected(both: Servers) -> list[str]:
-    """The answers to BODIES from a server that is left alone."""
+    """Returns the answers to BODIES from a server without faults."""
     async with client_of(both[0]) as http:
         return [await answer(http, body) for body in BODIES]
 
@@ -62,7 +62,7 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(
 ) -> None:
     over, answers = asyncio.Event(), 0
 
-    async def ask_on_and_on(number: int) -> None:
+    async def send_requests(number: int) -> None:
         nonlocal answers
         for place in itertools.count(number):
             if over.is_set():
@@ -78,13 +78,13 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(
         asyncio.TaskGroup() as clients,
     ):
         for number in range(CLIENTS):
-            clients.create_task(ask_on_and_on(number))
+            clients.create_task(send_requests(number))
         for number in range(2):
             url, before = servers[number].url, answers
             await until_busy(http, url)
             await servers.restart(number)
             await until_state(http, url, "ready")
-            assert answers > before  # the other server answered meanwhile
+            assert answers > before  # the other server answered during this time
         over.set()
 
 

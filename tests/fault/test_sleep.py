@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from motet.settings.server_config import RoutingConfig
-from tests.fault.answers import Answer, Body, Reader, ask, lines_of, read
-from tests.fault.asked import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
+from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.faults import kill
 from tests.fault.running_cell import OFTEN, SECONDS, RunningCell
-from tests.fault.striking import kill
 from tests.forked import ForkingProcess
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -35,7 +35,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def answers_of(cell: RunningCell) -> list[Answer]:
-    return list(await asyncio.gather(*(ask(cell.http, route, body) for route, body in BODIES)))
+    return list(await asyncio.gather(*(fetch_answer(cell.http, route, body) for route, body in BODIES)))
 
 
 async def order(cell: RunningCell, path: str, **query: str | int | bool) -> Any:
@@ -69,7 +69,7 @@ async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_slee
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL, kv_cache_gb=KV_GB) as cell:
         before = {worker: resident(cell, worker) for worker in WORKERS}
-        whole, expected = await ask(cell.http, CHAT, LONG), await answers_of(cell)
+        complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
         for _ in range(2):
             async with begun(cell) as (lines, reader):
                 assert await order(cell, "/sleep", level=level, mode="keep") == {"status": "sleeping", "level": level}
@@ -77,12 +77,12 @@ async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_slee
                     assert before[worker] - resident(cell, worker) > 0.6 * KV_GB * 2**30
                 assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": True}
                 queued = asyncio.create_task(answers_of(cell))
-                await cell.until_given(1, queued=3)
+                await cell.until_submitted(1, queued=3)
                 assert await order(cell, "/wake_up", tags="weights") == {"status": "sleeping", "tags": ["weights"]}
                 assert not all(choice.finish_reason for choice in reader.answer.choices.values())
                 came = await fetched(cell)
                 assert await order(cell, "/wake_up", tags="kv_cache") == {"status": "awake", "tags": ["kv_cache"]}
-                assert (await read(lines, reader)).complete() == whole
+                assert (await read(lines, reader)).complete() == complete
                 assert await queued == expected
                 assert await fetched(cell) > came
         assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": False}
@@ -128,7 +128,7 @@ async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_whole(
             struck = cell.engine(worker)
             kill(struck)
             await struck.died.wait()
-            await cell.whole()
+            await cell.restored()
             assert awake - resident(cell, worker) > 0.6 * KV_GB * 2**30
         assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": True}
         assert await order(cell, "/wake_up") == {"status": "awake", "tags": None}
@@ -155,22 +155,22 @@ async def test_requests_wait_while_engines_sleep_and_then_are_refused(folder: Pa
 
 async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path, forking: ForkingProcess) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
-        whole = await ask(cell.http, CHAT, LONG)
+        complete = await fetch_answer(cell.http, CHAT, LONG)
         async with begun(cell) as (lines, reader):
             await order(cell, "/sleep", level=2, mode="keep")
             cell.signals.ask()
-            assert (await read(lines, reader)).complete() == whole
+            assert (await read(lines, reader)).complete() == complete
 
 
 async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_router_knows(
     folder: Path, forking: ForkingProcess
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=OFTEN) as cell:
-        whole, expected = await ask(cell.http, CHAT, LONG), await answers_of(cell)
+        complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
         async with begun(cell) as (lines, reader):
             assert await order(cell, "/reset_prefix_cache") == {"success": True}
             assert await order(cell, "/reset_prefix_cache", reset_running_requests=True) == {"success": True}
-            assert (await read(lines, reader)).complete() == whole
+            assert (await read(lines, reader)).complete() == complete
         await order(cell, "/reset_prefix_cache")
         assert [(await cell.stats(worker)).blocks_cached for worker in WORKERS] == [0, 0, 0]
         assert [cell.fleet.cached_blocks.blocks(worker) for worker in WORKERS] == [0, 0, 0]

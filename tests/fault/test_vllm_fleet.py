@@ -1,4 +1,4 @@
-"""A gateway in front of vLLM servers that die, hang, refuse, lose KV, come and go: whatever clients read is right."""
+"""A gateway of vLLM servers that die, hang, refuse, lose KV, join and leave: all that clients read is right."""
 
 import asyncio
 from pathlib import Path
@@ -13,30 +13,31 @@ from tests.fault.vllm_fleet import VLLMFleet, vllm_fleet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-PLAYS = (1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7)))
-"""Seeds; a failure names its own. The seed decides what is done and asked, but the machine has a say in when."""
-PLAY_S = 3.0
-"""Length of the trouble in a play, in seconds; it goes on until FEWEST answers are there."""
-AT_ONCE = 12
-"""Number of clients that ask at the same time."""
-FEWEST = 20
-"""Number of answers that a play needs to prove anything. On a busy machine they take longer than PLAY_S."""
+SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7)))
+"""Seeds of the runs; failures name them. The seed decides about requests and faults, but not about their times."""
+RUN_S = 3.0
+"""Duration of the faults in a run, in seconds. They continue until there are MIN_ANSWERS answers."""
+CLIENTS = 12
+"""Number of clients at the same time."""
+MIN_ANSWERS = 20
+"""Number of answers without which a run proves nothing. On a busy machine they take longer than RUN_S."""
 LEFT_TO_LEASES, FEW_LEFT = 0.1, 4
-"""Of the tickets of a play, and beside that: those that were on their way to clients that left, or that nobody was up
-to give back. It would be a quarter if clients that leave left theirs; on a busy machine 4 of 79 were seen."""
-STRIKERS = 2
-"""Number of servers that are struck at the same time."""
+"""Maximum share of a run's tickets, and number in addition, whose leases expire: tickets of clients that left at that
+moment, or that no worker could release. If the tickets of all clients that leave expired, the share would be a quarter.
+On a busy machine, 4 of 79 were seen."""
+FAULTS = 2
+"""Number of servers that have a fault at the same time."""
 
 
-@pytest.mark.parametrize("seed", PLAYS)
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_what_clients_read_is_right_whatever_happens_to_vllm_servers(
     folder: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = asyncio.all_tasks()
     async with vllm_fleet(folder) as fleet, client_of(fleet.gateway) as http:
         clients = Clients(http)
-        await play(fleet, clients, Random(seed))
-        await fleet.mend()
+        await run(fleet, clients, Random(seed))
+        await fleet.repair()
         await fleet.until_idle()
         check_nothing_left(fleet)
     await asyncio.sleep(0)
@@ -48,22 +49,22 @@ def client_of(gateway: RunningGateway) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=gateway.http.base_url, timeout=None, limits=httpx.Limits(max_connections=None))
 
 
-async def play(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
-    ends_s = asyncio.get_running_loop().time() + PLAY_S
+async def run(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
+    ends_s = asyncio.get_running_loop().time() + RUN_S
 
-    async def again(what: str, number: int) -> None:
+    async def repeat(what: str, number: int) -> None:
         own = Random(f"{random.random()} {what} {number}")
-        while asyncio.get_running_loop().time() < ends_s or clients.told["answered"] < FEWEST:
+        while asyncio.get_running_loop().time() < ends_s or clients.ends["answered"] < MIN_ANSWERS:
             if what == "client":
-                await clients.come(own)
+                await clients.send_request(own)
             else:
-                await fleet.strike(own)
+                await fleet.inject_fault(own)
 
     async with asyncio.TaskGroup() as tasks:
-        for number in range(AT_ONCE):
-            tasks.create_task(again("client", number))
-        for number in range(STRIKERS):
-            tasks.create_task(again("striker", number))
+        for number in range(CLIENTS):
+            tasks.create_task(repeat("client", number))
+        for number in range(FAULTS):
+            tasks.create_task(repeat("fault", number))
 
 
 def check_nothing_left(fleet: VLLMFleet) -> None:

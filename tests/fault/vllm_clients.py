@@ -1,4 +1,4 @@
-"""Clients of played vLLM servers and of a text upstream: what they ask, and whether what they read can be right."""
+"""Clients of fake vLLM servers and of a text upstream: their requests, and the checks of what they read."""
 
 import asyncio
 from collections import Counter
@@ -8,8 +8,8 @@ from random import Random
 import httpx
 
 from motet.engines.vllm.requests import resumed_seed, signed_seed
-from tests.fault.answers import Answer, Body, Choice, Reader, lines_of, read, whole
-from tests.fault.asked import CHAT, COMPLETIONS, STREAMED
+from tests.fault.answers import Answer, Body, Choice, Reader, complete_answer, lines_of, read
+from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED
 from tests.fault.vllm_fleet import TEXTS
 from tests.peers.fake_vllm import MODEL
 from tests.peers.vllm_tokens import EOS, Kind, goes_on, state_of, written
@@ -18,40 +18,41 @@ from tests.tiny_tokenizer import FIRST_BYTE_ID
 STOPS = ("e", "a", "7")
 STOP_IDS = {FIRST_BYTE_ID + ord(stop) for stop in STOPS}
 REFUSED = {"no_worker", "overloaded"}
-"""Errors that clients may get before the first byte, while nobody can answer."""
+"""Errors that clients may get before the first byte, while no worker can answer."""
 
 
 @dataclass
 class Clients:
-    """The clients of one play. `told` counts how their requests ended."""
+    """The clients of one run."""
 
     http: httpx.AsyncClient
-    told: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    """Number of requests by how they ended."""
     _number: int = 0
 
-    async def come(self, random: Random) -> None:
+    async def send_request(self, random: Random) -> None:
         """Sends one request, reads the answer, and raises if it is wrong."""
         self._number += 1
         if random.random() < 0.2:
-            route, body = CHAT, texts_asked(self._number, random)
+            route, body = CHAT, text_request(self._number, random)
         else:
-            route, body = COMPLETIONS, tokens_asked(self._number, random)
+            route, body = COMPLETIONS, token_request(self._number, random)
         leaves_s = random.uniform(0.0, 0.4) if random.random() < 0.25 else None
         try:
             async with asyncio.timeout(leaves_s):
                 answer = await self._answer(route, body)
         except TimeoutError:
-            self.told["left"] += 1
+            self.ends["left"] += 1
             return
         if answer is not None:
-            self.told["answered"] += 1
+            self.ends["answered"] += 1
             check(body, answer)
 
     async def _answer(self, route: str, body: Body) -> Answer | None:
         """Returns None if the request was refused or broken off in a way that is allowed."""
         if not body.get("stream"):
             response = await self.http.post(route, json=body)
-            return whole(response) if response.status_code == 200 else self._refused(response)
+            return complete_answer(response) if response.status_code == 200 else self._refused(response)
         async with self.http.stream("POST", route, json=body) as response:
             if response.status_code != 200:
                 await response.aread()
@@ -61,12 +62,12 @@ class Clients:
     def _refused(self, response: httpx.Response) -> Answer | None:
         code = response.json()["error"]["code"]
         assert response.status_code == 503 and code in REFUSED, response.text
-        self.told[code] += 1
+        self.ends[code] += 1
         return None
 
 
-def tokens_asked(number: int, random: Random) -> Body:
-    """All prompts begin with the same tokens, and end with their own."""
+def token_request(number: int, random: Random) -> Body:
+    """Returns a request. All prompts start with the same tokens, and end differently."""
     num_prompts = random.choice((1, 1, 1, 3))
     tails = [random.choices(range(3, 259), k=random.randint(1, 40)) for _ in range(num_prompts)]
     body: Body = {
@@ -83,7 +84,7 @@ def tokens_asked(number: int, random: Random) -> Body:
     return body | random.choice((STREAMED, {})) | random.choice(({"stop": list(STOPS)}, {}, {}))
 
 
-def texts_asked(number: int, random: Random) -> Body:
+def text_request(number: int, random: Random) -> Body:
     message = {"role": "user", "content": f"prompt {number}"}
     body: Body = {"model": TEXTS, "messages": [message], "n": random.choice((1, 3)), "seed": random.randrange(9)}
     return body | random.choice((STREAMED, {}))
@@ -110,25 +111,25 @@ def _check_choice(body: Body, prompt: list[int], index: int, choice: Choice) -> 
     if "temperature" in body:
         assert tokens == written(prompt, len(tokens)), (tokens, written(prompt, len(tokens)))
     elif isinstance(seed, int):
-        assert seeded_goes_on(prompt, tokens, seed + index), (prompt, tokens, seed + index)
+        assert continues_seeded(prompt, tokens, seed + index), (prompt, tokens, seed + index)
     else:
         assert goes_on(prompt, tokens), (prompt, tokens)
     ends = STOP_IDS if "stop" in body else set()
     ends = ends if body["ignore_eos"] else ends | {EOS}
-    assert not ends.intersection(tokens[:-1]), "it went on after its end"
+    assert not ends.intersection(tokens[:-1]), "it continued after its end"
     assert choice.finish_reason == ("stop" if tokens[-1] in ends else "length")
     assert tokens[-1] in ends or len(tokens) == most
 
 
-def seeded_goes_on(prompt: list[int], tokens: list[int], seed: int) -> bool:
-    """Returns True if a seeded choice may be this one: it follows its seed, and another seed after each move."""
+def continues_seeded(prompt: list[int], tokens: list[int], seed: int) -> bool:
+    """Returns True if this can be a seeded choice: it follows its seed, and another seed after each move."""
     state = state_of(prompt)
-    begun = {0: Kind(seed=signed_seed(seed))}
-    for place, token in enumerate(tokens):
-        if place:
-            begun[place] = Kind(seed=signed_seed(resumed_seed(seed, place)))
-        begun = {start: kind for start, kind in begun.items() if kind.token(state, place - start) == token}
-        if not begun:
+    started = {0: Kind(seed=signed_seed(seed))}
+    for position, token in enumerate(tokens):
+        if position:
+            started[position] = Kind(seed=signed_seed(resumed_seed(seed, position)))
+        started = {start: kind for start, kind in started.items() if kind.token(state, position - start) == token}
+        if not started:
             return False
         state = state_of([token], state)
     return True

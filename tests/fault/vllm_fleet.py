@@ -1,4 +1,4 @@
-"""Played vLLM servers and a text upstream behind one gateway, and what is done to them while clients read."""
+"""Fake vLLM servers and a text upstream behind one gateway, and the faults that they have while clients read."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,14 +24,14 @@ TEXTS = "texts"
 STEP_S = 0.004
 """Time that a server takes for one token of a choice."""
 SETTLED_S = 60.0
-"""Time after which every question of the gateway to a server has its answer: more than the longest time-out of one."""
+"""Time after which every call of the gateway to a server has ended: more than the longest time-out."""
 WAIT_S = 120.0
-"""Time that a group waits for a worker: longer than any disturbance lasts."""
+"""Time that a group waits for a worker: longer than any fault lasts."""
 
 
 @dataclass
 class VLLMFleet:
-    """`prefill`, two `decodes`, a `guest` that comes and goes, and `texts`, a text upstream, behind `gateway`."""
+    """A `gateway` with `prefill`, two `decodes`, a `guest` that joins and leaves, and `texts`, a text upstream."""
 
     prefill: FakeVLLM
     decodes: tuple[FakeVLLM, FakeVLLM]
@@ -40,26 +40,28 @@ class VLLMFleet:
     network: Network
     gateway: RunningGateway
     _here: bool = False
-    """True if the guest was last told to come."""
-    _struck: set[int] = field(default_factory=set)
-    """Ports of the servers that are being struck."""
+    """True if the guest was last added, and not removed."""
+    _faulty: set[int] = field(default_factory=set)
+    """Ports of the servers that have a fault now."""
 
     @property
     def servers(self) -> list[FakeVLLM]:
         return [self.prefill, *self.decodes, self.guest]
 
-    async def strike(self, random: Random) -> None:
-        """Strikes a server that suffers nothing else, and undoes it after a while."""
-        server = random.choice([server for server in self.servers if server.port not in self._struck])
-        strike = random.choice((self._kill, self._hang, self._fail, self._sicken, self._crowd, self._invite))
-        self._struck.add(server.port)
+    async def inject_fault(self, random: Random) -> None:
+        """Injects a fault into a server that has no other one, and ends it after some time."""
+        server = random.choice([server for server in self.servers if server.port not in self._faulty])
+        fault = random.choice(
+            (self._kill, self._hang, self._fail, self._break_engine, self._overload, self._toggle_guest)
+        )
+        self._faulty.add(server.port)
         try:
-            await strike(server, random)
+            await fault(server, random)
         finally:
-            self._struck.discard(server.port)
+            self._faulty.discard(server.port)
 
-    async def mend(self) -> None:
-        """Ends all trouble, and waits until every worker is ready."""
+    async def repair(self) -> None:
+        """Ends all faults, and waits until every worker is ready."""
         for server in self.servers:
             assert server.switches.healthy and not server.switches.pull_fails and not server.switches.pull_hangs
             server.switches.too_busy = 0
@@ -68,17 +70,17 @@ class VLLMFleet:
             await self.gateway.until_state(name_of(server), WorkerState.READY)
 
     async def until_idle(self) -> None:
-        """Waits until no server has a request open and the gateway asks for nothing."""
+        """Waits until no server has an open request and the gateway waits for no answer."""
         for server in self.servers:
             await _until_idle(server)
         await self.texts.until_idle()
         for _ in range(int(SETTLED_S / STEP_S)):
             members = self.gateway.gateway.router.fleet.members
             ready = [member.worker for member in members if member.state is WorkerState.READY]
-            if not any(_asks(worker) for worker in ready if worker is not None):
+            if not any(_has_open_call(worker) for worker in ready if worker is not None):
                 return
             await asyncio.sleep(STEP_S)
-        pytest.fail("the gateway still asks servers for something")
+        pytest.fail("the gateway still waits for servers")
 
     async def _kill(self, server: FakeVLLM, random: Random) -> None:
         await server.kill()
@@ -91,29 +93,29 @@ class VLLMFleet:
         server.go_on()
 
     async def _fail(self, server: FakeVLLM, random: Random) -> None:
-        """Makes the server's fetches of KV fail for a while."""
+        """Makes the server's fetches of KV fail for some time."""
         how = random.choice(("pull_fails", "pull_hangs"))
         setattr(server.switches, how, True)
         await asyncio.sleep(random.uniform(0.0, 0.8))
         setattr(server.switches, how, False)
         server.changed()
 
-    async def _sicken(self, server: FakeVLLM, random: Random) -> None:
-        """Makes the server ill. A dead engine comes back only when its server is restarted."""
+    async def _break_engine(self, server: FakeVLLM, random: Random) -> None:
+        """Breaks the engine of the server, which works again only after the server was restarted."""
         server.switches.healthy = False
         await asyncio.sleep(random.uniform(0.0, 0.3))
         await server.kill()
         server.switches.healthy = True
         await server.start()
 
-    async def _crowd(self, server: FakeVLLM, random: Random) -> None:
-        """Makes the server refuse the next requests; the text upstream may refuse one too."""
+    async def _overload(self, server: FakeVLLM, random: Random) -> None:
+        """Makes the server refuse the next requests. The text upstream can refuse one too."""
         server.switches.too_busy = random.randint(1, 5)
         busy = Refused.openai(503, "full", code="overloaded")
         self.texts.manners.not_ok += [busy] * random.randint(0, 1)
 
-    async def _invite(self, server: FakeVLLM, random: Random) -> None:
-        """Invites the guest, or sends it away, whichever server was chosen."""
+    async def _toggle_guest(self, server: FakeVLLM, random: Random) -> None:
+        """Adds the guest, or removes it, no matter which server was chosen."""
         if self._here:
             drain_s = random.choice((0, 0.1, 5))
             await self.gateway.http.delete(f"/workers/guest?drain_timeout={drain_s}", headers=ADMIN)
@@ -127,8 +129,8 @@ async def _until_idle(server: FakeVLLM) -> None:
     await server.until(lambda: not server.open)
 
 
-def _asks(worker: Worker) -> bool:
-    """Returns True if the gateway waits for the server's answer to something, for example for a returned ticket."""
+def _has_open_call(worker: Worker) -> bool:
+    """Returns True if the gateway waits for an answer of the server, for example to a released ticket."""
     try:
         if isinstance(worker.engine, VLLMEngine):
             worker.engine.check()
@@ -145,7 +147,9 @@ def name_of(server: FakeVLLM) -> str:
 async def vllm_fleet(folder: Path) -> AsyncIterator[VLLMFleet]:
     network = Network()
     async with AsyncExitStack() as stack:
-        made = [FakeVLLM(network=network, stepped=True, port=free_port()) for _ in range(4)]  # for all its lives
+        made = [
+            FakeVLLM(network=network, stepped=True, port=free_port()) for _ in range(4)
+        ]  # the same after each restart
         servers = [await stack.enter_async_context(server) for server in made]
         prefill, one, other, guest = servers
         other.switches.scale_out = True
@@ -161,7 +165,7 @@ async def vllm_fleet(folder: Path) -> AsyncIterator[VLLMFleet]:
         )
         await stack.enter_async_context(gateway)
         fleet = VLLMFleet(prefill, (one, other), guest, texts, network, gateway)
-        await fleet.mend()
+        await fleet.repair()
         yield fleet
 
 

@@ -1,4 +1,4 @@
-"""A prefill and a decode engine in processes of their own, with NIXL between them, for tests that break things."""
+"""A prefill and a decode engine in processes of their own, with NIXL between them, for tests of faults."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
 
 SECONDS = PATIENCE_S
-"""Whatever goes wrong, by then a client has its answer even on a busy machine. A forgotten lease would last longer."""
+"""Time after which a client has its answer, even with faults on a busy machine. A forgotten lease would last longer."""
 
 
 @dataclass
@@ -48,8 +48,8 @@ class WorkerPair:
         await self.d.send(Connect(self.p.info.transfer))
 
     async def pull_posted(self) -> None:
-        """Waits until D's transfer thread has begun the pull. It obeys in order, and looks at every pull between two
-        orders that came apart."""
+        """Waits until D's transfer thread has started the pull. It carries out orders in sequence, and polls every pull
+        between two orders that came separately."""
         await until(self.d, lambda stats: stats.pulls_open == 1)
         with pytest.raises(EngineError, match="no address"):
             await self.d.send(Connect(TransferAddress("nobody", "no address", 1)))
@@ -61,14 +61,14 @@ class WorkerPair:
         return engine
 
     async def check_decode(self, *, failure: FailureKind | None = None) -> EngineStats:
-        """Checks that D holds nothing, and that one pull failed for this reason, or none at all."""
+        """Checks that D holds nothing, and that one pull failed for this reason, or no pull without a reason."""
         stats = await until(self.d, lambda s: s.pulls_open == 0)
         assert (stats.blocks_used, stats.blocks_pulling, stats.groups_running, stats.groups_waiting) == (0, 0, 0, 0)
         assert stats.transfer_failures == ({} if failure is None else {failure: 1})
         return stats
 
     async def check_prefill(self) -> EngineStats:
-        """Checks that P keeps nothing for anybody."""
+        """Checks that P keeps nothing for any reader."""
         stats = await until(self.p, lambda s: s.leases == 0)
         assert (stats.blocks_used, stats.groups_running, stats.groups_waiting) == (0, 0, 0)
         return stats
@@ -78,7 +78,7 @@ class WorkerPair:
 async def worker_pair(
     folder: Path, spawn: Spawn, *, prefill: dict[str, object] | None = None, decode: dict[str, object] | None = None
 ) -> AsyncIterator[WorkerPair]:
-    """Starts both engines, with these settings beside the default ones, and ends whatever is left of them."""
+    """Starts both engines, with these settings in addition to the defaults, and ends what is left of them."""
     engines = await asyncio.gather(
         start(folder, spawn, Role.PREFILL, **(prefill or {})),
         start(folder, spawn, Role.DECODE, **(decode or {})),
@@ -106,7 +106,7 @@ def send(engine: NativeEngine, number: signal.Signals) -> None:
 
 
 def stop(engine: NativeEngine) -> None:
-    """Returns when the process stands still: on a busy machine its threads run on for a while."""
+    """Returns when the process has stopped: on a busy machine its threads continue for some time."""
     send(engine, signal.SIGSTOP)
     assert engine.info.pid is not None
     os.waitid(os.P_PID, engine.info.pid, os.WSTOPPED)
@@ -119,10 +119,10 @@ async def kill(engine: NativeEngine) -> None:
 
 
 async def until(engine: NativeEngine, holds: Callable[[EngineStats], bool]) -> EngineStats:
-    """Returns the first figures for which `holds` is true. The engine checks its own books each time."""
+    """Returns the first figures for which `holds` is true. The engine checks its state each time."""
     async with asyncio.timeout(SECONDS):
         while not holds(stats := await engine.stats(check=True)):
-            pass  # each look asks the engine and waits for its answer
+            pass  # each call waits for an answer of the engine
     return stats
 
 

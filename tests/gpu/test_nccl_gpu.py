@@ -10,8 +10,8 @@ import torch
 from motet.control.nccl_receiver import LIBRARY
 from motet.settings.server_config import CellConfig
 from tests.devices import GPU, ON_GPU
-from tests.fault.answers import ask
-from tests.fault.asked import CHAT, chat
+from tests.fault.answers import fetch_answer
+from tests.fault.fault_requests import CHAT, chat
 from tests.fault.running_cell import RunningCell
 from tests.forked import ForkingProcess
 from tests.nccl.running import open_files, trainer
@@ -54,14 +54,14 @@ async def test_broadcast_weights_are_those_of_a_folder(
 ) -> None:
     other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path, seed=4))
     assert cell.service.receiver is not None and cell.service.receiver.device == GPU
-    old = await ask(cell.http, CHAT, BODY)
+    old = await fetch_answer(cell.http, CHAT, BODY)
     assert (await cell.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
-    new = await ask(cell.http, CHAT, BODY)
+    new = await fetch_answer(cell.http, CHAT, BODY)
     assert old != new
     files = [str(one / "model.safetensors") for one in (folder, other, folder)]
     plan = Plan(cell.url, LIBRARY, files, device=trainer_s_gpu, packed=packed, buffer_bytes=40_000)
     async with trainer(plan, forking) as running:
         for number in range(3):
             await running.prints(f"updated {number}")
-    assert await ask(cell.http, CHAT, BODY) == old
+    assert await fetch_answer(cell.http, CHAT, BODY) == old
     assert open_files() == 1, "that of the weights that serve"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from motet.settings.server_config import environment
-from tests.fault.answers import Answer, Body, Reader, whole
+from tests.fault.answers import Answer, Body, Reader, complete_answer
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host
 from tests.patience import PATIENCE_S
@@ -62,7 +62,7 @@ class Server:
     http: httpx.Client
 
     def ask(self, body: Body) -> Answer:
-        return whole(self.http.post(PATH, json=body))
+        return complete_answer(self.http.post(PATH, json=body))
 
     @contextmanager
     def streaming(self, body: Body) -> Iterator["Streaming"]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault.answers import Body
-from tests.fault.asked import TEXT
+from tests.fault.fault_requests import TEXT
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host
 from tests.hosts.servers import PATH, Server, all_serving, eventually, serving

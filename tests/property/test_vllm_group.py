@@ -1,6 +1,6 @@
-"""Groups on a vLLM server that accepts, refuses, writes, fails and dies in any order, and readers that stop and leave.
+"""Groups on a vLLM server that accepts, refuses, generates, fails and dies in any order, and readers that leave.
 
-No choice gets tokens of another one, nothing is left open, and a ticket is used or given back.
+No choice gets tokens of another one, nothing is left open, and a ticket is used or released.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ class Play:
                 self.lost = True
 
     def _read(self) -> None:
-        """Begins to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
+        """Starts to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
         if self._reading is not None and self._reading.done():
             self._reading.result()
         if not self.over and (self._reading is None or self._reading.done()):
@@ -176,7 +176,7 @@ class Play:
         return call, child
 
     async def _check_ticket(self, ticket: Ticket) -> None:
-        """Checks that the ticket is used or given back once, as far as the group can know."""
+        """Checks that the ticket is used or released once, as far as the group can know."""
         carrying = [said.call for said in self.said if said.call.ask.kv_params is not None]
         assert len(carrying) <= 1
         taken = any(call.taken for call in carrying)
@@ -188,11 +188,11 @@ class Play:
         await self.scene.engine.release(ticket)
         assert self._ends == ends if not self.lost else taken or sum(self._ends) == 1
         if len(self.said) > len(carrying) and not fell_back:
-            assert self.said[0].tokens[0], "nobody follows before the first token"
+            assert self.said[0].tokens[0], "no request follows before the first token"
 
     @property
     def _ends(self) -> tuple[int, int]:
-        """Returns how often the ticket was given back, and how often it was left to its lease."""
+        """Returns how often the ticket was released, and how often its lease had to expire."""
         return len(self.scene.server.rejected), self.scene.figures.tickets_unused["left"]
 
 

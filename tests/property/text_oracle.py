@@ -1,4 +1,4 @@
-"""Works out what an answer must be from its whole text at once."""
+"""Computes what an answer must be from its complete text at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

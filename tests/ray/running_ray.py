@@ -22,7 +22,7 @@ from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
 from motet.settings.server_config import environment
 from motet.types import Ingress
-from tests.fault.asked import CHAT, chat
+from tests.fault.fault_requests import CHAT, chat
 from tests.patience import PATIENCE_S
 from tests.ray.cell_status import Status, Totals, merged
 from tests.ray.engines import Engines, engines_of

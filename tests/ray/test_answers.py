@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from tests.fault.answers import Body, ask
-from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
+from tests.fault.answers import Body, fetch_answer
+from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.ray.running_ray import RunningRay
 from tests.ray.streaming import LONGEST, streaming
@@ -28,7 +28,7 @@ async def test_an_answer_equals_that_of_one_server_with_one_prefill_and_one_tran
 ) -> None:
     expected = await undisturbed.answer(route, body)
     before = await ray.totals()
-    assert await ask(ray.http, route, body) == expected
+    assert await fetch_answer(ray.http, route, body) == expected
     after = await ray.totals()
     assert (after.prefills - before.prefills, after.transfers - before.transfers) == (1, 1)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.answers import Body, ask
-from tests.fault.asked import CHAT, STREAMED, chat
+from tests.fault.answers import Body, fetch_answer
+from tests.fault.fault_requests import CHAT, STREAMED, chat
 from tests.fault.oracle import Undisturbed
 from tests.ray.existing_cluster import ExistingCluster
 from tests.ray.processes import engine_of, lower_priority
@@ -54,13 +54,13 @@ async def repeat(ray: RunningRay, body: Body, undisturbed: Undisturbed, end: asy
     """Requests one answer after the other until `end` is set, and checks each."""
     expected = await undisturbed.answer(CHAT, body)
     while not end.is_set():
-        assert await ask(ray.http, CHAT, body) == expected
+        assert await fetch_answer(ray.http, CHAT, body) == expected
 
 
 async def prefilled(ray: RunningRay, name: str) -> int:
     """Returns the number of prompts that prefill computed for a new prompt."""
     before = await ray.totals()
-    await ask(ray.http, CHAT, chat(name, n=2, max_tokens=2))
+    await fetch_answer(ray.http, CHAT, chat(name, n=2, max_tokens=2))
     return (await ray.totals()).prefills - before.prefills
 
 

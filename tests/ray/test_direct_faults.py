@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from motet.types import Ingress
-from tests.fault.answers import ask
-from tests.fault.asked import CHAT, COUNTED, chat
+from tests.fault.answers import fetch_answer
+from tests.fault.fault_requests import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed
 from tests.ray.processes import check_gone, engine_of, folders, kill, stopped
 from tests.ray.running_ray import RunningRay
@@ -55,11 +55,11 @@ async def test_an_answer_whose_replica_is_killed_never_looks_complete(
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             await stream.read_all()
         assert not stream.reader.done
-    assert await ask(ray.http, CHAT, body) == expected
+    assert await fetch_answer(ray.http, CHAT, body) == expected
     await ray.until_idle(seconds=REPLACED_S)
     (new,) = set(ray.replicas("decode")) - set(replicas)
     before = await ray.totals()
-    assert await ask(await ray.own(new), CHAT, body) == expected
+    assert await fetch_answer(await ray.own(new), CHAT, body) == expected
     after = await ray.totals()
     assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (1, 0)
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from motet.types import Ingress
-from tests.fault.asked import CHAT, COUNTED, chat
+from tests.fault.fault_requests import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed
 from tests.patience import PATIENCE_S
 from tests.ray.existing_cluster import ExistingCluster

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from motet import weights
 from motet.types import Ingress
 from motet.weights import Delivery
-from tests.fault.answers import Answer, ask
-from tests.fault.asked import CHAT, COMPLETIONS, COUNTED, chat, completion
+from tests.fault.answers import Answer, fetch_answer
+from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.patience import PATIENCE_S
 from tests.ray.cell_status import Status
@@ -48,7 +48,7 @@ async def under_load(ray: RunningRay, undisturbed: Undisturbed, name: str) -> As
         expected = [await undisturbed.answer(route, body) for route, body in bodies]
         while not end.is_set():
             for (route, body), undisturbed_answer in zip(bodies, expected, strict=True):
-                answers.append(await ask(ray.http, route, body))
+                answers.append(await fetch_answer(ray.http, route, body))
                 assert answers[-1] == undisturbed_answer
 
     lower_priority(map(engine_of, ray.replicas("decode")))
@@ -68,7 +68,7 @@ async def test_decode_works_without_a_killed_prefill_replica_and_connects_to_the
     expected = [await undisturbed.answer(COMPLETIONS, body) for body in bodies]
     decode = {process.pid for process in ray.replicas("decode")}
     (prefill,) = ray.replicas("prefill")
-    tasks = [asyncio.create_task(ask(ray.http, COMPLETIONS, body)) for body in bodies[1:]]
+    tasks = [asyncio.create_task(fetch_answer(ray.http, COMPLETIONS, body)) for body in bodies[1:]]
     assert await answer_with_fault(ray, COMPLETIONS, bodies[0], lambda _: kill(prefill)) == expected[0]
     assert await asyncio.gather(*tasks) == expected[1:]
     await ray.until_idle(seconds=REPLACED_S)
@@ -92,18 +92,18 @@ async def test_a_trainers_weights_reach_all_replicas_including_one_that_starts_l
     pushed = {name: tensors[name] * 0.5}
     push = partial(weights.push, str(ray.http.base_url), admin_key=ADMIN_KEY, way=Delivery.HTTP)
     assert await asyncio.to_thread(push, pushed, version="half") == "half"
-    new = await ask(ray.http, COMPLETIONS, body)
+    new = await fetch_answer(ray.http, COMPLETIONS, body)
     assert new != old
     decode = ray.replicas("decode")[0]
     kill(decode)
     await ray.until_idle(seconds=REPLACED_S)
     for i in range(4):
-        assert await ask(ray.http, COMPLETIONS, body) == new
-        assert await ask(ray.http, COMPLETIONS, completion(f"another {i}", n=4))
+        assert await fetch_answer(ray.http, COMPLETIONS, body) == new
+        assert await fetch_answer(ray.http, COMPLETIONS, completion(f"another {i}", n=4))
     admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
     answer = await ray.http.post("/update_weights", json={"weight_dir": str(folder)}, headers=admin)
     assert answer.json()["weight_version"] == "2", answer.text
-    assert await ask(ray.http, COMPLETIONS, body) == old
+    assert await fetch_answer(ray.http, COMPLETIONS, body) == old
 
 
 async def test_a_killed_gateway_breaks_off_its_streams_and_the_workers_free_all(
@@ -117,7 +117,7 @@ async def test_a_killed_gateway_breaks_off_its_streams_and_the_workers_free_all(
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             await stream.read_all()
         assert not stream.reader.done
-    assert await ask(ray.http, CHAT, body) == await undisturbed.answer(CHAT, body)
+    assert await fetch_answer(ray.http, CHAT, body) == await undisturbed.answer(CHAT, body)
     assert (await ray.until_idle()).addresses == workers
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fault.asked import CHAT, COUNTED, chat
+from tests.fault.fault_requests import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed
 from tests.ray.engines import Engines
 from tests.ray.existing_cluster import ExistingCluster

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from motet.types import Ingress
-from tests.fault.asked import CHAT, STREAMED, chat
+from tests.fault.fault_requests import CHAT, STREAMED, chat
 from tests.patience import PATIENCE_S
 from tests.ray.processes import engine_of, stopped
 from tests.ray.running_ray import RunningRay

@@ -9,8 +9,8 @@ import pytest
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engines.native.spawn import spawn_receiver
 from motet.settings.server_config import environment
-from tests.fault.answers import ask
-from tests.fault.asked import CHAT, chat
+from tests.fault.answers import fetch_answer
+from tests.fault.fault_requests import CHAT, chat
 from tests.fault.running_cell import RunningCell
 from tests.forked import ForkingProcess
 from tests.nccl.library import fake_nccl
@@ -37,12 +37,12 @@ async def test_vllm_s_trainer_brings_the_weights_of_a_folder(
     other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path / "other", seed=4))
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
         cell.service.receiver = NcclReceiver(lambda: "cpu", start=spawn_receiver, library=library)
-        old = await ask(cell.http, CHAT, BODY)
+        old = await fetch_answer(cell.http, CHAT, BODY)
         assert (await cell.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
-        new = await ask(cell.http, CHAT, BODY)
+        new = await fetch_answer(cell.http, CHAT, BODY)
         for files, expected in (((other, folder), old), ((folder, other), new)):
             await send(vllm_folder, [cell.url, form, *(str(one / "model.safetensors") for one in files)], library)
-            assert await ask(cell.http, CHAT, BODY) == expected
+            assert await fetch_answer(cell.http, CHAT, BODY) == expected
         assert old != new and open_files() == 1
 
 

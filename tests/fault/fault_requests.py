@@ -1,4 +1,4 @@
-"""Requests for tests of faults: long enough to be struck in the middle, each with a prompt that no cache knows."""
+"""Requests for tests of faults: long enough for a fault in the middle, each with a prompt that no cache has."""
 
 from tests.fault.answers import Body
 
@@ -6,14 +6,14 @@ CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/infer
 STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True}}
 COUNTED: Body = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 ENDS_AT_RANDOM: Body = {"stop_token_ids": [40, 80, 120, 160, 200]}
-"""About every 60 tokens one of these is drawn, so each choice ends somewhere else."""
+"""About every 60 tokens one of these is sampled, so the choices have different lengths."""
 GRAMMAR: Body = {"structured_outputs": {"json": {
     "type": "array", "minItems": 2, "maxItems": 4, "items": {"type": "string", "minLength": 12, "maxLength": 16},
 }}}  # fmt: skip
 """An answer has more than 20 tokens and fewer than 120."""
 VOTING: Body = {"stop_when": {"agree": 3}, "extract": {"regex": "[a-e]"}, "vote": True, "deterministic": True}
 VOTE: Body = {"group": VOTING, "return_token_ids": True, **ENDS_AT_RANDOM}
-"""The first letter of a few decides; that takes some of the answers of a dozen choices."""
+"""The first letter of a few choices decides, which takes some of a dozen choices."""
 TEXT = "the hand in the sand and then the other hand "
 
 
