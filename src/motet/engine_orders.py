@@ -5,13 +5,13 @@
        └────── order ──► RemoteEngine ── POST /engine/order ─► EngineControl of that server ──► its engines
                                           ◄── answer ─────────
 
-An order is the same struct on each of these ways. An engine answers when it has carried the order out; an order that
-it refuses is an error instead: a `CarriedError` on the pipe, a status over HTTP.
+An order is the same struct on each of these ways. An engine answers when it has carried the order out. If it refuses
+the order, the answer is an error: a `CarriedError` on the pipe, a status code over HTTP.
 
 The nouns of weights, used everywhere:
 
     Checkpoint         tensors to read: files, files in memory, zeros, or the weights of the start (`models.checkpoint`)
-    PreparedWeights    what an engine has read of a checkpoint; the weights of before still serve
+    PreparedWeights    what an engine has read of a checkpoint, while its present weights still serve
     WeightUpdate       the result of an update: all engines of a server serve with the prepared weights
 
 An engine prepares a checkpoint, and then applies or drops what it has prepared. A version is the name of the weights
@@ -27,11 +27,11 @@ from motet.types import EngineInfo
 
 
 class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
-    """Read a checkpoint while the engine serves. What was prepared before is dropped. Answer: PreparedWeights."""
+    """Reads a checkpoint while the engine serves. Earlier prepared weights are dropped. Answer: PreparedWeights."""
 
     kind: CheckpointKind
     paths: tuple[str, ...] = ()
-    """Over HTTP files in memory do not travel in the order. They are uploaded before it, one for each path."""
+    """Folders or files. Over HTTP, files in memory are uploaded before the order, one for each path."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "PrepareWeights":
@@ -39,7 +39,7 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
-    """Put the prepared weights in the place of those that serve, between two steps. Answer: EngineFacts."""
+    """Replaces the weights that serve by the prepared ones, between two steps. Answer: EngineFacts."""
 
     version: str
     digest: str = ""
@@ -47,7 +47,7 @@ class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropWeights(msgspec.Struct, frozen=True, tag=True):
-    """Forget the prepared weights."""
+    """Forgets the prepared weights."""
 
     digest: str = ""
     """Digest of the prepared weights to drop. If it is empty, any weights are dropped, also if they are still being
@@ -55,36 +55,36 @@ class DropWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class NameWeights(msgspec.Struct, frozen=True, tag=True):
-    """Give the weights that serve another version. Answer: EngineFacts."""
+    """Gives the weights that serve another version. Answer: EngineFacts."""
 
     version: str
 
 
 class SumWeights(msgspec.Struct, frozen=True, tag=True):
-    """Compute the checksums of the weights that serve, which must not change during this time. Answer: Checksums."""
+    """Computes the checksums of the weights that serve, which must not change during this time. Answer: Checksums."""
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Stop all groups between two steps, or let them continue. They keep their KV and their output tokens."""
+    """Stops all groups between two steps, or lets them continue. They keep their KV and their output tokens."""
 
     held: bool
 
 
 class ForgetPrefixes(msgspec.Struct, frozen=True, tag=True):
-    """Empty the prefix cache."""
+    """Empties the prefix cache."""
 
     recompute: bool
     """True if running groups must recompute their KV; else they keep it."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Connect to another worker before a request needs its KV."""
+    """Connects the engine to another worker before a request needs that worker's KV."""
 
     address: TransferAddress
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """Release the memory of the KV cache to the system. The engine must be held."""
+    """Releases the memory of the KV cache to the system. The engine must be held."""
 
     weights: bool
     """True if the memory of the weights is released too: then a complete checkpoint must be applied before the next
@@ -92,24 +92,26 @@ class Sleep(msgspec.Struct, frozen=True, tag=True):
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):
-    """Take the memory of the KV cache again."""
+    """Takes the memory of the KV cache again."""
 
 
 class ReadStats(msgspec.Struct, frozen=True, tag=True):
-    """Report the figures of this moment. Answer: EngineFigures."""
+    """Reads the figures of this moment. Answer: EngineFigures."""
 
     check: bool = False
     """True if the consistency checks run too. A failed check ends the process."""
 
 
-WorkerOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWeights | Hold | ForgetPrefixes | Connect
+ControlOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWeights | Hold | ForgetPrefixes
+"""The orders that `EngineControl` carries out on all engines of a worker, for a gateway."""
+WorkerOrder = ControlOrder | Connect
 """The orders that a gateway can give to a worker over HTTP, with the worker key."""
 EngineOrder = WorkerOrder | Sleep | Wake | ReadStats
 """The orders that an engine process takes from the server that started it."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The order has been carried out."""
+    """Answer to an order that has been carried out."""
 
 
 class PreparedWeights(msgspec.Struct, frozen=True, tag=True):

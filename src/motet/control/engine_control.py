@@ -19,6 +19,7 @@ from motet.engine import ControlledEngine, Engine
 from motet.engine_orders import (
     ApplyWeights,
     Checksums,
+    ControlOrder,
     Done,
     DropWeights,
     EngineFacts,
@@ -33,9 +34,6 @@ from motet.errors import RequestError, StartupError
 from motet.models.checkpoint import Checkpoint
 from motet.routing.router import Router
 from motet.types import PauseMode
-
-ControlOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWeights | Hold | ForgetPrefixes
-"""The orders of a gateway that concern all engines of a worker."""
 
 
 class EngineControl:

@@ -32,7 +32,7 @@ class TrainerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinGroup(msgspec.Struct, frozen=True, tag=True):
-    """Join a trainer's group. The first order to the process."""
+    """Joins a trainer's group. The first order to the process."""
 
     group: TrainerGroup
     device: str
@@ -42,7 +42,7 @@ class JoinGroup(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReceiveTensors(msgspec.Struct, frozen=True, tag=True):
-    """Receive the tensors that the trainer broadcasts next."""
+    """Receives the tensors that the trainer broadcasts next."""
 
     tensors: tuple[TensorFacts, ...]
     path: str

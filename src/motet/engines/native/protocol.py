@@ -41,7 +41,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
-    """Compute the KV of the prompt for other workers. Ends in a ticket or a failure, unless it is aborted."""
+    """Computes the KV of the prompt for other workers. Ends in a ticket or a failure, unless it is aborted."""
 
     request: GenerateRequest
     readers: int
