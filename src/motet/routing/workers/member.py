@@ -8,10 +8,9 @@ import msgspec
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.ids import ModelName
 from motet.routing.workers.open_groups import OpenGroups
-from motet.routing.workers.worker_facts import WorkerFacts, facts_of
+from motet.routing.workers.worker_facts import WorkerFacts, WorkerModels, facts_of, models_of
 from motet.routing.workers.worker_faults import WorkerFaults
 from motet.routing.workers.worker_load import WorkerLoad
-from motet.routing.workers.worker_models import WorkerModels, models_of
 from motet.types import EngineInfo, EngineKind, ModelCard
 
 
