@@ -82,11 +82,11 @@ def texts(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def refused(response: httpx.Response) -> tuple[int, str, str]:
-    """Returns the status of an error, its type and its message. It must be in Anthropic's shape."""
+def checked_error(response: httpx.Response) -> httpx.Response:
+    """Returns the response after a check that its error is in Anthropic's shape."""
     body = response.json()
     assert body.keys() == {"type", "error", "request_id"}
     assert body["type"] == "error"
     assert body["error"].keys() == {"type", "message"}
     assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
-    return response.status_code, body["error"]["type"], body["error"]["message"]
+    return response

@@ -80,21 +80,6 @@ async def next_chunk(lines: AsyncIterator[str]) -> dict[str, Any]:
     return {}
 
 
-def named(response: httpx.Response) -> tuple[int, str | None]:
-    """Returns the status of an error, and the field that it names."""
-    return response.status_code, response.json()["error"]["param"]
-
-
-def coded(response: httpx.Response) -> tuple[int, str | None]:
-    """Returns the status of an error, and its code."""
-    return response.status_code, response.json()["error"]["code"]
-
-
-def later(response: httpx.Response) -> tuple[int, str, str | None]:
-    """Returns the status of an error, its Retry-After header, and its code."""
-    return response.status_code, response.headers["retry-after"], response.json()["error"]["code"]
-
-
 def hello(_: GenerateRequest, start: ChoiceStart) -> list[int]:
     return fake_answer(f"hello {start.index}")
 

@@ -103,9 +103,3 @@ class TwoModels(ListedModels):
 
 async def ask(served: Served, path: str, model: str | None, **fields: object) -> httpx.Response:
     return await served.http.post(path, json={**BODIES[path], **fields, **({} if model is None else {"model": model})})
-
-
-def error(response: httpx.Response) -> tuple[int, str, str]:
-    """Returns the status, the code and the named field."""
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]

@@ -15,6 +15,7 @@ from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
 from tests.attack.liar import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
 from tests.deploy.running import EXPECTED, Running, texts
+from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -83,7 +84,7 @@ async def test_a_defect_that_an_answer_runs_into_is_taken_for_a_fault_of_its_wor
 async def test_a_client_is_told_what_was_wrong_if_there_is_no_other_worker(folder: Path) -> None:
     async with lying(folder, answer=told(ChoiceDelta(0, (5,)))) as liar, RunningGateway(liar.url) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "stream": False, "logprobs": True})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_fault")
+        assert_error(answer, status=503, code="worker_fault")
         assert "http" not in answer.text
         assert len(liar.groups) == 1
 

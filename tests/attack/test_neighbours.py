@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.serving import PROMPT, ROUTES, Served, Serving, WatchedEngine, coded, every_route, named
+from tests.api.serving import PROMPT, ROUTES, Served, Serving, WatchedEngine, every_route
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +77,7 @@ async def test_a_priority_is_bounded_by_its_key(
     answer = await ask(served, key, path, priority=priority)
     assert answer.status_code == status
     if status == 400:
-        assert named(answer) == (400, "priority")
+        assert_error(answer, status=400, param="priority")
     else:
         assert served.engine.requests[-1].priority == priority
 
@@ -92,12 +93,12 @@ async def test_a_request_that_fills_the_server_leaves_others_their_share(serve: 
     greedy = await served.engine.start_request(ask(served, ONE, prompt=[PROMPT] * 8))
     for _ in range(7):
         await served.engine.submitted.acquire()
-    assert coded(await ask(served, ONE)) == (503, "overloaded")
-    assert coded(await ask(served, OTHER, prompt=[PROMPT] * 5)) == (503, "overloaded")
+    assert_error(await ask(served, ONE), status=503, code="overloaded")
+    assert_error(await ask(served, OTHER, prompt=[PROMPT] * 5), status=503, code="overloaded")
     modest = await served.engine.start_request(ask(served, OTHER, prompt=[PROMPT] * 4))
     for _ in range(3):
         await served.engine.submitted.acquire()
-    assert coded(await ask(served, OTHER)) == (503, "overloaded")
+    assert_error(await ask(served, OTHER), status=503, code="overloaded")
     served.service.admission.check()
     assert served.service.admission.waiting == 12
     served.engine.go(1000)

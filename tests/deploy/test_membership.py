@@ -22,6 +22,7 @@ from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.types import Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
 from tests.deploy.running import EXPECTED, Running, texts
+from tests.error_response import assert_error
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -66,7 +67,7 @@ async def test_a_taken_address_and_an_unknown_id_are_refused(folder: Path) -> No
             await join(gateway, f"{address(server)}/v1/"),
             await join(gateway, "http://127.0.0.1:1", id=id_of(server)),
         ):
-            assert (response.status_code, response.json()["error"]["code"]) == (400, "worker_exists")
+            assert_error(response, status=400, code="worker_exists")
         assert (await leave(gateway, "nobody", drain_s=0)).status_code == 404
         assert (await gateway.http.post("/workers/nobody/drain", headers=ADMIN)).status_code == 404
         assert await ids(gateway) == [id_of(server)]

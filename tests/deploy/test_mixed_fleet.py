@@ -11,6 +11,7 @@ from motet.engines.upstream.upstream_server import PROBE_S
 from motet.engines.vllm.report import scrape_of
 from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of
 from tests.deploy.running import Running
+from tests.error_response import assert_error
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.openai_script import Manners
@@ -54,7 +55,7 @@ async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> 
             ("openai", "ready", False),
         ]
         unknown = await gateway.http.post("/v1/completions", json={"model": "nobody", "prompt": "hi"})
-        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        assert_error(unknown, status=404, code="model_not_found")
         vllm.check()
 
 
@@ -72,11 +73,11 @@ async def test_a_model_is_known_while_its_last_worker_is_away_until_that_leaves(
         vllm.switches.healthy = False
         await gateway.until_state(id, WorkerState.DEAD)
         away = await gateway.http.post("/v1/completions", json=ask)
-        assert (away.status_code, away.json()["error"]["code"]) == (503, "no_worker")
+        assert_error(away, status=503, code="no_worker")
         await gateway.http.delete(f"/workers/{id}", headers=ADMIN)
         await gateway.until_state(id, None)
         gone = await gateway.http.post("/v1/completions", json=ask)
-        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+        assert_error(gone, status=404, code="model_not_found")
 
 
 async def test_a_model_keeps_its_compiled_grammars_while_others_come_and_go(folder: Path) -> None:
@@ -98,7 +99,7 @@ async def test_a_gateway_with_text_upstreams_alone_needs_no_tokenizer(folder: Pa
         answer = await gateway.http.post("/v1/chat/completions", json=body)
         assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
         refused = await gateway.http.post("/tokenize", json={"prompt": "hi"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_model")
+        assert_error(refused, status=400, code="unsupported_model")
 
 
 async def test_a_vllm_server_is_asked_in_texts_if_named_as_openai(folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from motet.deploy.gateway_models import TokenizerRules
 from motet.engine import WorkerState
 from tests.deploy.gateways import RunningGateway, plan_of, why_none_answers
+from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Network
@@ -217,7 +218,7 @@ async def test_adapters_are_models_of_the_workers_that_have_them(folder: Path) -
         unnamed = await gateway.http.post(
             "/inference/v1/generate", json={name: value for name, value in body(1).items() if name != "model"}
         )
-        assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
+        assert_error(unnamed, status=400, param="model")
 
 
 async def test_a_server_that_was_started_again_is_another_one(folder: Path) -> None:
@@ -234,7 +235,7 @@ async def test_a_worker_whose_engine_died_gets_nothing_until_it_is_back(folder: 
         server.switches.healthy = False
         await gateway.until_state(server.url.removeprefix("http://"), WorkerState.DEAD)
         refused = await gateway.http.post("/inference/v1/generate", json=body(1))
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        assert_error(refused, status=503, code="no_worker")
         server.switches.healthy = True
         await gateway.until_state(server.url.removeprefix("http://"), WorkerState.READY)
         assert await generated(gateway, 1, seed=1) == seeded(1, 1)
@@ -284,7 +285,7 @@ async def test_an_adapter_loaded_at_run_time_is_a_model_until_it_is_unloaded(
         server.adapters = ()
         await until_listed(gateway, MODEL)
         gone = await asked_of_poet(gateway)
-        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+        assert_error(gone, status=404, code="model_not_found")
 
 
 async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(folder: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from motet.deploy.server import Outcome
 from motet.settings.server_config import RoutingConfig
+from tests.error_response import assert_error
 from tests.fault.answers import Reader, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.faults import AllGenerated, kill, paused
@@ -29,7 +30,7 @@ async def test_a_server_ends_when_no_engine_is_restarted(folder: Path, forking: 
             assert reader.failure is not None and reader.failure.code == "engine_died"
             assert reader.done
         refused = await queued
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        assert_error(refused, status=503, code="no_worker")
         assert (await cell.http.get("/health")).status_code == 503
         cell.signals.ask()  # otherwise it would stay for some time, so that others notice its state
         assert await cell.outcome() is Outcome.ENGINE_DIED

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from motet.settings.server_config import RoutingConfig
+from tests.error_response import assert_error
 from tests.fault.answers import Reader, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
 from tests.fault.faults import FaultyEngine, generated, kill, submitted
@@ -35,7 +36,7 @@ async def test_a_request_that_kills_every_engine_ends_with_a_clear_error(cell: R
     for _ in range(2):
         cell.faults.arm(submitted, kill)
     answer = await cell.http.post(CHAT, json=chat("poison", STREAMED, n=4))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_died")
+    assert_error(answer, status=503, code="engine_died")
     assert cell.figures.migrations["died", "limit"] == 1
 
 

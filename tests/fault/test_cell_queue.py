@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from motet.settings.server_config import CellConfig, RoutingConfig
+from tests.error_response import assert_error
 from tests.fault.answers import Reader, fetch_answer, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.faults import generated, kill, paused, submitted
@@ -77,7 +78,7 @@ async def test_a_group_that_finds_no_capacity_in_time_is_refused_before_its_firs
             first = asyncio.create_task(fetch_answer(cell.http, CHAT, body))
             await cell.until_submitted(1)
             late = await cell.http.post(CHAT, json=chat("late", STREAMED, n=1))
-        assert (late.status_code, late.json()["error"]["code"]) == (503, "overloaded")
+        assert_error(late, status=503, code="overloaded")
         assert late.headers["retry-after"] == "5"
         assert await first == expected
         await cell.check_nothing_left()

@@ -12,6 +12,7 @@ import pytest
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engines.native.spawn import RECEIVER, spawn_receiver
 from tests.deploy.gateways import RunningGateway
+from tests.error_response import assert_error
 from tests.fault.answers import Answer, fetch_answer
 from tests.fault.fault_requests import CHAT, chat
 from tests.fault.faults import kill
@@ -156,7 +157,7 @@ async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothi
     await until(cell, lambda: cell.service.control is not None and cell.service.control.upload is None)
     assert (receiver_pid(cell), open_files()) == (None, 0)
     refused = await cell.http.post("/finish_weight_update")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_weight_update")
+    assert_error(refused, status=400, code="no_weight_update")
     await cell.http.post("/start_weight_update")
     info = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}
     refused = await cell.http.post("/update_weights", json={"update_info": info})
@@ -213,7 +214,7 @@ async def until(cell: RunningCell, holds: Callable[[], bool]) -> None:
 async def init(cell: RunningCell, info: dict[str, object]) -> str:
     """Returns the message of the refusal."""
     refused: httpx.Response = await cell.http.post("/init_weight_transfer_engine", json={"init_info": info})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "init_info")
+    assert_error(refused, status=400, param="init_info")
     assert receiver_pid(cell) is None
     message: str = refused.json()["error"]["message"]
     return message

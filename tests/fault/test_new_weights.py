@@ -13,6 +13,7 @@ import pytest
 
 from motet.deploy.server import Outcome
 from motet.engine_orders import ApplyWeights, EngineOrder, PrepareWeights
+from tests.error_response import assert_error
 from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
 from tests.fault.children import BODIES as BODIES_OF_SERVERS
 from tests.fault.children import POLL_S, Servers, answer, client_of
@@ -126,9 +127,9 @@ async def test_weights_that_cannot_be_used_are_refused_and_the_old_ones_still_se
     wrong = save_tiny_model("qwen3", tmp_path / "wrong")
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         refused = await cell.http.post("/update_weights", json={"weight_dir": str(wrong)})
-        error = refused.json()["error"]
-        assert (refused.status_code, error["param"], error["code"]) == (400, "weight_dir", "invalid_weights")
-        assert "tensor model.layers.0.self_attn.k_norm.weight: the model has no such tensor" in error["message"]
+        assert_error(refused, status=400, param="weight_dir", code="invalid_weights")
+        missing = "tensor model.layers.0.self_attn.k_norm.weight: the model has no such tensor"
+        assert missing in refused.json()["error"]["message"]
         assert await versions(cell) == {"0"}
         assert await answers_of(cell) == expected["0"]
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from motet import weights
 from motet.weights import Delivery, PushError
+from tests.error_response import assert_error
 from tests.fault.answers import fetch_answer
 from tests.fault.children import BODIES, Servers, answer, client_of, until
 from tests.fault.fault_requests import CHAT, chat
@@ -147,7 +148,7 @@ async def test_a_gateway_gives_the_weights_to_all_workers_and_to_later_ones_too(
             assert [await answer(own, body) for body in BODIES_OF_ONE_PROMPT] == new
         assert (await http.post("/reset_prefix_cache")).json() == {"success": True}
         refused = await http.post("/update_weights", json={"weight_dir": "/nowhere"})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "weight_dir"), refused.text
+        assert_error(refused, status=400, param="weight_dir")
         os.kill(servers[0].pid, signal.SIGSTOP)
         try:
             await until(http, lambda workers: any(worker.state == "silent" for worker in workers))

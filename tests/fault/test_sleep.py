@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from motet.settings.server_config import RoutingConfig
+from tests.error_response import assert_error
 from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.faults import kill
@@ -145,9 +146,9 @@ async def test_requests_wait_while_engines_sleep_and_then_are_refused(folder: Pa
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
         route, body = BODIES[0]
         refused = await cell.http.post(route, json=body)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert_error(refused, status=503, code="overloaded")
         resumed = await cell.http.post("/resume")
-        assert (resumed.status_code, resumed.json()["error"]["code"]) == (400, "asleep")
+        assert_error(resumed, status=400, code="asleep")
         await order(cell, "/wake_up")
         assert (await cell.http.post(route, json=body)).status_code == 200
         await cell.check_nothing_left()

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from motet import weights
 from motet.types import Ingress
 from motet.weights import Delivery
+from tests.error_response import assert_error
 from tests.fault.answers import Answer, fetch_answer
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
@@ -141,7 +142,7 @@ async def test_without_controller_and_directory_no_choice_is_lost_and_both_are_r
         waits = asyncio.create_task(answer_with_fault(ray, CHAT, body, lambda _: kill_decode_replicas(ray)))
         await eventually_in(REPLACED_S, partial(is_unready, ray), lambda: "the gateway stays ready")
         refused = await ray.http.post(CHAT, json=chat("comes too late"))
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker"), refused.text
+    assert_error(refused, status=503, code="no_worker")
     await ray.until_idle(seconds=REPLACED_S)
     assert ray.replicas("prefill") == [prefill]
     assert ray.replicas("directory") != [directory]

@@ -9,8 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from motet.errors import EngineDiedError, EngineError, OverloadedError
-from tests.api.messaging import MAX_TOKENS, ask, final, plain, refused, streamed, texts, whole
+from tests.api.messaging import MAX_TOKENS, ask, checked_error, final, plain, streamed, texts, whole
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, saying
+from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 
@@ -125,9 +126,9 @@ async def test_tokens_are_counted_as_the_answer_counts_them(served: Served) -> N
     counted = await served.anthropic.messages.count_tokens(model=MODEL, messages=TURNS, system=system)
     message = await served.anthropic.messages.create(model=MODEL, max_tokens=5, messages=TURNS, system=system)
     assert counted.input_tokens == message.usage.input_tokens
-    status, kind, error_message = refused(await served.http.post("/v1/messages/count_tokens", json={"messages": [1]}))
-    assert (status, kind) == (400, "invalid_request_error")
-    assert "'messages[0]'" in error_message
+    refused = checked_error(await served.http.post("/v1/messages/count_tokens", json={"messages": [1]}))
+    assert_error(refused, status=400, type="invalid_request_error")
+    assert "'messages[0]'" in refused.json()["error"]["message"]
 
 
 async def test_fields_without_an_effect_are_accepted(served: Served) -> None:
@@ -188,14 +189,14 @@ async def test_a_format_is_the_same_form_as_in_a_chat(serve: Serving) -> None:
 
 async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
-    assert refused(await ask(served, stream=True)) == (503, "api_error", "the engine is gone")
+    response = checked_error(await ask(served, stream=True))
+    assert_error(response, status=503, type="api_error", message="the engine is gone")
 
 
 async def test_a_busy_server_is_overloaded(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: OverloadedError("no capacity")}))
-    response = await ask(served)
-    assert refused(response) == (503, "overloaded_error", "no capacity")
-    assert response.headers["retry-after"] == "1"
+    response = checked_error(await ask(served))
+    assert_error(response, status=503, type="overloaded_error", message="no capacity", retry_after="1")
     with pytest.raises(anthropic.InternalServerError, match="no capacity"):
         await served.anthropic.messages.create(model=MODEL, max_tokens=5, messages=TURNS)
 

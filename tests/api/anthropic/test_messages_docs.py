@@ -21,9 +21,10 @@ from motet.api.anthropic.messages_schema import (
 )
 from motet.api.http.schema import Schema
 from motet.errors import RequestError
-from tests.api.messaging import ask, refused
+from tests.api.messaging import ask, checked_error
 from tests.api.one_answer import assert_no_words_of_chats
-from tests.api.serving import Served, Serving, WatchedEngine, named
+from tests.api.serving import Served, Serving, WatchedEngine
+from tests.error_response import assert_error
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 SECTION = PAGE.partition("\n## Messages\n")[2].partition("\n## ")[0]
@@ -115,8 +116,9 @@ def test_every_field_without_an_effect_and_every_refused_one_is_listed() -> None
 )
 async def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, Any], param: str) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50} | fields
-    status, kind, message = refused(await refusing.http.post("/v1/messages", content=json.dumps(body)))
-    assert (status, kind) == (400, "invalid_request_error")
+    refused = checked_error(await refusing.http.post("/v1/messages", content=json.dumps(body)))
+    assert_error(refused, status=400, type="invalid_request_error")
+    message = refused.json()["error"]["message"]
     assert re.search(rf"(^|'|schema for ){re.escape(param)}", message), message
     assert_no_words_of_chats(message, fields)
 
@@ -125,26 +127,23 @@ async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> 
     served = await serve(api_keys=("right",), max_body_bytes=1000)
     key, body = {"x-api-key": "right"}, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     post = served.http.post
-    responses = {
-        "no key": await post("/v1/messages", json=body),
-        "a wrong key": await post("/v1/messages", json=body, headers={"x-api-key": "wrong"}),
-        "no model": await post("/v1/messages", json=body | {"model": "claude"}, headers=key),
-        "no route": await post("/v1/messages/batches", json=body, headers=key),
-        "no method": await served.http.get("/v1/messages", headers=key),
-        "too large": await post("/v1/messages", json=body | {"system": "x" * 2000}, headers=key),
-        "no JSON": await post("/v1/messages/count_tokens", content=b"{", headers=key),
-    }
-    assert {what: refused(response)[:2] for what, response in responses.items()} == {
-        "no key": (401, "authentication_error"),
-        "a wrong key": (401, "authentication_error"),
-        "no model": (404, "not_found_error"),
-        "no route": (404, "not_found_error"),
-        "no method": (405, "invalid_request_error"),
-        "too large": (413, "request_too_large"),
-        "no JSON": (400, "invalid_request_error"),
-    }
+    no_key = await post("/v1/messages", json=body)
+    assert_error(checked_error(no_key), status=401, type="authentication_error")
+    wrong_key = await post("/v1/messages", json=body, headers={"x-api-key": "wrong"})
+    assert_error(checked_error(wrong_key), status=401, type="authentication_error")
+    no_model = await post("/v1/messages", json=body | {"model": "claude"}, headers=key)
+    assert_error(checked_error(no_model), status=404, type="not_found_error")
+    no_route = await post("/v1/messages/batches", json=body, headers=key)
+    assert_error(checked_error(no_route), status=404, type="not_found_error")
+    no_method = await served.http.get("/v1/messages", headers=key)
+    assert_error(checked_error(no_method), status=405, type="invalid_request_error")
+    too_large = await post("/v1/messages", json=body | {"system": "x" * 2000}, headers=key)
+    assert_error(checked_error(too_large), status=413, type="request_too_large")
+    no_json = await post("/v1/messages/count_tokens", content=b"{", headers=key)
+    assert_error(checked_error(no_json), status=400, type="invalid_request_error")
     served.service.start_drain()
-    assert refused(await post("/v1/messages", json=body, headers=key))[:2] == (503, "overloaded_error")
+    draining = await post("/v1/messages", json=body, headers=key)
+    assert_error(checked_error(draining), status=503, type="overloaded_error")
 
 
 @pytest.mark.parametrize(
@@ -158,20 +157,21 @@ async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> 
 async def test_the_error_for_too_many_tokens_has_the_numbers_that_clients_parse(
     refusing: Served, prompt: str, most: int, words: str
 ) -> None:
-    status, kind, message = refused(await ask(refusing, prompt, max_tokens=most))
-    assert (status, kind, message[: len(words)]) == (400, "invalid_request_error", words)
+    refused = checked_error(await ask(refusing, prompt, max_tokens=most))
+    assert_error(refused, status=400, type="invalid_request_error")
+    assert refused.json()["error"]["message"].startswith(words)
 
 
 @pytest.mark.parametrize("param", ["prompt", "n"])
 async def test_an_error_of_the_engine_names_a_field_of_the_request(serve: Serving, param: str) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: RequestError("it is too much", param=param)}))
-    assert refused(await ask(served))[2] == "messages: it is too much"
-    assert named(await served.http.post("/v1/responses", json={"input": "hi"})) == (400, "input")
+    assert_error(checked_error(await ask(served)), status=400, message="messages: it is too much")
+    assert_error(await served.http.post("/v1/responses", json={"input": "hi"}), status=400, param="input")
 
 
 async def test_a_bug_is_reported_in_anthropics_shape_too(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: ValueError("secret")}))  # type: ignore[dict-item]
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    status, kind, message = refused(await served.http.post("/v1/messages", json=body))
-    assert (status, kind) == (500, "api_error")
-    assert "secret" not in message
+    refused = checked_error(await served.http.post("/v1/messages", json=body))
+    assert_error(refused, status=500, type="api_error")
+    assert "secret" not in refused.json()["error"]["message"]

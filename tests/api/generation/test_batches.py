@@ -6,7 +6,8 @@ import pytest
 
 from motet.merge import BATCH
 from motet.types import ChoiceStart, GenerateRequest
-from tests.api.serving import Served, Serving, chunks, named, streamed_or_not
+from tests.api.serving import Served, Serving, chunks, streamed_or_not
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import FIRST_BYTE_ID
 
 pytestmark = pytest.mark.anyio
@@ -62,5 +63,5 @@ async def test_a_batch_above_a_limit_is_refused_with_the_setting(
 ) -> None:
     served = await serve(**limits)
     refused = await served.complete(PROMPTS, n=N)
-    assert named(refused) == (400, "prompt")
+    assert_error(refused, status=400, param="prompt")
     assert flag in refused.json()["error"]["message"]

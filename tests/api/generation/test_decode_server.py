@@ -11,7 +11,8 @@ from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import Ticket, params_of
 from motet.types import Role
 from tests.api.engine_asking import group
-from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, WatchedEngine, chunks, hello, named
+from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, WatchedEngine, chunks, hello
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +63,7 @@ async def test_without_a_cluster_key_no_ticket_of_a_client_is_taken_or_released(
     (ticket,) = granted(served)
     body = {**ROUTES[path], "kv_transfer_params": params_of(ticket)}
     refused = await served.http.post(path, json=body)
-    assert named(refused) == (400, "kv_transfer_params")
+    assert_error(refused, status=400, param="kv_transfer_params")
     assert "--cluster-key" in refused.text
     assert (served.engine.requests, served.engine.released) == ([], [])
     served.engine.leases.end(ticket)
@@ -195,7 +196,7 @@ async def test_a_server_at_its_limit_gives_the_ticket_back(serve: Serving, path:
 async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[str, Any]) -> None:
     (ticket,) = granted(served)
     response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket) | broken)
-    assert named(response) == (400, "kv_transfer_params")
+    assert_error(response, status=400, param="kv_transfer_params")
     served.engine.leases.end(ticket)  # the server cannot know who owns it
 
 
@@ -218,7 +219,9 @@ async def test_other_servers_take_no_tickets(serve: Serving) -> None:
     for role in (Role.BOTH, Role.PREFILL):
         served = await serve(engine=WatchedEngine(role=role))
         (ticket,) = granted(served)
-        assert named(await served.complete(PROMPT, kv_transfer_params=params_of(ticket))) == (400, "kv_transfer_params")
+        assert_error(
+            await served.complete(PROMPT, kv_transfer_params=params_of(ticket)), status=400, param="kv_transfer_params"
+        )
         served.engine.leases.end(ticket)
 
 

@@ -9,7 +9,8 @@ import pytest
 from motet.api.known_groups import FurtherChoices, KnownGroup, KnownGroups
 from motet.errors import NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId
-from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying
+from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, saying
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +43,7 @@ async def test_a_group_can_be_inspected_while_it_generates(serve: Serving) -> No
     ]
     served.engine.go()
     assert (await answering).json()["id"] == id
-    assert coded(await served.http.get(f"/v1/groups/{id}")) == (404, "group_not_found")
+    assert_error(await served.http.get(f"/v1/groups/{id}"), status=404, code="group_not_found")
 
 
 async def test_a_choice_can_be_ended_by_another_request(serve: Serving) -> None:
@@ -55,8 +56,8 @@ async def test_a_choice_can_be_ended_by_another_request(serve: Serving) -> None:
         answer = await served.http.delete(f"/v1/groups/{id}/choices/1")
         assert answer.json() == {"id": id, "object": "group.choice", "index": 1, "ended": ended}
     assert set(served.engine.open[RequestId(id)].unfinished) == {0}
-    assert coded(await served.http.delete(f"/v1/groups/{id}/choices/2")) == (404, "choice_not_found")
-    assert coded(await served.http.delete(f"/v1/groups/{id}/choices/x")) == (404, "choice_not_found")
+    assert_error(await served.http.delete(f"/v1/groups/{id}/choices/2"), status=404, code="choice_not_found")
+    assert_error(await served.http.delete(f"/v1/groups/{id}/choices/x"), status=404, code="choice_not_found")
     served.engine.go()
     shown = [(one["message"]["content"], one["finish_reason"]) for one in (await answering).json()["choices"]]
     assert shown == [("abcd", "stop"), ("ef", "abort")]
@@ -100,17 +101,17 @@ async def test_a_group_that_is_not_kept_can_have_no_more(serve: Serving) -> None
     served = await serve()
     first = (await served.chat(n=2)).json()
     answer = await served.http.post(f"/v1/groups/{first['id']}/more", json={"n": 2})
-    assert coded(answer) == (404, "group_not_found")
+    assert_error(answer, status=404, code="group_not_found")
 
 
 async def test_more_choices_are_limited_as_those_of_a_request(serve: Serving) -> None:
     served = await serve(max_n=3)
     first = (await served.chat(n=2, keep_s=60)).json()
     path = f"/v1/groups/{first['id']}/more"
-    assert named(await served.http.post(path, json={"n": 4})) == (400, "n")
-    assert named(await served.http.post(path, json={"n": 0})) == (400, "n")
-    assert named(await served.http.post(path, json={})) == (400, "n")
-    assert named(await served.http.post(path, json={"n": 1, "temperature": 0})) == (400, "temperature")
+    assert_error(await served.http.post(path, json={"n": 4}), status=400, param="n")
+    assert_error(await served.http.post(path, json={"n": 0}), status=400, param="n")
+    assert_error(await served.http.post(path, json={}), status=400, param="n")
+    assert_error(await served.http.post(path, json={"n": 1, "temperature": 0}), status=400, param="temperature")
     assert [one["index"] for one in (await served.http.post(path, json={"n": 1})).json()["choices"]] == [2]
 
 
@@ -119,7 +120,7 @@ async def test_a_request_with_several_prompts_has_a_group_for_each_and_no_more(s
     first = (await served.complete(["x", "y"], n=2, keep_s=60)).json()
     shown = (await served.http.get(f"/v1/groups/{first['id']}-1")).json()
     assert [choice["index"] for choice in shown["choices"]] == [0, 1]
-    assert named(await served.http.post(f"/v1/groups/{first['id']}-1/more", json={"n": 1})) == (400, "n")
+    assert_error(await served.http.post(f"/v1/groups/{first['id']}-1/more", json={"n": 1}), status=400, param="n")
 
 
 async def test_a_group_of_another_key_is_not_found(serve: Serving) -> None:
@@ -128,10 +129,12 @@ async def test_a_group_of_another_key_is_not_found(serve: Serving) -> None:
     first = (await served.http.post("/v1/chat/completions", json=body, headers=ONE)).json()
     path = f"/v1/groups/{first['id']}"
     assert (await served.http.get(path, headers=ONE)).status_code == 200
-    assert coded(await served.http.get(path, headers=OTHER)) == (404, "group_not_found")
-    assert coded(await served.http.post(f"{path}/more", json={"n": 1}, headers=OTHER)) == (404, "group_not_found")
-    assert coded(await served.http.delete(path, headers=OTHER)) == (404, "group_not_found")
-    assert coded(await served.http.delete(f"{path}/choices/0", headers=OTHER)) == (404, "group_not_found")
+    assert_error(await served.http.get(path, headers=OTHER), status=404, code="group_not_found")
+    assert_error(
+        await served.http.post(f"{path}/more", json={"n": 1}, headers=OTHER), status=404, code="group_not_found"
+    )
+    assert_error(await served.http.delete(path, headers=OTHER), status=404, code="group_not_found")
+    assert_error(await served.http.delete(f"{path}/choices/0", headers=OTHER), status=404, code="group_not_found")
     assert (await served.http.get(path)).status_code == 401
 
 
@@ -143,7 +146,7 @@ async def test_a_group_ended_while_it_generates_is_forgotten_despite_keep_s(serv
     await until(served, id, 2)
     assert (await served.http.delete(f"/v1/groups/{id}")).json()["deleted"]
     assert [choice["finish_reason"] for choice in (await answering).json()["choices"]] == ["abort", "abort"]
-    assert coded(await served.http.get(f"/v1/groups/{id}")) == (404, "group_not_found")
+    assert_error(await served.http.get(f"/v1/groups/{id}"), status=404, code="group_not_found")
 
 
 async def test_the_choices_of_a_client_that_has_left_are_over(serve: Serving) -> None:
@@ -159,7 +162,7 @@ async def test_the_choices_of_a_client_that_has_left_are_over(serve: Serving) ->
     assert shown["state"] == "over"
     assert [(one["state"], one["tokens"]) for one in shown["choices"]] == [("over", 2), ("dropped", 0)]
     assert not (await served.http.delete(f"/v1/groups/{id}/choices/0")).json()["ended"]
-    assert coded(await served.http.delete(f"/v1/groups/{id}/choices/{'9' * 5000}")) == (404, "choice_not_found")
+    assert_error(await served.http.delete(f"/v1/groups/{id}/choices/{'9' * 5000}"), status=404, code="choice_not_found")
 
 
 async def test_numbers_of_choices_that_were_refused_are_given_again(

@@ -19,12 +19,11 @@ from tests.api.serving import (
     Serving,
     WatchedEngine,
     chunks,
-    coded,
     every_route,
-    named,
     post_to,
     streamed_or_not,
 )
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -162,13 +161,13 @@ async def test_ordinary_requests_are_answered_as_usual(served: Served, path: str
     ],
 )
 async def test_an_invalid_order_is_refused_by_name(served: Served, params: object) -> None:
-    assert named(await served.complete(PROMPT, kv_transfer_params=params)) == (400, "kv_transfer_params")
+    assert_error(await served.complete(PROMPT, kv_transfer_params=params), status=400, param="kv_transfer_params")
     assert served.engine.prefills == served.engine.requests == []
 
 
 @pytest.mark.parametrize("prompt", [["x y", "z w"], [[5, 6], [7, 8]], [5]], ids=["texts", "token ids", "one token"])
 async def test_several_prompts_and_prompts_of_one_token_cannot_be_prefilled(served: Served, prompt: object) -> None:
-    assert named(await served.complete(prompt, kv_transfer_params=ORDER)) == (400, "kv_transfer_params")
+    assert_error(await served.complete(prompt, kv_transfer_params=ORDER), status=400, param="kv_transfer_params")
     assert served.engine.prefills == []
 
 
@@ -226,7 +225,9 @@ async def test_a_prefill_that_fails_has_the_status_of_its_error(serve: Serving) 
 
     served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=fail))
     for stream in (False, True):
-        assert coded(await served.complete(PROMPT, stream=stream, kv_transfer_params=ORDER)) == (500, "engine_error")
+        assert_error(
+            await served.complete(PROMPT, stream=stream, kv_transfer_params=ORDER), status=500, code="engine_error"
+        )
 
 
 async def test_a_prefill_is_counted_as_any_group(served: Served) -> None:
@@ -241,5 +242,5 @@ async def test_a_prefill_is_counted_as_any_group(served: Served) -> None:
 async def test_neither_kind_of_server_takes_the_other_s_params(serve: Serving) -> None:
     for role in (Role.BOTH, Role.DECODE):
         served = await serve(engine=WatchedEngine(role=role))
-        assert named(await served.complete(PROMPT, kv_transfer_params=ORDER)) == (400, "kv_transfer_params")
+        assert_error(await served.complete(PROMPT, kv_transfer_params=ORDER), status=400, param="kv_transfer_params")
         assert served.engine.requests == []

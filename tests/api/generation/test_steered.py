@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from motet.types import LogprobsMode
-from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, chunks, every_route, named, saying
+from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, chunks, every_route, saying
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -156,27 +157,27 @@ async def test_the_official_client_sends_a_policy_and_reads_the_report(serve: Se
 async def test_a_policy_that_cannot_be_is_refused_by_the_name_of_its_field(
     refusing: Served, group: object, param: str
 ) -> None:
-    assert named(await refusing.chat(n=4, group=group)) == (400, param)
+    assert_error(await refusing.chat(n=4, group=group), status=400, param=param)
 
 
 async def test_a_stream_cannot_take_back_choices(refusing: Served) -> None:
-    assert named(await refusing.chat(n=4, stream=True, group={"keep": "finished"})) == (400, "group.keep")
+    assert_error(await refusing.chat(n=4, stream=True, group={"keep": "finished"}), status=400, param="group.keep")
 
 
 async def test_started_choices_cannot_have_a_policy(refusing: Served) -> None:
     resumed = {"token_ids": PROMPT, "sampling_params": {}, "choices": [{"index": 3, "token_ids": [5]}]}
     answer = await refusing.http.post("/inference/v1/generate", json=resumed | {"group": {"start": 1}})
-    assert named(answer) == (400, "group")
+    assert_error(answer, status=400, param="group")
 
 
 async def test_confidence_is_of_the_models_own_log_probabilities(serve: Serving) -> None:
     served = await serve(logprobs_mode=LogprobsMode.PROCESSED)
     group = {"confidence": {"window": 2, "below": 1.0}}
-    assert named(await served.chat(n=2, logprobs=True, top_logprobs=2, group=group)) == (400, "top_logprobs")
+    assert_error(await served.chat(n=2, logprobs=True, top_logprobs=2, group=group), status=400, param="top_logprobs")
     assert (await served.chat(n=2, group=group)).status_code == 200
     assert served.engine.requests[0].sampling.logprobs_mode is LogprobsMode.RAW
 
 
 async def test_the_best_of_several_cannot_be_steered(refusing: Served) -> None:
     answer = await refusing.complete(PROMPT, n=1, best_of=2, group={"start": 1})
-    assert named(answer) == (400, "best_of")
+    assert_error(answer, status=400, param="best_of")

@@ -8,7 +8,8 @@ import pytest
 
 from motet.grammar.limits import MAX_OPTIONAL
 from motet.types import Grammar, GrammarKind
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine, named
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.error_response import assert_error
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
@@ -190,6 +191,6 @@ FAR = pytest.param(6, marks=pytest.mark.slow)
 async def test_a_hostile_schema_is_enforced_or_refused_and_the_server_lives_on(served: Served, number: int) -> None:
     answer = await served.http.post(CHAT, json=chat(response_format=json_schema(HOSTILE[number])))
     if answer.status_code != 200:
-        assert named(answer) == (400, "response_format")
+        assert_error(answer, status=400, param="response_format")
         assert answer.json()["error"]["code"] in ("invalid_grammar", "invalid_value")
     assert (await served.http.post(CHAT, json=chat())).status_code == 200

@@ -6,7 +6,8 @@ import logging
 import pytest
 
 from motet.errors import EngineError
-from tests.api.serving import Served, Serving, WatchedEngine, group_lines, named
+from tests.api.serving import Served, Serving, WatchedEngine, group_lines
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -138,4 +139,4 @@ async def test_a_session_in_the_header_wins(served: Served) -> None:
 
 async def test_a_session_in_the_body_that_cannot_be_one_is_refused(served: Served) -> None:
     for wrong in ("two words", "s" * 201, 1.5, ["s"]):
-        assert named(await served.chat(session_id=wrong)) == (400, "session_id")
+        assert_error(await served.chat(session_id=wrong), status=400, param="session_id")

@@ -11,7 +11,8 @@ from tests.api import messaging
 from tests.api.calling import CallingServing
 from tests.api.openai.test_responses_tools import FLAT_TIME, FLAT_WEATHER
 from tests.api.responding import ask, streamed
-from tests.api.serving import Served, events, named, saying
+from tests.api.serving import Served, events, saying
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -29,13 +30,13 @@ async def test_an_engine_s_error_names_the_tool_of_a_namespace_where_it_is(serve
     assert error.type == "error"
     assert (error.param, error.code) == ("tools[1].tools[0].parameters", "deep")
     assert error.message.startswith("Invalid 'tools[1].tools[0].parameters': too deep")
-    assert named(await ask(served, tools=tools)) == (400, "tools[1].tools[0].parameters")
+    assert_error(await ask(served, tools=tools), status=400, param="tools[1].tools[0].parameters")
 
 
 async def test_one_error_for_two_clients_has_the_names_of_each(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("a few words"))
     served.engine.fail_after = {0: of_second_tool()}
-    assert named(await ask(served)) == (400, "tools[1].parameters")
+    assert_error(await ask(served), status=400, param="tools[1].parameters")
     message = (await messaging.ask(served)).json()["error"]["message"]
     assert message == "Invalid 'tools[1].input_schema': too deep, see 'stop_sequences'."
 
@@ -44,7 +45,7 @@ async def test_an_engine_s_error_has_sglang_s_names_on_its_route(served: Served)
     param = "sampling_params.min_tokens"
     served.engine.fail_after = {1: RequestError(f"Invalid '{param}': too many.", param=param, code="many")}
     body = {"input_ids": [5, 6], "sampling_params": {}}
-    assert named(await served.http.post("/generate", json=body)) == (400, "sampling_params.min_new_tokens")
+    assert_error(await served.http.post("/generate", json=body), status=400, param="sampling_params.min_new_tokens")
     *_, error, _ = events(await served.http.post("/generate", json=body | {"stream": True}))
     assert json.loads(error)["error"]["message"] == "Invalid 'sampling_params.min_new_tokens': too many."
 

@@ -10,7 +10,8 @@ from uvicorn.lifespan.on import LifespanOn
 
 from motet.api.http.request_ids import RefusalLog
 from motet.errors import EngineDiedError
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine, coded, later, named
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +41,7 @@ async def test_wrong_method_has_an_error_body(served: Served) -> None:
 async def test_with_keys_a_route_needs_one_of_them(serve: Serving, path: str) -> None:
     served = await serve(api_keys=KEYS)
     missing = await served.http.get(path)
-    assert coded(missing) == (401, "invalid_api_key")
+    assert_error(missing, status=401, code="invalid_api_key")
     assert "You didn't provide an API key" in missing.json()["error"]["message"]
     for wrong in ("Bearer other", "Bearer firs", "Bearer first2", "Basic first", "Bearer", "first"):
         assert (await served.http.get(path, headers={"authorization": wrong})).status_code == 401
@@ -64,7 +65,7 @@ async def test_health_ready_and_version_stay_open(serve: Serving, path: str) -> 
 async def test_announced_body_over_the_limit_is_refused(serve: Serving) -> None:
     served = await serve(max_body_bytes=200)
     assert (await served.complete("x")).status_code == 200
-    assert coded(await served.complete("x" * 300)) == (413, "request_too_large")
+    assert_error(await served.complete("x" * 300), status=413, code="request_too_large")
 
 
 async def test_unannounced_body_is_refused_when_the_limit_is_passed(serve: Serving) -> None:
@@ -112,7 +113,7 @@ async def test_one_group_too_many_is_a_503_with_retry_after(serve: Serving) -> N
     for _ in waiting:
         await served.engine.submitted.acquire()
     for refused in (await served.chat(), await served.chat(stream=True)):
-        assert later(refused) == (503, "1", "overloaded")
+        assert_error(refused, status=503, retry_after="1", code="overloaded")
     assert len(served.engine.requests) == 2
     served.engine.go(60)
     assert [(await task).status_code for task in waiting] == [200, 200]
@@ -133,7 +134,7 @@ async def test_prompts_of_a_request_are_admitted_all_or_none(serve: Serving) -> 
 async def test_more_prompts_than_can_ever_wait_are_a_400_without_retry(serve: Serving) -> None:
     served = await serve(max_waiting_groups=2)
     refused = await served.complete(["x", "y", "z"])
-    assert (named(refused), coded(refused)) == ((400, "prompt"), (400, "too_many_prompts"))
+    assert_error(refused, status=400, param="prompt", code="too_many_prompts")
     assert "retry-after" not in refused.headers
 
 
@@ -185,7 +186,7 @@ async def test_bug_is_a_500_without_its_reason(serve: Serving) -> None:
 
     served = await serve(engine=Broken())
     response = await served.http.get("/health")
-    assert coded(response) == (500, "internal_error")
+    assert_error(response, status=500, code="internal_error")
     assert "secret" not in response.text
     assert response.headers["x-request-id"]
 

@@ -9,7 +9,8 @@ from starlette.types import Message
 
 from motet.api.http.admission import ANONYMOUS, ClientLoad, KeyLimits
 from motet.errors import EngineError, MotetError, OverloadedError, RateLimitedError
-from tests.api.serving import ROUTES, Served, Serving, WatchedEngine, coded, later, named
+from tests.api.serving import ROUTES, Served, Serving, WatchedEngine
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -113,14 +114,16 @@ async def test_an_invalid_request_is_refused_before_its_limits_are_checked(serve
     served = await limited(serve, WatchedEngine(), choices=2)
     for path in ("/v1/completions", "/v1/chat/completions"):
         headers = {"authorization": f"Bearer {ONE}"}
-        assert named(await served.http.post(path, json=ROUTES[path] | {"n": 1000}, headers=headers)) == (400, "n")
+        assert_error(
+            await served.http.post(path, json=ROUTES[path] | {"n": 1000}, headers=headers), status=400, param="n"
+        )
 
 
 async def test_the_prompt_of_a_key_at_its_limit_is_not_read(serve: Serving) -> None:
     served = await serve(key_max_choices=2)
     too_long = "a" * 5000
     for response in (await served.complete(too_long, n=3), await served.chat(too_long, n=3)):
-        assert coded(response) == (400, "too_many_choices")
+        assert_error(response, status=400, code="too_many_choices")
     assert (await served.complete(too_long, n=2)).json()["error"]["code"] == "context_length_exceeded"
 
 
@@ -180,8 +183,8 @@ async def test_without_keys_all_clients_are_one_and_the_server_is_busy(serve: Se
     """Trainers retry after a 503, as from vLLM, but treat a 429 as their own mistake."""
     served = await serve(engine=WatchedEngine(gated=True), key_max_requests=1, key_max_choices=2)
     running = await served.engine.start_request(served.chat())
-    assert later(await post(served, "any")) == (503, "1", "overloaded")
-    assert coded(await post(served, "any", n=3)) == (503, "overloaded")
+    assert_error(await post(served, "any"), status=503, retry_after="1", code="overloaded")
+    assert_error(await post(served, "any", n=3), status=503, code="overloaded")
     served.engine.go()
     assert (await running).status_code == 200
-    assert coded(await post(served, "any", n=3)) == (400, "too_many_choices")
+    assert_error(await post(served, "any", n=3), status=400, code="too_many_choices")

@@ -7,7 +7,8 @@ import pytest
 
 from motet.text.tokenizer import Tokenizer
 from motet.types import SAMPLING_FIELDS, SamplingField
-from tests.api.serving import Served, Serving, coded, named
+from tests.api.serving import Served, Serving
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -97,7 +98,7 @@ async def test_a_sampling_field_has_the_declared_range_and_reaches_the_engine(
     low, high = field.low, field.high
     assert low is not None and high is not None
     for value in (low - 0.5, high + 0.5, *([low] if field.above_low else [])):
-        assert named(await served.chat(max_tokens=2, **{name: value})) == (400, name)
+        assert_error(await served.chat(max_tokens=2, **{name: value}), status=400, param=name)
     for value in (high, (low + high) / 2):
         assert (await served.chat(max_tokens=2, **{name: value})).status_code == 200
         assert getattr(served.engine.requests[-1].sampling, name) == value
@@ -194,7 +195,7 @@ async def test_json_is_read_unless_the_content_type_is_another(
 async def test_json_values_that_no_engine_can_read_are_refused(
     refusing: Served, fields: bytes, status: int, param: str
 ) -> None:
-    assert named(await refusing.http.post("/v1/completions", content=b"{%b}" % fields)) == (status, param)
+    assert_error(await refusing.http.post("/v1/completions", content=b"{%b}" % fields), status=status, param=param)
 
 
 @pytest.mark.parametrize("name", ["reasoning_effort", "x" * 100_000])
@@ -219,7 +220,7 @@ async def test_the_server_sets_the_largest_n_and_the_error_names_its_flag(serve:
     for max_n, most, flag in ((4, 4, "--max-n"), (2000, 1024, "--max-num-seqs"), (256, 256, "--max-n")):
         served = await serve(max_n=max_n)
         refused = await served.chat(n=most + 1)
-        assert named(refused) == (400, "n")
+        assert_error(refused, status=400, param="n")
         assert f"<= {most}, but got {most + 1} instead. The server's {flag} " in refused.json()["error"]["message"]
     assert (await served.chat(n=256)).status_code == 200
 
@@ -233,7 +234,7 @@ async def test_model_without_a_template_takes_no_chats(serve: Serving, tokenizer
 
 async def test_too_long_a_chat_names_the_context_length(served: Served) -> None:
     response = await served.chat("x" * 5000)
-    assert coded(response) == (400, "context_length_exceeded")
+    assert_error(response, status=400, code="context_length_exceeded")
     assert response.json()["error"]["param"] == "messages"
 
 
@@ -298,5 +299,5 @@ async def test_all_wrong_keys_of_a_bias_are_named_at_once(served: Served) -> Non
         ([f"k{number}" for number in range(15)], "k8, k9 and 5 more. You"),
     ):
         refused = await served.complete(logit_bias=dict.fromkeys(keys, 1))
-        assert named(refused) == (400, "logit_bias")
+        assert_error(refused, status=400, param="logit_bias")
         assert message in refused.json()["error"]["message"]

@@ -6,7 +6,8 @@ import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from motet.errors import EngineDiedError, EngineError, RequestError
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks, coded, events, saying
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks, events, saying
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -131,7 +132,7 @@ async def test_error_before_the_first_token_keeps_its_status(
     serve: Serving, error: EngineDiedError | RequestError
 ) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: error}))
-    assert coded(await served.chat(stream=True)) == (error.status, error.code)
+    assert_error(await served.chat(stream=True), status=error.status, code=error.code)
 
 
 async def test_error_after_the_first_byte_is_an_event_and_then_done(serve: Serving) -> None:

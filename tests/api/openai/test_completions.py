@@ -9,7 +9,8 @@ import pytest
 
 from motet.testing.fake_engine import fake_info
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta, TokenLogprob
-from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, coded, named, saying, streamed_or_not
+from tests.api.serving import MODEL, SEED, Served, Serving, WatchedEngine, chunks, saying, streamed_or_not
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -133,10 +134,10 @@ async def test_the_server_sets_how_many_alternatives_there_are(serve: Serving) -
     assert (await served.chat(prompt_logprobs=100, logprobs=True, top_logprobs=100)).status_code == 200
     assert [request.sampling.prompt_logprobs for request in served.engine.requests] == [100, 100]
     refused = await served.chat(logprobs=True, top_logprobs=101)
-    assert (named(refused), coded(refused)[1]) == ((400, "top_logprobs"), "integer_above_max_value")
+    assert_error(refused, status=400, param="top_logprobs", code="integer_above_max_value")
     assert "<= 100" in refused.json()["error"]["message"]
     assert "--max-logprobs" in refused.json()["error"]["message"]
-    assert named(await served.complete([5], prompt_logprobs=101)) == (400, "prompt_logprobs")
+    assert_error(await served.complete([5], prompt_logprobs=101), status=400, param="prompt_logprobs")
 
 
 @streamed_or_not
@@ -277,7 +278,7 @@ async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
     ],
 )
 async def test_a_refused_field_of_completions_is_named(served: Served, fields: dict[str, object], param: str) -> None:
-    assert named(await served.http.post("/v1/completions", json={"prompt": "x", **fields})) == (400, param)
+    assert_error(await served.http.post("/v1/completions", json={"prompt": "x", **fields}), status=400, param=param)
     assert served.engine.requests == []
 
 
@@ -350,8 +351,8 @@ async def test_no_tokens_and_an_echo_score_the_prompt(serve: Serving, stream: bo
 
 
 async def test_no_tokens_without_an_echo_are_refused(served: Served) -> None:
-    assert named(await served.complete(max_tokens=0)) == (400, "max_tokens")
-    assert named(await served.complete(max_tokens=-1, echo=True)) == (400, "max_tokens")
+    assert_error(await served.complete(max_tokens=0), status=400, param="max_tokens")
+    assert_error(await served.complete(max_tokens=-1, echo=True), status=400, param="max_tokens")
 
 
 async def test_prompt_logprobs_are_in_each_choice_in_addition_to_an_echo(served: Served) -> None:
@@ -379,14 +380,13 @@ async def test_prompt_logprobs_of_a_chat_are_next_to_its_choices(served: Served)
 
 async def test_prompt_logprobs_are_for_unstreamed_answers(served: Served) -> None:
     """`/inference/v1/generate` used to stream without them, and without an error."""
-    assert named(await served.chat(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")
-    assert named(await served.complete(prompt_logprobs=1, stream=True)) == (400, "prompt_logprobs")
+    assert_error(await served.chat(prompt_logprobs=1, stream=True), status=400, param="prompt_logprobs")
+    assert_error(await served.complete(prompt_logprobs=1, stream=True), status=400, param="prompt_logprobs")
     body = {"token_ids": [5], "sampling_params": {"prompt_logprobs": 1}, "stream": True}
-    assert named(await served.http.post("/inference/v1/generate", json=body)) == (
-        400,
-        "sampling_params.prompt_logprobs",
+    assert_error(
+        await served.http.post("/inference/v1/generate", json=body), status=400, param="sampling_params.prompt_logprobs"
     )
-    assert named(await served.chat(prompt_logprobs=21)) == (400, "prompt_logprobs")
+    assert_error(await served.chat(prompt_logprobs=21), status=400, param="prompt_logprobs")
 
 
 @pytest.mark.slow
@@ -396,4 +396,4 @@ async def test_log_probabilities_of_prompts_are_bounded_together(served: Served)
     prompts = [[5] * 3900] * 25
     assert (await served.complete(prompts, prompt_logprobs=18, max_tokens=1)).status_code == 200
     for fields in ({"prompt_logprobs": 20}, {"prompt_logprobs": 20, "echo": True, "logprobs": 1}):
-        assert named(await served.complete(prompts, max_tokens=1, **fields)) == (400, "prompt")
+        assert_error(await served.complete(prompts, max_tokens=1, **fields), status=400, param="prompt")

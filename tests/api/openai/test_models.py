@@ -7,18 +7,18 @@ from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import params_of
 from motet.types import Role
 from tests.api.engine_asking import group
-from tests.api.serving import Served, Serving, chunks, coded
+from tests.api.serving import Served, Serving, chunks
 from tests.api.two_models import (
     PLAIN,
     TURNED,
     Tokenizers,
     TwoModels,
     ask,
-    error,
     every_route,
     generating_routes,
     ticket_routes,
 )
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +96,7 @@ async def test_limits_of_length_count_and_vocabulary_are_the_model_s(served: Ser
     }
     for code, fields in refusals.items():
         assert (await ask(served, "/v1/completions", PLAIN, **fields)).status_code == 200
-        assert coded(await ask(served, "/v1/completions", TURNED, **fields)) == (400, code)
+        assert_error(await ask(served, "/v1/completions", TURNED, **fields), status=400, code=code)
     for path, field in (("/inference/v1/generate", "token_ids"), ("/detokenize", "tokens")):
         assert (await ask(served, path, PLAIN, **{field: [300]})).status_code == 200
         assert (await ask(served, path, TURNED, **{field: [300]})).status_code == 400
@@ -105,17 +105,15 @@ async def test_limits_of_length_count_and_vocabulary_are_the_model_s(served: Ser
 @every_route
 async def test_with_several_models_a_request_must_name_one(served: Served, path: str) -> None:
     refused = await ask(served, path, None)
-    assert error(refused) == (400, "missing_required_parameter", "model")
+    assert_error(refused, status=400, code="missing_required_parameter", param="model")
     assert refused.json()["error"]["message"].endswith(f"Available here: `{PLAIN}`, `{TURNED}`.")
 
 
 @every_route
 async def test_the_error_for_an_unknown_model_lists_the_known_ones(served: Served, path: str) -> None:
     refused = await ask(served, path, "gpt")
-    assert error(refused) == (404, "model_not_found", "model")
-    assert refused.json()["error"]["message"] == (
-        f"The model `gpt` does not exist or you do not have access to it. Available here: `{PLAIN}`, `{TURNED}`."
-    )
+    message = f"The model `gpt` does not exist or you do not have access to it. Available here: `{PLAIN}`, `{TURNED}`."
+    assert_error(refused, status=404, code="model_not_found", param="model", message=message)
 
 
 @generating_routes
@@ -134,7 +132,7 @@ async def test_all_models_share_one_admission_limit(serve: Serving, tokenizers: 
     config = ServerConfig(served_model_name="", max_waiting_groups=1)
     served = await serve.several(models, *models.engines, config=config)
     request = await models.plain.start_request(ask(served, "/v1/completions", PLAIN))
-    assert coded(await ask(served, "/v1/completions", TURNED)) == (503, "overloaded")
+    assert_error(await ask(served, "/v1/completions", TURNED), status=503, code="overloaded")
     models.plain.go(3)
     assert (await request).status_code == 200
 
@@ -146,7 +144,8 @@ async def test_each_model_can_be_a_prefill_or_a_decode_server(serve: Serving, to
     made = await ask(served, "/v1/completions", PLAIN, kv_transfer_params=order)
     assert made.json()["kv_transfer_params"]["num_tokens"] == 2
     models.plain.leases.held.clear()
-    assert error(await ask(served, "/v1/completions", TURNED, kv_transfer_params=order))[2] == "kv_transfer_params"
+    refused = await ask(served, "/v1/completions", TURNED, kv_transfer_params=order)
+    assert_error(refused, status=400, param="kv_transfer_params")
     ticket = models.turned.leases.grant(group(prompt=(5, 6)), NOWHERE, readers=1, block_size=16)
     taken = await ask(served, "/inference/v1/generate", TURNED, kv_transfer_params=params_of(ticket))
     assert taken.status_code == 200

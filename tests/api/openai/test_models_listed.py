@@ -12,9 +12,10 @@ from motet.ids import ModelName
 from motet.text.tokenizer import Tokenizer
 from tests.api.engine_asking import group, post
 from tests.api.messaging import ask as ask_message
-from tests.api.messaging import refused
-from tests.api.serving import MODEL, NobodyUp, Served, Serving, coded, group_lines, later
-from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, error, every_route, served_as
+from tests.api.messaging import checked_error
+from tests.api.serving import MODEL, NobodyUp, Served, Serving, group_lines
+from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, every_route, served_as
+from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +45,7 @@ async def test_the_models_are_listed_with_all_known_facts(
     for card in cards:
         assert (await served.http.get(f"/v1/models/{card['id']}")).json() == card
     refused = await served.http.get("/v1/models/other/one")
-    assert error(refused) == (404, "model_not_found", "model")
+    assert_error(refused, status=404, code="model_not_found", param="model")
     assert f"`{PLAIN}`, `{TURNED}`, `adapter`, `elsewhere`" in refused.json()["error"]["message"]
     with caplog.at_level("INFO", logger="motet.api"):
         await ask(served, "/v1/completions", "adapter")
@@ -69,7 +70,7 @@ async def test_anthropics_client_lists_models_in_its_own_shape(serve: Serving, m
     assert listed[0].created_at.timestamp() == served.service.served(PLAIN).created
     assert await client.retrieve(TURNED) == page.data[1]
     response = await served.http.get("/v1/models/claude", headers={"anthropic-version": "2023-06-01"})
-    assert refused(response)[:2] == (404, "not_found_error")
+    assert_error(checked_error(response), status=404, type="not_found_error")
     models.listed.clear()
     assert (await client.list()).to_dict() == {"data": [], "has_more": False, "first_id": None, "last_id": None}
 
@@ -79,7 +80,7 @@ async def test_a_model_that_goes_is_not_found_and_found_when_it_is_back(
     served: Served, models: TwoModels, path: str
 ) -> None:
     gone = models.listed.pop()
-    assert error(await ask(served, path, TURNED))[:2] == (404, "model_not_found")
+    assert_error(await ask(served, path, TURNED), status=404, code="model_not_found")
     assert (await ask(served, path, None)).status_code == 200
     models.listed.append(gone)
     assert (await ask(served, path, TURNED)).status_code == 200
@@ -100,7 +101,7 @@ async def test_an_answer_of_a_removed_model_continues_to_its_end(serve: Serving,
 async def test_without_any_model_clients_can_retry(served: Served, models: TwoModels, path: str) -> None:
     models.listed.clear()
     for model in (None, PLAIN):
-        assert later(await ask(served, path, model)) == (503, "2", "no_worker")
+        assert_error(await ask(served, path, model), status=503, retry_after="2", code="no_worker")
     assert (await served.http.get("/v1/models")).json()["data"] == []
     status = await served.status()
     assert (status["model"], status["models"]) == (None, [])
@@ -113,7 +114,7 @@ async def test_a_model_without_workers_holds_up_no_other(
 ) -> None:
     models.listed.append(served_as("away", NobodyUp(), tokenizer, root="its/root"))
     served = await serve.several(models, *models.engines)
-    assert coded(await ask(served, path, "away")) == (503, "no_worker")
+    assert_error(await ask(served, path, "away"), status=503, code="no_worker")
     assert (await ask(served, path, PLAIN)).status_code == 200
     cards = (await served.http.get("/v1/models")).json()["data"]
     assert [card["max_model_len"] for card in cards] == [4096, 64, None]
@@ -131,17 +132,19 @@ def text_model(name: str) -> TextModel:
 async def test_a_model_that_takes_texts_has_no_tokens(serve: Serving, models: TwoModels, path: str) -> None:
     models.listed.append(text_model("elsewhere"))
     served = await serve.several(models, *models.engines)
-    assert error(await ask(served, path, "elsewhere")) == (400, "unsupported_model", "model")
+    assert_error(await ask(served, path, "elsewhere"), status=400, code="unsupported_model", param="model")
     del models.listed[:2]
-    assert error(await ask(served, path, None)) == (400, "unsupported_model", "model")
+    assert_error(await ask(served, path, None), status=400, code="unsupported_model", param="model")
 
 
 async def test_anthropics_route_has_no_texts_either(serve: Serving, models: TwoModels) -> None:
     models.listed.append(text_model("elsewhere"))
     served = await serve.several(models, *models.engines)
-    status, kind, message = refused(await ask_message(served, model="elsewhere"))
-    assert (status, kind) == (400, "invalid_request_error")
-    assert message.startswith("model: The model `elsewhere` runs on a server that takes texts")
+    refused = checked_error(await ask_message(served, model="elsewhere"))
+    assert_error(refused, status=400, type="invalid_request_error")
+    assert refused.json()["error"]["message"].startswith(
+        "model: The model `elsewhere` runs on a server that takes texts"
+    )
 
 
 async def samples(served: Served) -> dict[str, float]:
@@ -180,7 +183,7 @@ async def test_metrics_have_every_model_before_its_first_request_and_keep_it_whe
 
 async def test_a_gateway_of_several_models_is_no_worker_of_another(served: Served, models: TwoModels) -> None:
     response = await served.http.get("/engine")
-    assert coded(response) == (404, "no_single_model")
+    assert_error(response, status=404, code="no_single_model")
     assert PLAIN in response.json()["error"]["message"]
     assert (await post(served, "/engine/generate", group())).status_code == 404
     async with server_client() as client:

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from motet.errors import EngineDiedError, EngineError
 from tests.api.responding import ask, final, plain, streamed, whole
-from tests.api.serving import MODEL, Served, Serving, WatchedEngine, coded, named, saying
+from tests.api.serving import MODEL, Served, Serving, WatchedEngine, saying
+from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 
@@ -154,7 +155,7 @@ async def test_ignored_fields_are_accepted(served: Served) -> None:
 
 async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
-    assert coded(await ask(served, stream=True)) == (503, "engine_died")
+    assert_error(await ask(served, stream=True), status=503, code="engine_died")
 
 
 async def test_error_after_the_first_token_is_sent_in_events(serve: Serving) -> None:
@@ -271,5 +272,5 @@ async def test_structured_outputs_are_requested_as_in_a_chat(serve: Serving) -> 
     ],
 )
 async def test_a_mistake_in_a_format_is_named(served: Served, form: dict[str, object], param: str) -> None:
-    assert named(await ask(served, text={"format": form})) == (400, param)
+    assert_error(await ask(served, text={"format": form}), status=400, param=param)
     assert served.engine.requests == []

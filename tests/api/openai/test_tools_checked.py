@@ -6,6 +6,7 @@ import pytest
 
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing
 from tests.api.serving import Served, saying
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -84,8 +85,7 @@ async def test_a_model_without_a_call_parser_takes_no_tools(serve_tools: Calling
 
 async def assert_refused(served: Served, fields: dict[str, Any], param: str, code: str | None) -> None:
     response = await served.chat(**fields)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param)
+    assert_error(response, status=400, param=param)
     if code is not None:
-        assert error["code"] == code
+        assert_error(response, status=400, code=code)
     assert served.engine.requests == []

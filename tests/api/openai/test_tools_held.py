@@ -11,7 +11,8 @@ from motet.text.formats import FORMATS
 from motet.text.tools.tool_format import ToolFormat
 from motet.types import Grammar
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called
-from tests.api.serving import Served, named, saying
+from tests.api.serving import Served, saying
+from tests.error_response import assert_error
 from tests.grammar.models import follows, grammars_of
 
 pytestmark = pytest.mark.anyio
@@ -111,7 +112,9 @@ async def test_calls_that_must_not_be_parallel_are_one_at_a_time(serve_tools: Ca
 async def test_other_forms_cannot_be_combined_with_calls(serve_tools: CallingServing, choice: object) -> None:
     served = await serve_tools(saying(PARIS))
     given: dict[str, Any] = {"structured_outputs": {"regex": "a+"}}
-    assert named(await served.chat(tools=[WEATHER], tool_choice=choice, **given)) == (400, "structured_outputs.regex")
+    assert_error(
+        await served.chat(tools=[WEATHER], tool_choice=choice, **given), status=400, param="structured_outputs.regex"
+    )
     assert (await served.chat(tools=[WEATHER], tool_choice="none", **given)).status_code == 200
 
 
@@ -123,10 +126,10 @@ async def test_parameters_that_cannot_be_enforced_are_named(
     wrong = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "x"}}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": wrong}}
     response = await served.chat(tools=[WEATHER, tool], **fields)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, "tools[1].function.parameters")
-    assert "'f'" in error["message"]
-    assert "properties.city.not" in error["message"]
+    assert_error(response, status=400, param="tools[1].function.parameters")
+    message = response.json()["error"]["message"]
+    assert "'f'" in message
+    assert "properties.city.not" in message
     assert served.engine.requests == []
     assert (await served.chat(tools=[WEATHER, tool])).status_code == 200  # nothing is enforced for it
 
@@ -153,7 +156,7 @@ async def test_only_a_schema_that_is_enforced_is_named_as_the_fault(serve_tools:
     chosen = {"type": "function", "function": {"name": "g"}}
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"not": {}}}}
     response = await served.chat(tools=tools, tool_choice=chosen, response_format=form)
-    assert named(response) == (400, "tools[1].function.parameters")
+    assert_error(response, status=400, param="tools[1].function.parameters")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ async def test_a_form_that_cannot_be_enforced_with_tools_is_named(
 ) -> None:
     served = await serve_tools(saying(PARIS))
     response = await served.chat(tools=[WEATHER], **fields)
-    assert named(response) == (400, param or "response_format")
+    assert_error(response, status=400, param=param or "response_format")
     assert "tools" not in response.json()["error"]["message"]
 
 

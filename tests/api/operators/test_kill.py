@@ -6,7 +6,8 @@ import pytest
 
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.types import EngineKind
-from tests.api.serving import ListedWorkers, Served, Serving, WatchedEngine, coded, ready
+from tests.api.serving import ListedWorkers, Served, Serving, WatchedEngine, ready
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +66,8 @@ async def test_what_is_no_running_process_of_this_server_is_refused_by_its_name(
     engine = KillableEngine()
     served = await server(serve, engine)
     refused = await served.http.post(f"/workers/{id}/kill", headers=ADMIN)
-    assert (coded(refused), engine.killed) == ((status, code), 0)
+    assert_error(refused, status=status, code=code)
+    assert engine.killed == 0
     assert id in refused.json()["error"]["message"]
 
 
@@ -74,7 +76,7 @@ async def test_no_key_of_a_client_kills(serve: Serving) -> None:
     served = await server(serve, engine, api_keys=("k",))
     for headers in ({}, CLIENT):
         refused = await served.http.post("/workers/decode-0/kill", headers=headers)
-        assert coded(refused) == (401, "invalid_api_key")
+        assert_error(refused, status=401, code="invalid_api_key")
     assert engine.killed == 0
 
 
@@ -83,7 +85,8 @@ async def test_without_an_admin_key_no_engine_can_be_killed(serve: Serving, api_
     engine = KillableEngine()
     served = await server(serve, engine, admin_key="", api_keys=api_keys)
     refused = await served.http.post("/workers/decode-0/kill", headers=CLIENT)
-    assert (coded(refused), engine.killed) == ((403, "admin_key_required"), 0)
+    assert_error(refused, status=403, code="admin_key_required")
+    assert engine.killed == 0
 
 
 async def test_a_page_of_another_site_kills_nothing(serve: Serving) -> None:
@@ -91,4 +94,5 @@ async def test_a_page_of_another_site_kills_nothing(serve: Serving) -> None:
     served = await server(serve, engine)
     page = {"origin": "https://evil.example"}
     refused = await served.http.post("/workers/decode-0/kill", headers=ADMIN | page)
-    assert (coded(refused), engine.killed) == ((400, "invalid_content_type"), 0)
+    assert_error(refused, status=400, code="invalid_content_type")
+    assert engine.killed == 0

@@ -8,7 +8,8 @@ from motet.api.service import Membership
 from motet.errors import NotFoundError, RequestError
 from motet.settings.named_worker import NamedWorker
 from motet.types import EngineKind, Role
-from tests.api.serving import Served, Serving, coded, named
+from tests.api.serving import Served, Serving
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -90,7 +91,7 @@ async def test_a_worker_is_drained_and_removed(serve: Serving, membership: FakeM
 async def test_a_removal_takes_seconds(serve: Serving, membership: FakeMembership, seconds: float | str) -> None:
     served = await server(serve, membership)
     response = await served.http.delete(f"/workers/decode-0?drain_timeout={seconds}", headers=ADMIN)
-    assert named(response) == (400, "drain_timeout")
+    assert_error(response, status=400, param="drain_timeout")
     assert membership.calls == []
 
 
@@ -112,16 +113,16 @@ async def test_an_invalid_worker_is_a_400_that_names_the_field(
     serve: Serving, membership: FakeMembership, body: dict[str, str], param: str
 ) -> None:
     served = await server(serve, membership)
-    assert named(await served.http.post("/workers", json=body, headers=ADMIN)) == (400, param)
+    assert_error(await served.http.post("/workers", json=body, headers=ADMIN), status=400, param=param)
     assert membership.calls == []
 
 
 async def test_a_refusal_by_the_membership_has_its_status(serve: Serving) -> None:
     served = await server(serve, FakeMembership())
     twice = await served.http.post("/workers", json={"url": URL, "id": "decode-0"}, headers=ADMIN)
-    assert coded(twice) == (400, "duplicate_worker")
+    assert_error(twice, status=400, code="duplicate_worker")
     for method, path in (("DELETE", "/workers/decode-9"), ("POST", "/workers/decode-9/drain")):
-        assert coded(await served.http.request(method, path, headers=ADMIN)) == (404, "unknown_worker")
+        assert_error(await served.http.request(method, path, headers=ADMIN), status=404, code="unknown_worker")
 
 
 async def test_the_list_of_workers_equals_that_of_the_status(serve: Serving) -> None:
@@ -135,7 +136,7 @@ async def test_fixed_workers_cannot_be_changed(serve: Serving) -> None:
     served = await server(serve, None)
     for method, path, body in CHANGES:
         refused = await served.http.request(method, path, json=body, headers=ADMIN)
-        assert coded(refused) == (404, "fixed_workers")
+        assert_error(refused, status=404, code="fixed_workers")
         assert "fixed" in refused.json()["error"]["message"]
 
 
@@ -143,7 +144,7 @@ async def test_without_an_admin_key_workers_are_not_changed(serve: Serving, memb
     served = await server(serve, membership, admin_key="", api_keys=("k",))
     for method, path, body in CHANGES:
         refused = await served.http.request(method, path, json=body, headers=CLIENT)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert_error(refused, status=403, type="permission_error")
         assert "--admin-key" in refused.json()["error"]["message"]
     assert membership.calls == []
     assert (await served.http.get("/workers", headers=CLIENT)).status_code == 200
@@ -159,7 +160,7 @@ async def test_the_routes_of_operators_need_the_admin_key_and_no_other(
     for method, path, body in (*CHANGES, ("GET", "/workers", None), ("POST", "/drain", None)):
         for headers in ({}, CLIENT, {"authorization": "Basic boss"}):
             refused = await served.http.request(method, path, json=body, headers=headers)
-            assert coded(refused) == (401, "invalid_api_key")
+            assert_error(refused, status=401, code="invalid_api_key")
     assert membership.calls == []
     assert not served.service.admission.draining
     assert (await served.http.post("/drain", headers=ADMIN)).status_code == 200

@@ -17,7 +17,8 @@ from motet.metrics.stats import EngineStats
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
-from tests.api.serving import MODEL, ListedWorkers, NobodyUp, Served, Serving, WatchedEngine, hello, later, ready
+from tests.api.serving import MODEL, ListedWorkers, NobodyUp, Served, Serving, WatchedEngine, hello, ready
+from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -266,7 +267,7 @@ async def test_a_worker_that_is_being_drained_is_shown_as_draining(serve: Servin
     (shown,) = (await served.status())["workers"]
     assert (shown["state"], shown["pulls_open"]) == ("draining", 1)
     assert (await served.http.get("/health")).status_code == 200
-    assert later(await served.http.get("/ready")) == (503, "2", "no_worker")
+    assert_error(await served.http.get("/ready"), status=503, retry_after="2", code="no_worker")
 
 
 @pytest.mark.slow
@@ -292,7 +293,7 @@ async def test_a_server_can_start_before_its_workers(serve: Serving) -> None:
     assert (await served.status())["workers"] == []
     assert (await served.http.get("/metrics")).status_code == 200
     for response in (await served.chat(), await served.complete(stream=True), await served.http.get("/v1/models")):
-        assert later(response) == (503, "2", "no_worker")
+        assert_error(response, status=503, retry_after="2", code="no_worker")
 
 
 async def test_the_limits_are_the_limits_of_the_present_workers(serve: Serving) -> None:
@@ -327,7 +328,7 @@ async def test_drain_lets_running_groups_finish_and_takes_no_new_ones(serve: Ser
     assert (await served.http.post("/drain")).json() == {"draining": True, "groups_open": 1}
     assert (await served.http.get("/health")).status_code == 200
     for response in (await served.http.get("/ready"), await served.chat(), await served.complete(stream=True)):
-        assert later(response) == (503, "1", "draining")
+        assert_error(response, status=503, retry_after="1", code="draining")
     assert (await served.http.get("/status")).json()["workers"][0]["state"] == "draining"
 
     served.engine.go(20)

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from motet.api.page import FOLDER, HEADERS, PAGE_ROUTES
-from tests.api.serving import Served, Serving, coded
+from tests.api.serving import Served, Serving
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -63,8 +64,8 @@ async def test_a_file_of_the_page_has_headers_that_allow_nothing_else(served: Se
 
 async def test_every_file_has_a_route_and_every_route_a_file(served: Served) -> None:
     assert {f"/page/{path.name}" for path in FILES if path.name != "index.html"} | {"/"} == PAGE_ROUTES
-    assert coded(await served.http.get("/page/index.html")) == (404, "unknown_url")
-    assert coded(await served.http.get("/page/../page.py")) == (404, "unknown_url")
+    assert_error(await served.http.get("/page/index.html"), status=404, code="unknown_url")
+    assert_error(await served.http.get("/page/../page.py"), status=404, code="unknown_url")
 
 
 def test_the_page_is_small() -> None:
@@ -125,20 +126,20 @@ def test_every_text_can_be_read_on_its_ground(scheme: int) -> None:
 async def test_a_server_shows_no_page_if_the_setting_is_off(serve: Serving) -> None:
     served = await serve(page=False)
     for route in PAGE_ROUTES:
-        assert coded(await served.http.get(route)) == (404, "unknown_url")
+        assert_error(await served.http.get(route), status=404, code="unknown_url")
 
 
 async def test_the_page_needs_no_key_but_its_requests_do(serve: Serving) -> None:
     served = await serve(api_keys=("client",), admin_key="boss")
     for route in PAGE_ROUTES:
         assert (await served.http.get(route)).status_code == 200
-    assert coded(await served.http.get("/status")) == (401, "invalid_api_key")
-    assert coded(await served.http.get("/page/secret")) == (401, "invalid_api_key")
+    assert_error(await served.http.get("/status"), status=401, code="invalid_api_key")
+    assert_error(await served.http.get("/page/secret"), status=401, code="invalid_api_key")
 
 
 async def test_the_page_answers_only_to_names_of_the_server(served: Served) -> None:
     refused = await served.http.get("/", headers={"host": "evil.example"})
-    assert coded(refused) == (403, "host_not_allowed")
+    assert_error(refused, status=403, code="host_not_allowed")
 
 
 async def test_the_page_is_no_part_of_the_api(served: Served) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from motet.types import PauseMode
 from tests.api.noted_control import BAD, NotedControl
-from tests.api.serving import SEED, Served, Serving, coded, events, hello, named
+from tests.api.serving import SEED, Served, Serving, events, hello
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -91,13 +92,13 @@ async def test_other_calls_of_trainers_reach_the_weights(trained: Served, contro
 
 async def test_weights_that_cannot_be_used_are_refused_by_sglang_s_name(trained: Served) -> None:
     refused = await trained.http.post("/update_weights_from_disk", json={"model_path": str(BAD)})
-    assert named(refused) == (400, "model_path")
+    assert_error(refused, status=400, param="model_path")
     assert "'model_path'" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/abort_request", "/pause_generation", "/continue_generation"])
 async def test_trainers_routes_need_rl(served: Served, path: str) -> None:
-    assert coded(await served.http.post(path, json={})) == (404, "rl_off")
+    assert_error(await served.http.post(path, json={}), status=404, code="rl_off")
 
 
 async def test_trainers_routes_need_the_admin_key_and_generate_an_api_key(serve: Serving) -> None:
@@ -256,4 +257,4 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
 )
 async def test_what_is_not_honoured_is_refused_by_name(refusing: Served, fields: dict[str, object], param: str) -> None:
     prompt = {} if not fields or "text" in fields else {"input_ids": [5]}
-    assert named(await generate(refusing, **prompt | fields)) == (400, param)
+    assert_error(await generate(refusing, **prompt | fields), status=400, param=param)

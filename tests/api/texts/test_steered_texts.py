@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from motet.engines.upstream.upstream_server import UpstreamOptions
-from tests.api.serving import chunks, coded, named, next_chunk, streamed_or_not
+from tests.api.serving import chunks, next_chunk, streamed_or_not
 from tests.api.text_models import TextGateway, TextServing, joined, texts_of
+from tests.error_response import assert_error
 from tests.peers.openai_script import CHAT, COMPLETIONS, Manners, Refused
 
 pytestmark = pytest.mark.anyio
@@ -110,7 +111,7 @@ async def test_a_choice_that_begins_later_is_tried_again_where_it_was_refused(se
     gateway = await serve_texts(Manners(), Manners())
     for peer in gateway.peers:
         peer.manners.not_ok = [Refused(503)]
-    assert coded(await gateway.chat(n=2, seed=4, group={"start": 1})) == (503, "overloaded")
+    assert_error(await gateway.chat(n=2, seed=4, group={"start": 1}), status=503, code="overloaded")
     gateway.peers[0].manners.not_ok = [Refused(503)]
     answer = (await gateway.chat(n=2, seed=4, group={"start": 1})).json()
     assert texts_of(answer) == ["hi 4", "hi 5 w0"]
@@ -134,7 +135,7 @@ async def test_what_texts_cannot_give_and_what_no_group_can_is_refused_by_name(
     serve_texts: TextServing, fields: dict[str, object], param: str
 ) -> None:
     gateway = await serve_texts(Manners())
-    assert named(await gateway.complete(n=4, **fields)) == (400, param)
+    assert_error(await gateway.complete(n=4, **fields), status=400, param=param)
     assert gateway.peers[0].asked == []
 
 
@@ -154,14 +155,14 @@ async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: T
             {"index": index, "state": state, "tokens": None, "finish_reason": None, "worker": None}
             for index, state in enumerate(states)
         ]
-        assert named(await http.post(f"{path}/more", json={"n": 1})) == (400, "n")
+        assert_error(await http.post(f"{path}/more", json={"n": 1}), status=400, param="n")
         for index, ended in ((3, True), (0, True), (0, False), (3, False)):
             assert (await http.delete(f"{path}/choices/{index}")).json()["ended"] is ended
         for _ in range(3):  # another choice has started
             await peer.arrived.acquire()
         shown = (await http.get(path)).json()
         assert [one["state"] for one in shown["choices"]] == ["over", "writing", "writing", "dropped"]
-        assert coded(await http.delete(f"{path}/choices/4")) == (404, "choice_not_found")
+        assert_error(await http.delete(f"{path}/choices/4"), status=404, code="choice_not_found")
         await http.delete(path)
         ends: dict[int, str] = {}
         while shown := await next_chunk(lines):
@@ -170,4 +171,4 @@ async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: T
     assert ends == {0: "abort", 1: "abort", 2: "abort"}
     assert report is not None and (report[0]["begun"], report[0]["aborted"]) == (3, 3)
     await peer.until_idle()
-    assert coded(await http.get(path)) == (404, "group_not_found")
+    assert_error(await http.get(path), status=404, code="group_not_found")

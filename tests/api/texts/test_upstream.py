@@ -10,8 +10,9 @@ import pytest
 from motet.api.generation.answer import WORKER_HEADER
 from motet.engines.upstream.upstream_server import UpstreamOptions
 from motet.settings.server_config import ServerConfig
-from tests.api.serving import MODEL, chunks, coded, events, group_lines, streamed_or_not
+from tests.api.serving import MODEL, chunks, events, group_lines, streamed_or_not
 from tests.api.text_models import TEXTS, TextServing, joined, texts_of
+from tests.error_response import assert_error
 from tests.peers.openai_script import CHAT, Break, Manners, Refused, Usage
 
 pytestmark = pytest.mark.anyio
@@ -105,7 +106,7 @@ async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextS
 async def test_our_own_models_beside_a_text_model_answer_as_ever(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Manners())
     assert texts_of((await gateway.served.chat(model=MODEL)).json()) == ["hello 0"]
-    assert coded(await gateway.served.chat(model="none")) == (404, "model_not_found")
+    assert_error(await gateway.served.chat(model="none"), status=404, code="model_not_found")
     assert (await gateway.served.chat(model=5)).json()["error"]["code"] == "invalid_type"
     assert (await gateway.served.http.post(CHAT, content=b"no json")).status_code == 400
     assert gateway.peers[0].asked == []
@@ -233,11 +234,11 @@ async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: Te
     first = asyncio.create_task(gateway.chat(seed=4))
     await peer.arrived.acquire()
     waiting = await gateway.chat()
-    assert coded(waiting) == (503, "overloaded")
+    assert_error(waiting, status=503, code="overloaded")
     gate.release()
     assert (await first).status_code == 200
     too_many = await gateway.chat(n=3)
-    assert coded(too_many) == (400, "too_many_choices")
+    assert_error(too_many, status=400, code="too_many_choices")
 
 
 async def test_a_request_is_logged_once_with_what_it_used(

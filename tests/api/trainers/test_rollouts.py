@@ -4,7 +4,8 @@ import pytest
 
 from motet.types import PauseMode
 from tests.api.noted_control import NotedControl
-from tests.api.serving import ROUTES, Served, Serving, chunks, coded, every_route, named, streamed_or_not
+from tests.api.serving import ROUTES, Served, Serving, chunks, every_route, streamed_or_not
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +34,7 @@ async def test_requests_are_aborted_by_name_or_all(
 
 async def test_an_unknown_mode_is_refused(trained: Served, control: NotedControl) -> None:
     refused = await trained.http.post("/pause?mode=stop")
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+    assert_error(refused, status=400, param="mode")
     assert not control.paused
 
 
@@ -80,14 +81,14 @@ async def test_an_answer_of_the_first_weights_or_without_token_ids_has_no_versio
 async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
-        assert coded(await closed.http.post("/pause")) == (404, code)
-        assert coded(await closed.http.post("/update_weights", json={"weight_dir": "/new"})) == (404, code)
-        assert coded(await closed.http.get("/weight_info")) == (404, code)
+        assert_error(await closed.http.post("/pause"), status=404, code=code)
+        assert_error(await closed.http.post("/update_weights", json={"weight_dir": "/new"}), status=404, code=code)
+        assert_error(await closed.http.get("/weight_info"), status=404, code=code)
 
 
 async def test_prefix_caches_are_emptied_with_or_without_running_groups(trained: Served, control: NotedControl) -> None:
     for query in ("", "?reset_running_requests=true", "?reset_external=true"):
         assert (await trained.http.post(f"/reset_prefix_cache{query}")).json() == {"success": True}
     assert (await trained.http.get("/flush_cache")).text == "Cache flushed.\n", "SGLang's name"
-    assert named(await trained.http.post("/reset_prefix_cache?reset_running_requests=perhaps"))[0] == 400
+    assert_error(await trained.http.post("/reset_prefix_cache?reset_running_requests=perhaps"), status=400)
     assert control.calls == [False, True, False, False]

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from tests.api.noted_control import NotedControl
-from tests.api.serving import Serving, WatchedEngine, coded, hello, named
+from tests.api.serving import Serving, WatchedEngine, hello
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -31,12 +32,12 @@ async def test_a_server_is_one_receiver_of_weights(serve: Serving) -> None:
     served.service.control = NotedControl()
     for query in ("", "?include_dp=true", "?include_dp=false"):
         assert (await served.http.get(f"/get_world_size{query}")).json() == {"world_size": 1}
-    assert named(await served.http.get("/get_world_size?include_dp=perhaps")) == (400, "include_dp")
-    assert named(await served.http.get("/server_info?config_format=yaml")) == (400, "config_format")
+    assert_error(await served.http.get("/get_world_size?include_dp=perhaps"), status=400, param="include_dp")
+    assert_error(await served.http.get("/server_info?config_format=yaml"), status=400, param="config_format")
 
 
 async def test_the_routes_are_closed_without_rl_and_where_there_are_no_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
         for path in ("/server_info", "/get_world_size"):
-            assert coded(await closed.http.get(path)) == (404, code)
+            assert_error(await closed.http.get(path), status=404, code=code)

@@ -6,7 +6,8 @@ from motet.control.cell_sleep import SleepTag
 from motet.errors import RequestError
 from motet.types import PauseMode
 from tests.api.noted_control import NotedControl, NotedSleep
-from tests.api.serving import Served, Serving, coded, named
+from tests.api.serving import Served, Serving
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +56,7 @@ async def test_all_memory_wakes_or_only_that_of_the_tags(served: Served, sleep: 
     ],
 )
 async def test_unknown_values_are_refused_by_name(served: Served, sleep: NotedSleep, path: str, param: str) -> None:
-    assert named(await served.http.post(path)) == (400, param)
+    assert_error(await served.http.post(path), status=400, param=param)
     assert sleep.calls == []
 
 
@@ -66,12 +67,12 @@ async def test_engines_that_cannot_sleep_refuse_the_level(
         raise RequestError("Invalid 'level': /sleep ...", param="level", code="unsupported_value")
 
     monkeypatch.setattr(sleep, "sleep", refuse)
-    assert named(await served.http.post("/sleep")) == (400, "level")
+    assert_error(await served.http.post("/sleep"), status=400, param="level")
 
 
 async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
         for path in ("/sleep", "/wake_up"):
-            assert coded(await closed.http.post(path)) == (404, code)
-        assert coded(await closed.http.get("/is_sleeping")) == (404, code)
+            assert_error(await closed.http.post(path), status=404, code=code)
+        assert_error(await closed.http.get("/is_sleeping"), status=404, code=code)

@@ -16,7 +16,8 @@ from motet.errors import EngineError
 from motet.models.checkpoint import TensorFacts
 from motet.models.trainer_group import TrainerGroup
 from tests.api.noted_control import NotedControl
-from tests.api.serving import Served, coded, named
+from tests.api.serving import Served
+from tests.error_response import assert_error
 from tests.nccl.running import open_files
 
 pytestmark = pytest.mark.anyio
@@ -78,7 +79,7 @@ async def test_a_server_without_a_gpu_refuses_nccl_at_once(
     for there in (receiver, None):
         trained.service.receiver, receiver.gpu = there, None
         refused = await init(trained, **info)
-        assert named(refused) == (400, "init_info")
+        assert_error(refused, status=400, param="init_info")
         assert "motet.weights.push" in refused.text and "--device cuda" in refused.text
     assert receiver.group is None
 
@@ -127,7 +128,7 @@ async def test_a_group_is_joined_with_all_that_the_trainer_sends(trained: Served
 async def test_an_impossible_group_is_refused_by_its_field(
     trained: Served, receiver: NotedReceiver, info: dict[str, object], field: str
 ) -> None:
-    assert named(await init(trained, **{**MEETING, **info})) == (400, f"init_info.{field}")
+    assert_error(await init(trained, **{**MEETING, **info}), status=400, param=f"init_info.{field}")
     assert receiver.group is None
 
 
@@ -135,13 +136,13 @@ async def test_announced_tensors_are_received_and_come_with_those_in_bodies(
     trained: Served, receiver: NotedReceiver, control: NotedControl
 ) -> None:
     await init(trained, **MEETING)
-    assert coded(await announce(trained)) == (400, "no_weight_update")
+    assert_error(await announce(trained), status=400, code="no_weight_update")
     await trained.http.post("/start_weight_update")
     assert (await announce(trained)).json() == {"message": "Weights updated"}
     body = save({"c": torch.zeros(1)})
     binary = {"content-type": "application/octet-stream"}
     assert (await trained.http.post("/update_weights", content=body, headers=binary)).status_code == 200
-    assert named(await announce(trained)) == (400, "update_info.names")
+    assert_error(await announce(trained), status=400, param="update_info.names")
     finished = await trained.http.post("/finish_weight_update", json={"weight_version": "5"})
     assert finished.json()["weight_version"] == "5"
     assert (control.calls, control.weights.tensors) == ([("memory", "5")], ["a", "b", "c"])
@@ -168,7 +169,7 @@ async def test_an_invalid_announcement_names_its_field_and_the_update_stays_open
 ) -> None:
     await init(trained, **MEETING)
     await trained.http.post("/start_weight_update")
-    assert named(await announce(trained, **info)) == (400, f"update_info{field}")
+    assert_error(await announce(trained, **info), status=400, param=f"update_info{field}")
     assert open_files() == 0
     assert (await announce(trained)).status_code == 200
     assert (await trained.http.post("/finish_weight_update")).status_code == 200
@@ -180,14 +181,16 @@ async def test_the_fault_of_a_trainer_is_reported_and_the_update_is_forgotten(
 ) -> None:
     receiver.fails = True
     refused = await init(trained, **MEETING)
-    assert named(refused) == (400, "init_info") and "there is no store of a trainer" in refused.text
+    assert_error(refused, status=400, param="init_info")
+    assert "there is no store of a trainer" in refused.text
     receiver.fails = False
     await init(trained, **MEETING)
     await trained.http.post("/start_weight_update")
     receiver.fails = True
     refused = await announce(trained)
-    assert named(refused) == (400, "update_info") and "the trainer has gone; the update is forgotten" in refused.text
-    assert coded(await trained.http.post("/finish_weight_update")) == (400, "no_weight_update")
+    assert_error(refused, status=400, param="update_info")
+    assert "the trainer has gone; the update is forgotten" in refused.text
+    assert_error(await trained.http.post("/finish_weight_update"), status=400, code="no_weight_update")
     assert (control.calls, open_files()) == ([], 0)
     assert (await trained.http.post("/shutdown_weight_transfer_engine")).status_code == 200
     assert not receiver.joined

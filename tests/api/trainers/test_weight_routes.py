@@ -31,7 +31,8 @@ from motet.engines.remote import EngineServer
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
 from motet.models.checkpoint import Checkpoint, CheckpointKind, MemoryFile, available_bytes
 from tests.api.noted_control import BAD, GONE, NotedControl
-from tests.api.serving import Served, Serving, coded
+from tests.api.serving import Served, Serving
+from tests.error_response import assert_error
 from tests.memory_files import open_files
 from tests.patience import PATIENCE_S
 
@@ -89,7 +90,7 @@ async def test_an_impossible_update_is_refused_by_its_field(
     trained: Served, control: NotedControl, body: object, status: int, param: str | None
 ) -> None:
     refused = await trained.http.post("/update_weights", json=body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
+    assert_error(refused, status=status, param=param)
     assert control.calls == []
 
 
@@ -118,7 +119,7 @@ async def test_tensors_come_in_the_body_or_through_memory(trained: Served, contr
 async def test_a_body_that_is_not_a_complete_file_is_refused_and_forgotten(
     trained: Served, control: NotedControl, file: bytes, code: str
 ) -> None:
-    assert coded(await put(trained, file)) == (400, code)
+    assert_error(await put(trained, file), status=400, code=code)
     assert (control.calls, open_files()) == ([], 0)
 
 
@@ -127,7 +128,7 @@ async def test_a_body_without_a_length_or_without_memory_for_it_is_refused(train
         yield FILE
 
     refused = await trained.http.post("/update_weights", content=chunked(), headers=BINARY)
-    assert coded(refused) == (400, "length_required")
+    assert_error(refused, status=400, code="length_required")
     lines = f"content-type: application/octet-stream\r\ncontent-length: {available_bytes() * 2}"
     assert "413" in await answer_to(trained, lines)
 
@@ -177,10 +178,10 @@ async def test_bodies_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     trained: Served, control: NotedControl
 ) -> None:
     http = trained.http
-    assert coded(await http.post("/finish_weight_update")) == (400, "no_weight_update")
+    assert_error(await http.post("/finish_weight_update"), status=400, code="no_weight_update")
     await http.post("/start_weight_update")
     await put(trained)
-    assert coded(await put(trained)) == (400, "invalid_weights")
+    assert_error(await put(trained), status=400, code="invalid_weights")
     refused = await http.post("/update_weights", json={"weight_dir": "/new"})
     assert "is open" in refused.json()["error"]["message"]
     waiting = asyncio.create_task(http.post("/update_weights", json={"update_info": {"names": ["c"]}}))
@@ -188,7 +189,7 @@ async def test_bodies_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     await http.post("/start_weight_update")
     assert (await waiting).json()["error"]["message"].endswith("the update has ended before tensor c came.")
     assert open_files() == 0
-    assert coded(await http.post("/finish_weight_update")) == (400, "invalid_weights")
+    assert_error(await http.post("/finish_weight_update"), status=400, code="invalid_weights")
     control.upload = CheckpointUpload(announced_s=0)
     late = await http.post("/update_weights", json={"update_info": {"names": ["c"]}})
     assert late.json()["error"]["message"] == "Invalid 'update_info': tensor c has not come within 0 s."
@@ -220,14 +221,14 @@ async def test_a_version_can_be_renamed(trained: Served, control: NotedControl) 
 async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)
-        assert coded(await closed.http.post("/update_weights", json={"weight_dir": "/new"})) == (404, code)
-        assert coded(await put(closed)) == (404, code)
-        assert coded(await closed.http.get("/weight_info")) == (404, code)
+        assert_error(await closed.http.post("/update_weights", json={"weight_dir": "/new"}), status=404, code=code)
+        assert_error(await put(closed), status=404, code=code)
+        assert_error(await closed.http.get("/weight_info"), status=404, code=code)
         for path in ("/start_weight_update", "/finish_weight_update", "/shutdown_weight_transfer_engine"):
-            assert coded(await closed.http.post(path)) == (404, code)
+            assert_error(await closed.http.post(path), status=404, code=code)
         headers = {PROTOCOL_HEADER: str(PROTOCOL)}
         body = msgspec.msgpack.encode(ApplyWeights("1"))
-        assert coded(await closed.http.post("/engine/order", content=body, headers=headers)) == (404, code)
+        assert_error(await closed.http.post("/engine/order", content=body, headers=headers), status=404, code=code)
 
 
 async def test_a_gateway_gives_weights_in_two_steps(trained: Served, control: NotedControl) -> None:
@@ -274,10 +275,10 @@ async def test_the_files_of_a_checkpoint_come_in_order_and_all_before_the_order(
         return await trained.http.post("/engine/order", content=body, headers={PROTOCOL_HEADER: str(PROTOCOL)})
 
     one, two = (save({name: torch.zeros(2)}) for name in "ab")
-    assert coded(await upload(trained, one, 0, PROTOCOL - 1)) == (400, "engine_protocol")
-    assert coded(await upload(trained, one, 1)) == (400, "invalid_value")
+    assert_error(await upload(trained, one, 0, PROTOCOL - 1), status=400, code="engine_protocol")
+    assert_error(await upload(trained, one, 1), status=400, code="invalid_value")
     assert (await upload(trained, one, 0)).status_code == 204
-    assert coded(await prepare("/proc/1/fd/1", "/proc/1/fd/2")) == (400, "invalid_value")
+    assert_error(await prepare("/proc/1/fd/1", "/proc/1/fd/2"), status=400, code="invalid_value")
     assert (await upload(trained, two, 0)).status_code == 204, "a first file replaces an earlier checkpoint"
     assert (await upload(trained, one, 1)).status_code == 204
     assert (await prepare("/proc/1/fd/1", "/proc/1/fd/2")).status_code == 200
@@ -291,4 +292,5 @@ async def test_a_gateway_cannot_give_orders_that_are_for_engines_of_this_machine
 ) -> None:
     headers = {PROTOCOL_HEADER: str(PROTOCOL)}
     refused = await trained.http.post("/engine/order", content=msgspec.msgpack.encode(order), headers=headers)
-    assert (coded(refused), control.calls) == ((400, "invalid_body"), [])
+    assert_error(refused, status=400, code="invalid_body")
+    assert control.calls == []

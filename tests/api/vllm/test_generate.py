@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from motet.types import LogprobsMode
-from tests.api.serving import SEED, Served, Serving, chunks, named, saying, streamed_or_not
+from tests.api.serving import SEED, Served, Serving, chunks, saying, streamed_or_not
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -133,7 +134,7 @@ async def test_the_server_and_a_request_determine_the_mode_of_log_probabilities(
     await generate(served, {"logprobs": 0, "logprobs_mode": "processed_logprobs"})
     assert [one.sampling.logprobs_mode for one in served.engine.requests] == [raw, processed]
     refused = await generate(served, {"logprobs_mode": "raw_logits"})
-    assert named(refused) == (400, "sampling_params.logprobs_mode")
+    assert_error(refused, status=400, param="sampling_params.logprobs_mode")
 
 
 async def test_the_allowed_tokens_reach_the_engine_from_every_route(served: Served) -> None:
@@ -172,7 +173,7 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
 async def test_a_refused_field_is_named(
     served: Served, sampling: dict[str, object], fields: dict[str, object], param: str
 ) -> None:
-    assert named(await generate(served, sampling, **fields)) == (400, param)
+    assert_error(await generate(served, sampling, **fields), status=400, param=param)
 
 
 async def test_token_ids_and_log_probabilities_are_equally_long_at_a_stop_string(serve: Serving) -> None:
@@ -239,7 +240,7 @@ async def test_tokens_become_text_with_special_ones(served: Served) -> None:
 async def test_refused_texts_and_tokens_are_named(
     served: Served, path: str, body: dict[str, object], param: str
 ) -> None:
-    assert named(await served.http.post(path, json=body)) == (400, param)
+    assert_error(await served.http.post(path, json=body), status=400, param=param)
 
 
 async def test_no_alternatives_are_the_sampled_token_alone(serve: Serving) -> None:
@@ -269,7 +270,9 @@ async def test_the_input_of_a_response_is_counted_as_its_answer_counts_it(served
     counted = (await served.http.post("/v1/responses/input_tokens", json=body)).json()
     answer = (await served.http.post("/v1/responses", json=body)).json()
     assert counted == {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]}
-    assert named(await served.http.post("/v1/responses/input_tokens", json={"input": [1]})) == (400, "input[0]")
+    assert_error(
+        await served.http.post("/v1/responses/input_tokens", json={"input": [1]}), status=400, param="input[0]"
+    )
 
 
 TOKENS = fake_answer("one two END")
@@ -352,5 +355,5 @@ async def test_a_choice_that_a_stop_string_had_ended_ends_at_once(serve: Serving
 async def test_a_mistake_in_a_started_choice_is_named(
     served: Served, sampling: dict[str, object], choices: list[dict[str, object]], param: str
 ) -> None:
-    assert named(await generate(served, sampling, choices=choices)) == (400, param)
+    assert_error(await generate(served, sampling, choices=choices), status=400, param=param)
     assert served.engine.requests == []

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from motet.types import GenerateRequest
-from tests.api.serving import PROMPT, SEED, Served, Serving, named, saying
+from tests.api.serving import PROMPT, SEED, Served, Serving, saying
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
@@ -96,7 +97,8 @@ async def test_a_plain_chat_is_rendered_in_vllm_s_shape(served: Served) -> None:
     ],
 )
 async def test_what_cannot_be_rendered_is_named(served: Served, path: str, fields: dict[str, Any], param: str) -> None:
-    assert named(await served.http.post(f"{path}/render", json=fields))[1] == param
+    response = await served.http.post(f"{path}/render", json=fields)
+    assert_error(response, status=404 if param == "model" else 400, param=param)
 
 
 async def test_the_stop_strings_of_a_rendered_request_end_its_choices(serve: Serving) -> None:

@@ -12,7 +12,8 @@ from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import Ticket
 from motet.types import SAMPLING_FIELDS, ChoiceStart, GenerateRequest, Role, choice_starts
 from tests.api.engine_asking import POSTS, group, message, post
-from tests.api.serving import Served, Serving, WatchedEngine, coded, named
+from tests.api.serving import Served, Serving, WatchedEngine
+from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +38,7 @@ GARBAGE = {
 @pytest.mark.parametrize("body", list(GARBAGE.values()), ids=list(GARBAGE))
 async def test_an_invalid_body_is_refused_and_its_fault_named(refusing: Served, path: str, body: bytes) -> None:
     response = await post(refusing, path, body)
-    assert coded(response) == (400, "invalid_body")
+    assert_error(response, status=400, code="invalid_body")
     assert message(response).startswith(f"The body is not a {POSTS[path]} in msgpack: ")
 
 
@@ -45,7 +46,7 @@ async def test_an_invalid_body_is_refused_and_its_fault_named(refusing: Served, 
 async def test_another_protocol_is_refused_before_the_body_is_read(refusing: Served, path: str) -> None:
     for headers in ({}, {PROTOCOL_HEADER: str(PROTOCOL + 1)}):
         response = await refusing.http.post(path, content=b"\xc1", headers=headers)
-        assert coded(response) == (400, "engine_protocol")
+        assert_error(response, status=400, code="engine_protocol")
         assert f"speaks engine protocol {PROTOCOL}" in message(response)
 
 
@@ -91,7 +92,7 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
 async def test_a_group_that_no_client_could_have_asked_for_is_refused(
     refusing: Served, request_: GenerateRequest, param: str
 ) -> None:
-    assert named(await post(refusing, "/engine/generate", request_)) == (400, param)
+    assert_error(await post(refusing, "/engine/generate", request_), status=400, param=param)
 
 
 @pytest.mark.parametrize("name", [name for name, field in SAMPLING_FIELDS.items() if field.low is not None])
@@ -102,9 +103,8 @@ async def test_every_declared_range_is_checked(refusing: Served, name: str) -> N
         field_value: object = {5: value} if name == "logit_bias" else value
         body = {**msgspec.to_builtins(group()), "sampling": {"max_tokens": 9, name: field_value}}
         response = await post(refusing, "/engine/generate", body)
-        error = response.json()["error"]
-        assert (response.status_code, error["param"]) == (400, name)
-        assert f"{field.words} is allowed" in error["message"]
+        assert_error(response, status=400, param=name)
+        assert f"{field.words} is allowed" in response.json()["error"]["message"]
 
 
 def granted(served: Served, prompt: tuple[int, ...] = (5, 6, 7)) -> Ticket:

@@ -22,7 +22,8 @@ from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import GenerateRequest, GroupDelta, Role, choice_starts
 from tests.api.engine_asking import HEADERS, group, post
-from tests.api.serving import Served, Serving, WatchedEngine, coded, group_lines, named
+from tests.api.serving import Served, Serving, WatchedEngine, group_lines
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +110,7 @@ async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
     """A gateway may give a group back to a worker that has not noticed yet that the first attempt was given up."""
     served = await serve(engine=WatchedEngine(gated=True))
     first = await served.engine.start_request(post(served, "/engine/generate", group()))
-    assert coded(await post(served, "/engine/generate", group())) == (503, "overloaded")
+    assert_error(await post(served, "/engine/generate", group()), status=503, code="overloaded")
     served.engine.go(9)
     assert (await first).status_code == 200
     served.engine.go(9)
@@ -148,7 +149,7 @@ async def test_a_prefill_makes_one_ticket_whatever_n_is(serve: Serving) -> None:
 @pytest.mark.parametrize("readers", ["0", "65", "x"])
 async def test_an_impossible_number_of_readers_is_refused(serve: Serving, readers: str) -> None:
     served = await serve(engine=WatchedEngine(role=Role.PREFILL))
-    assert named(await post(served, f"/engine/prefill?readers={readers}", group())) == (400, "readers")
+    assert_error(await post(served, f"/engine/prefill?readers={readers}", group()), status=400, param="readers")
 
 
 async def test_a_prompt_of_one_token_and_a_worker_of_another_role_prefill_nothing(
