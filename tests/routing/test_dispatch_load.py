@@ -1,6 +1,7 @@
 """The loads of workers: what a router learns about them from the groups that it gives them."""
 
 import asyncio
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -59,6 +60,12 @@ async def test_there_is_no_prefill_backlog_while_no_prefill_worker_is_available(
     assert apart.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) is None
 
 
+class LoadCounts(NamedTuple):
+    choices: int
+    trunk_blocks: int
+    tail_blocks: int
+
+
 async def test_the_load_counts_choices_each_trunk_block_once_and_all_tail_blocks() -> None:
     gate = asyncio.Semaphore(40)
     one, engine = worker("decode-0", gate=gate)
@@ -66,8 +73,8 @@ async def test_the_load_counts_choices_each_trunk_block_once_and_all_tail_blocks
     fleet = Fleet([one])
     router, load = Router(fleet, ONE_LIFE), fleet.members[0].load
 
-    def count() -> tuple[int, int, int]:
-        return load.open_choices, load.trunk_blocks, load.tail_blocks
+    def count() -> LoadCounts:
+        return LoadCounts(load.open_choices, load.trunk_blocks, load.tail_blocks)
 
     request = msgspec.structs.replace(
         group(prompt_tokens=33, n=2),
@@ -75,17 +82,19 @@ async def test_the_load_counts_choices_each_trunk_block_once_and_all_tail_blocks
         sampling=SamplingParams(max_tokens=100, ignore_eos=True),
     )
     stream = router.generate(request)
-    assert count() == (2, 3, 2)  # 33 tokens are 3 blocks of 16, and each choice has its first tail block
+    # 33 tokens are 3 blocks of 16, and each choice has its first tail block
+    assert count() == LoadCounts(choices=2, trunk_blocks=3, tail_blocks=2)
     await anext(stream)
-    assert count() == (2, 3, 3)  # the first choice has 16 output tokens, and needs a second tail block
+    # the first choice has 16 output tokens, and needs a second tail block
+    assert count() == LoadCounts(choices=2, trunk_blocks=3, tail_blocks=3)
     for _ in range(16):
         await anext(stream)
-    assert count() == (2, 3, 5)  # 32 and 17 tokens
+    assert count() == LoadCounts(choices=2, trunk_blocks=3, tail_blocks=5)  # 32 and 17 tokens
     await router.stop_choice(request.request_id, 0)
     await router.stop_choice(request.request_id, 0)
-    assert count() == (1, 3, 2)
+    assert count() == LoadCounts(choices=1, trunk_blocks=3, tail_blocks=2)
     await stream.aclose()
-    assert count() == (0, 0, 0)
+    assert count() == LoadCounts(choices=0, trunk_blocks=0, tail_blocks=0)
     router.check()
 
 

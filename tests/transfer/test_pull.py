@@ -8,7 +8,7 @@ from motet.transfer.side_channel import ChannelReply, Refused, Welcome, WrongSta
 from motet.transfer.transport import BlockRun
 from tests.transfer.scene import ANSWER_S, DONE, FAILED, RUNNING, TICKET, TIMEOUT_S, Scene
 from tests.transfer.scripted import MEMORY, NUM_BLOCKS, NUM_SLOTS
-from tests.transfer.worker import LEASE_ID, LEASE_SLOT, failure
+from tests.transfer.worker import LEASE_ID, LEASE_SLOT, PullFailure, failure
 
 
 def test_a_pull_whose_peer_answers_reads_proves_acknowledges_and_lands() -> None:
@@ -44,7 +44,7 @@ def test_the_proof_is_read_after_the_data_and_not_before() -> None:
 def test_a_lease_that_has_ended_fails_the_pull_even_if_the_blocks_are_unchanged(slot: int) -> None:
     scene = Scene().welcomed()
     scene.owner.proof_entries[NUM_BLOCKS + LEASE_SLOT] = slot
-    assert failure(*scene.step()) == (FailureKind.LEASE_ENDED, True)
+    assert failure(*scene.step()) == PullFailure(kind=FailureKind.LEASE_ENDED, settled=True)
     scene.check_over()
 
 
@@ -52,7 +52,7 @@ def test_a_ticket_that_differs_from_the_granted_one_fails_the_pull() -> None:
     scene = Scene()
     altered = msgspec.structs.replace(TICKET, prompt_digest="of another client's prompt")
     scene.pull = scene.make_pull(ticket=altered)
-    assert failure(*scene.welcomed().step()) == (FailureKind.LEASE_ENDED, True)
+    assert failure(*scene.welcomed().step()) == PullFailure(kind=FailureKind.LEASE_ENDED, settled=True)
     scene.check_over()
 
 
@@ -68,7 +68,7 @@ def test_a_peer_that_does_not_answer_is_unreachable() -> None:
 def test_an_answer_from_another_start_of_the_worker_fails_the_pull_as_restarted(answer: ChannelReply) -> None:
     scene = Scene()
     scene.client.incoming.append(answer)
-    assert failure(*scene.step()) == (FailureKind.RESTARTED, True)
+    assert failure(*scene.step()) == PullFailure(kind=FailureKind.RESTARTED, settled=True)
     assert scene.reader.connected == []
 
 
@@ -109,7 +109,7 @@ def test_a_read_that_breaks_loses_the_peer() -> None:
 def test_a_proof_that_breaks_loses_the_peer() -> None:
     scene = Scene().proving()
     scene.end_reads(FAILED)
-    assert failure(*scene.step()) == (FailureKind.PEER_LOST, True)
+    assert failure(*scene.step()) == PullFailure(kind=FailureKind.PEER_LOST, settled=True)
     scene.check_over()
 
 
@@ -146,7 +146,7 @@ def test_a_ticket_that_names_unknown_blocks_is_refused_before_any_read(
     scene = Scene()
     wrong = msgspec.structs.replace(TICKET, **changes)
     scene.pull = scene.make_pull(ticket=wrong)
-    assert failure(*scene.welcomed().step()) == (FailureKind.REFUSED, True)
+    assert failure(*scene.welcomed().step()) == PullFailure(kind=FailureKind.REFUSED, settled=True)
     assert scene.reader.runs == []
 
 
@@ -187,7 +187,7 @@ def test_no_pull_waits_for_an_earlier_pull_whose_proof_timed_out() -> None:
     scene = Scene().proving()
     scene.step(after_s=TIMEOUT_S)
     scene.pull = scene.make_pull(2)
-    assert failure(*scene.step()) == (FailureKind.TIMEOUT, True)
+    assert failure(*scene.step()) == PullFailure(kind=FailureKind.TIMEOUT, settled=True)
     scene.end_reads()
     scene.reader.proof_state = DONE
     scene.step()
@@ -222,7 +222,7 @@ def test_data_that_arrives_in_the_round_of_the_deadline_is_used() -> None:
 
 def test_a_proof_that_outlasts_the_deadline_fails_settled_and_is_closed_when_it_ends() -> None:
     scene = Scene().proving()
-    assert failure(*scene.step(after_s=TIMEOUT_S)) == (FailureKind.TIMEOUT, True)
+    assert failure(*scene.step(after_s=TIMEOUT_S)) == PullFailure(kind=FailureKind.TIMEOUT, settled=True)
     assert scene.released
     busy = [scene.peer.busy]
     scene.end_reads()

@@ -15,7 +15,7 @@ from motet.transfer.side_channel import endpoint
 from motet.transfer.ticket import TransferAddress
 from motet.transfer.transport import ReadState
 from tests.transfer.scripted import Wires
-from tests.transfer.worker import LEASE_ID, Worker, dead_port, failure, order, ticket_at, worker
+from tests.transfer.worker import LEASE_ID, PullFailure, Worker, dead_port, failure, order, ticket_at, worker
 
 SOON_S = 5.0
 """Time in seconds: longer than an immediate failure takes on a busy machine, and shorter than a time-out."""
@@ -41,7 +41,7 @@ def test_a_pull_with_another_cluster_key_is_refused_before_it_reaches_the_owner(
         started_s = time.monotonic()
         d.thread.order(order(p.ticket()))
         event = d.next_event()
-        assert failure(event) == (FailureKind.REFUSED, True)
+        assert failure(event) == PullFailure(kind=FailureKind.REFUSED, settled=True)
         assert "cluster key" in getattr(event, "message", "")
         assert time.monotonic() - started_s < SOON_S
         d2.thread.order(orders.KeepAlive(p.ticket()))
@@ -54,7 +54,7 @@ def test_a_port_without_a_listener_is_unreachable_after_the_time_out() -> None:
     with dead_port() as port, worker("d", Wires(), pull_timeout_s=0.2) as d:
         ticket = ticket_at(TransferAddress("p", "127.0.0.1", port))
         d.thread.order(order(ticket))
-        assert failure(d.next_event()) == (FailureKind.UNREACHABLE, True)
+        assert failure(d.next_event()) == PullFailure(kind=FailureKind.UNREACHABLE, settled=True)
 
 
 def test_an_invalid_host_is_unreachable_for_every_order(d: Worker) -> None:
@@ -62,7 +62,7 @@ def test_an_invalid_host_is_unreachable_for_every_order(d: Worker) -> None:
     d.thread.order(orders.KeepAlive(ticket))
     d.thread.order(orders.ReleaseTicket(ticket))
     d.thread.order(order(ticket))
-    assert failure(d.next_event()) == (FailureKind.UNREACHABLE, True)
+    assert failure(d.next_event()) == PullFailure(kind=FailureKind.UNREACHABLE, settled=True)
     d.thread.order(orders.ConnectWorker(2, ticket.address))
     result = d.next_event()
     assert isinstance(result, orders.ConnectResult)
@@ -82,7 +82,7 @@ def test_a_worker_that_restarts_at_its_address_is_detected_and_connected_again(w
             assert isinstance(d.next_event(), orders.PullLanded)
             assert d.transport.connected == ["p2"]
             d.thread.order(order(old, 3))
-            assert failure(d.next_event()) == (FailureKind.RESTARTED, True)
+            assert failure(d.next_event()) == PullFailure(kind=FailureKind.RESTARTED, settled=True)
             d.thread.order(order(p2.ticket(), 4))
             assert isinstance(d.next_event(), orders.PullLanded)
 
@@ -92,7 +92,7 @@ def test_a_dead_worker_costs_one_pull_and_is_connected_again_when_it_is_back(p: 
     assert isinstance(d.next_event(), orders.PullLanded)
     d.transport.blocks_state = ReadState.FAILED
     d.thread.order(order(p.ticket(), 2))
-    assert failure(d.next_event()) == (FailureKind.PEER_LOST, True)
+    assert failure(d.next_event()) == PullFailure(kind=FailureKind.PEER_LOST, settled=True)
     assert d.transport.connected == []
     d.transport.blocks_state = ReadState.DONE
     d.thread.order(order(p.ticket(), 3))

@@ -13,7 +13,7 @@ from motet.transfer.ticket import Ticket
 from tests.transfer.local import LocalNetwork
 from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, MakeTransport
 from tests.transfer.scripted import FACTS
-from tests.transfer.worker import EventQueue, failure, granted, order
+from tests.transfer.worker import EventQueue, PullFailure, failure, granted, order
 
 BLOCKS = (3, 4, 7)
 starts = itertools.count()
@@ -81,13 +81,13 @@ def test_only_the_destination_blocks_change_and_the_owner_is_notified(pair: Pair
 def test_a_block_that_was_reused_makes_the_pull_stale(pair: Pair) -> None:
     ticket = pair.owner.ticket()
     pair.owner.kv.proof.increment_generations([4])
-    assert failure(pair.pull(ticket)) == (FailureKind.STALE, True)
+    assert failure(pair.pull(ticket)) == PullFailure(kind=FailureKind.STALE, settled=True)
 
 
 def test_a_reader_detects_that_a_lease_has_ended_even_if_the_owner_is_idle(pair: Pair) -> None:
     ticket = pair.owner.ticket()
     pair.owner.release(ticket)
-    assert failure(pair.pull(ticket)) == (FailureKind.LEASE_ENDED, True)
+    assert failure(pair.pull(ticket)) == PullFailure(kind=FailureKind.LEASE_ENDED, settled=True)
 
 
 def test_an_idle_worker_can_be_connected(pair: Pair) -> None:
@@ -99,7 +99,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
     assert isinstance(pair.pull(pair.owner.ticket()), orders.PullLanded)
     ticket = pair.owner.ticket()
     pair.owner.thread.close()
-    assert failure(pair.pull(ticket)) == (FailureKind.PEER_LOST, True)
+    assert failure(pair.pull(ticket)) == PullFailure(kind=FailureKind.PEER_LOST, settled=True)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_late_bytes() ->
     pair.reader.thread.order(orders.ConnectWorker(5, pair.owner.thread.address))
     assert pair.reader.next_event() == orders.ConnectResult(5, None)
     network.stop(pair.owner.name)
-    assert failure(pair.pull(ticket)) == (FailureKind.TIMEOUT, False)
+    assert failure(pair.pull(ticket)) == PullFailure(kind=FailureKind.TIMEOUT, settled=False)
     pair.reader.kv.expect(before, pair.owner.kv, [])
     network.resume(pair.owner.name)
     assert pair.reader.next_event() == orders.PullSettled(1)

@@ -4,6 +4,7 @@ import select
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
@@ -87,10 +88,16 @@ def order(ticket: Ticket, number: int = 1) -> PullOrder:
     )
 
 
-def failure(event: TransferEvent) -> tuple[FailureKind, bool]:
-    """Returns why a pull has failed, and True if it is settled."""
+@dataclass(frozen=True)
+class PullFailure:
+    kind: FailureKind
+    settled: bool
+
+
+def failure(event: TransferEvent) -> PullFailure:
+    """Returns what matters of a failed pull; its message is not compared."""
     assert isinstance(event, PullFailed), event
-    return event.kind, event.settled
+    return PullFailure(event.kind, event.settled)
 
 
 @contextmanager

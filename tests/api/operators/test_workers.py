@@ -5,6 +5,7 @@ import dataclasses
 import re
 import time
 from importlib.metadata import version
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -176,23 +177,34 @@ async def test_figures_of_other_servers_are_not_published_here(serve: Serving) -
     assert len((await served.status())["workers"]) == 2
 
 
-async def health(served: Served) -> tuple[int, int]:
+class ProbeStatuses(NamedTuple):
+    """Statuses of GET /health and GET /ready."""
+
+    health: int
+    ready: int
+
+
+async def health(served: Served) -> ProbeStatuses:
     responses = [await served.http.get(path) for path in ("/health", "/ready", "/ping")]
     responses.append(await served.http.post("/ping"))
     assert {response.status_code for response in responses[2:]} == {responses[0].status_code}
     assert all(r.json()["error"]["code"] == "engine_died" for r in responses if r.status_code != 200)
-    return responses[0].status_code, responses[1].status_code
+    return ProbeStatuses(health=responses[0].status_code, ready=responses[1].status_code)
 
 
 async def test_a_cell_is_healthy_while_a_worker_decodes(serve: Serving) -> None:
-    assert await health(await serve(workers=telling(DIED, DECODE_STATS))) == (200, 200)
-    assert await health(await serve(workers=telling(PREFILL_STATS, DIED))) == (503, 503)
+    assert await health(await serve(workers=telling(DIED, DECODE_STATS))) == ProbeStatuses(health=200, ready=200)
+    assert await health(await serve(workers=telling(PREFILL_STATS, DIED))) == ProbeStatuses(health=503, ready=503)
 
 
 async def test_a_prefill_server_is_healthy_while_its_engine_lives(serve: Serving) -> None:
     alive, dead = (TellingEngine(Role.PREFILL, report) for report in (PREFILL_STATS, DIED))
-    assert await health(await serve(workers=[Worker("prefill-0", alive, "here")])) == (200, 200)
-    assert await health(await serve(workers=[Worker("prefill-0", dead, "here")])) == (503, 503)
+    assert await health(await serve(workers=[Worker("prefill-0", alive, "here")])) == ProbeStatuses(
+        health=200, ready=200
+    )
+    assert await health(await serve(workers=[Worker("prefill-0", dead, "here")])) == ProbeStatuses(
+        health=503, ready=503
+    )
 
 
 async def test_engine_busy_with_a_long_step_is_healthy(serve: Serving) -> None:
@@ -278,18 +290,18 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
     down = WorkerReport(id="decode-0", address="here", state=state, role=Role.DECODE, worker=decode)
     workers = ListedWorkers([down, ready(prefill)])
     served = await serve(workers=workers)
-    assert await health(served) == (200 if state is WorkerState.STARTING else 503, 503)
+    assert await health(served) == ProbeStatuses(health=200 if state is WorkerState.STARTING else 503, ready=503)
     workers.listed.append(ready(Worker("decode-1", SilentEngine(Role.DECODE), "there")))  # in a long step
-    assert await health(served) == (200, 200)
+    assert await health(served) == ProbeStatuses(health=200, ready=200)
     workers.listed = []
-    assert await health(served) == (503, 503)
+    assert await health(served) == ProbeStatuses(health=503, ready=503)
     workers.listed = [ready(prefill)]  # without any other worker, it generates too
-    assert await health(served) == (200, 200)
+    assert await health(served) == ProbeStatuses(health=200, ready=200)
 
 
 async def test_a_server_can_start_before_its_workers(serve: Serving) -> None:
     served = await serve(engine=NobodyUp(), workers=[])
-    assert await health(served) == (503, 503)
+    assert await health(served) == ProbeStatuses(health=503, ready=503)
     assert (await served.status())["workers"] == []
     assert (await served.http.get("/metrics")).status_code == 200
     for response in (await served.chat(), await served.complete(stream=True), await served.http.get("/v1/models")):

@@ -7,6 +7,7 @@ hash too, so `answer` computes the tokens that a choice must generate, whatever 
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from motet.block_names import block_names
@@ -98,15 +99,51 @@ def answer(prompt: Sequence[int], seed: int, count: int) -> list[int]:
     return output_tokens
 
 
-def chunks(plan: StepPlan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int]]]:
-    """Returns tails as (group, choice, begin, end) and trunks as (group, begin, end)."""
-    tails = [(str(c.sequence.group.request.request_id), c.sequence.rank, c.begin, c.end) for c in plan.tails]
-    return tails, [(str(c.group.request.request_id), c.begin, c.end) for c in plan.trunks]
+@dataclass(frozen=True)
+class TailSpan:
+    """Output tokens of a choice that a step computes, numbered from the start of the tail."""
+
+    group: str
+    choice: int
+    tokens: range
 
 
-def tables(group: Group) -> tuple[list[int], list[list[int]]]:
-    """Returns the blocks of the trunk and of each tail."""
-    return group.trunk.blocks, [sequence.blocks for sequence in group.sequences]
+@dataclass(frozen=True)
+class TrunkSpan:
+    """Prompt tokens of a group that a step computes."""
+
+    group: str
+    tokens: range
+
+
+@dataclass(frozen=True)
+class PlannedChunks:
+    """Chunks of a step, in its order."""
+
+    tails: list[TailSpan] = field(default_factory=list)
+    trunks: list[TrunkSpan] = field(default_factory=list)
+
+
+def chunks(plan: StepPlan) -> PlannedChunks:
+    return PlannedChunks(
+        [
+            TailSpan(str(c.sequence.group.request.request_id), c.sequence.rank, range(c.begin, c.end))
+            for c in plan.tails
+        ],
+        [TrunkSpan(str(c.group.request.request_id), range(c.begin, c.end)) for c in plan.trunks],
+    )
+
+
+@dataclass(frozen=True)
+class BlockTables:
+    """Block ids of a group's trunk and of each tail."""
+
+    trunk: list[int]
+    tails: list[list[int]]
+
+
+def tables(group: Group) -> BlockTables:
+    return BlockTables(group.trunk.blocks, [sequence.blocks for sequence in group.sequences])
 
 
 def states(group: Group) -> list[str]:

@@ -3,7 +3,18 @@
 from motet.engines.native.step.running_groups import youngest_holder
 from motet.engines.native.step.sequence import Group
 from motet.types import ChoiceStart
-from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
+from tests.engines.native.paper import (
+    BlockTables,
+    PaperEngine,
+    PlannedChunks,
+    TailSpan,
+    answer,
+    chunks,
+    group_of,
+    request,
+    states,
+    tables,
+)
 
 PROMPT = tuple(range(10))
 
@@ -56,13 +67,15 @@ def test_the_youngest_choice_loses_its_tail_and_replays_its_output_tokens() -> N
     engine = PaperEngine(blocks=6)
     group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=8))  # 1 + 3 blocks, later 1 + 6
     engine.steps(5)
-    assert tables(group) == ([0], [[1], [2], [3]])
+    assert tables(group) == BlockTables(trunk=[0], tails=[[1], [2], [3]])
     plan = engine.step()  # 0 and 1 take blocks 4 and 5; 2 gets none
-    assert tables(group) == ([0], [[1, 4], [2, 5], []])
-    assert chunks(plan) == ([("a", 0, 4, 5), ("a", 1, 4, 5)], [])
+    assert tables(group) == BlockTables(trunk=[0], tails=[[1, 4], [2, 5], []])
+    assert chunks(plan) == PlannedChunks(
+        tails=[TailSpan("a", choice=0, tokens=range(4, 5)), TailSpan("a", choice=1, tokens=range(4, 5))]
+    )
     engine.step()
     engine.step()  # the others have their eighth token
-    assert chunks(engine.step()) == ([("a", 2, 0, 5)], [])
+    assert chunks(engine.step()) == PlannedChunks(tails=[TailSpan("a", choice=2, tokens=range(5))])
     engine.run_to_end()
     engine.assert_outputs("a", PROMPT[:4], n=3, tokens=8)
     assert (engine.counters.preemptions, engine.counters.replayed_tokens) == (1, 4)
@@ -75,9 +88,9 @@ def test_a_later_group_with_a_better_priority_takes_blocks_first() -> None:
     starts = [ChoiceStart(0, 0, tuple(answer(range(50, 54), 0, 2)))]
     first = engine.submit(request("b", range(50, 54), starts=starts, priority=0))  # 1 + 1
     engine.steps(4)
-    assert (tables(late), tables(first)) == (([0], [[1]]), ([2], [[3]]))
+    assert (tables(late), tables(first)) == (BlockTables(trunk=[0], tails=[[1]]), BlockTables(trunk=[2], tails=[[3]]))
     engine.step()  # both need block 4
-    assert (tables(late), tables(first)) == (([0], [[]]), ([2], [[3, 4]]))
+    assert (tables(late), tables(first)) == (BlockTables(trunk=[0], tails=[[]]), BlockTables(trunk=[2], tails=[[3, 4]]))
     engine.run_to_end()
     engine.assert_outputs("a", PROMPT[:4], n=1, tokens=8)
 
@@ -121,15 +134,15 @@ def test_a_group_that_lost_its_trunk_waits_in_its_previous_place_and_restarts() 
     young = engine.submit(request("b", range(50, 54), n=2, max_tokens=12))  # 1 + 2 blocks
     engine.submit(request("c", [60], max_tokens=3))
     engine.steps(5)
-    assert tables(young) == ([3], [[4], [5]])
+    assert tables(young) == BlockTables(trunk=[3], tails=[[4], [5]])
     engine.step()  # a takes block 6, b's first choice takes its sibling's
-    assert tables(young) == ([3], [[4, 5], []])
+    assert tables(young) == BlockTables(trunk=[3], tails=[[4, 5], []])
     engine.steps(4)
-    assert tables(young) == ([3], [[], []])  # a has its third tail block
+    assert tables(young) == BlockTables(trunk=[3], tails=[[], []])  # a has its third tail block
     engine.steps(7)
-    assert tables(young) == ([3], [[], []])  # its fourth was free
+    assert tables(young) == BlockTables(trunk=[3], tails=[[], []])  # its fourth was free
     engine.step()
-    assert tables(young) == ([], [[], []])
+    assert tables(young) == BlockTables(trunk=[], tails=[[], []])
     assert [group.request.request_id for group in engine.scheduler.waiting.ready] == ["b", "c"]
     engine.run_to_end()
     engine.assert_outputs("a", PROMPT[:8], n=1, tokens=21)

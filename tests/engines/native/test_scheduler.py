@@ -5,7 +5,19 @@ import pytest
 from motet.engines.native.step.queues import AgeOrdered
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.types import ChoiceStart, SamplingParams
-from tests.engines.native.paper import PaperEngine, answer, chunks, group_of, request, states, tables
+from tests.engines.native.paper import (
+    BlockTables,
+    PaperEngine,
+    PlannedChunks,
+    TailSpan,
+    TrunkSpan,
+    answer,
+    chunks,
+    group_of,
+    request,
+    states,
+    tables,
+)
 
 PROMPT = tuple(range(10))
 
@@ -15,7 +27,7 @@ def test_a_fork_shares_all_trunk_blocks_and_copies_none() -> None:
     group = engine.submit(request("a", PROMPT, n=3))
     engine.step()
     # The trunk's last block is not full. Tails start in blocks of their own, so it is never output_tokens again.
-    assert tables(group) == ([0, 1, 2], [[3], [4], [5]])
+    assert tables(group) == BlockTables(trunk=[0, 1, 2], tails=[[3], [4], [5]])
     assert engine.pool.num_held == 6
     assert engine.pool.holders()[0] == 1  # one holder, the group
     engine.run_to_end()
@@ -26,31 +38,39 @@ def test_a_tail_grows_by_one_block_when_it_has_filled_the_last() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=2))
     engine.steps(5)
-    assert tables(group) == ([0, 1, 2], [[3], [4]])  # four tail tokens are computed, the fifth is sampled
+    # four tail tokens are computed, the fifth is sampled
+    assert tables(group) == BlockTables(trunk=[0, 1, 2], tails=[[3], [4]])
     engine.step()
-    assert tables(group) == ([0, 1, 2], [[3, 5], [4, 6]])
+    assert tables(group) == BlockTables(trunk=[0, 1, 2], tails=[[3, 5], [4, 6]])
 
 
 def test_a_prompt_is_run_once_and_every_choice_samples_from_its_last_row() -> None:
     engine = PaperEngine(blocks=20)
     engine.submit(request("a", PROMPT, n=3))
-    assert chunks(engine.step()) == ([], [("a", 0, 10)])
-    assert chunks(engine.step()) == ([("a", 0, 0, 1), ("a", 1, 0, 1), ("a", 2, 0, 1)], [])
+    assert chunks(engine.step()) == PlannedChunks(trunks=[TrunkSpan("a", tokens=range(10))])
+    assert chunks(engine.step()) == PlannedChunks(
+        tails=[
+            TailSpan("a", choice=0, tokens=range(1)),
+            TailSpan("a", choice=1, tokens=range(1)),
+            TailSpan("a", choice=2, tokens=range(1)),
+        ]
+    )
 
 
 def test_decoding_choices_come_before_prompts_and_share_the_budget() -> None:
     engine = PaperEngine(blocks=40, budget=8)
     engine.submit(request("a", PROMPT, n=3))
-    assert chunks(engine.step()) == ([], [("a", 0, 8)])
-    assert chunks(engine.step()) == ([], [("a", 8, 10)])
+    assert chunks(engine.step()) == PlannedChunks(trunks=[TrunkSpan("a", tokens=range(8))])
+    assert chunks(engine.step()) == PlannedChunks(trunks=[TrunkSpan("a", tokens=range(8, 10))])
     engine.submit(request("b", range(50, 63), n=2))
-    decode = [("a", 0, 0, 1), ("a", 1, 0, 1), ("a", 2, 0, 1)]
-    assert chunks(engine.step()) == (decode, [("b", 0, 5)])
+    decode = [TailSpan("a", choice=choice, tokens=range(1)) for choice in range(3)]
+    assert chunks(engine.step()) == PlannedChunks(tails=decode, trunks=[TrunkSpan("b", tokens=range(5))])
     engine.step()  # b 5..10
-    tails, trunks = chunks(engine.step())
-    assert (len(tails), trunks) == (3, [("b", 10, 13)])
-    tails, trunks = chunks(engine.step())
-    assert [(name, index) for name, index, *_ in tails] == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
+    planned = chunks(engine.step())
+    assert len(planned.tails) == 3
+    assert planned.trunks == [TrunkSpan("b", tokens=range(10, 13))]
+    planned = chunks(engine.step())
+    assert [(tail.group, tail.choice) for tail in planned.tails] == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
     engine.run_to_end()
     engine.assert_outputs("a", PROMPT, n=3, tokens=8)
     engine.assert_outputs("b", tuple(range(50, 63)), n=2, tokens=8)
@@ -64,8 +84,7 @@ def test_groups_with_a_common_prefix_are_adjacent() -> None:
     engine.submit(request("stranger", PROMPT))
     engine.submit(request("b", (*prefix, 901, 902)))
     engine.step()
-    tails, _ = chunks(engine.step())
-    assert [name for name, *_ in tails] in (["a", "b", "stranger"], ["stranger", "a", "b"])
+    assert [tail.group for tail in chunks(engine.step()).tails] in (["a", "b", "stranger"], ["stranger", "a", "b"])
     engine.run_to_end()
     engine.assert_outputs("b", (*prefix, 901, 902), n=1, tokens=8)
 
@@ -76,16 +95,27 @@ def test_decoding_choices_come_before_an_older_choice_that_replays() -> None:
     engine.step()
     starts = [ChoiceStart(0, 0, tuple(answer(PROMPT, 0, 20)))]
     engine.submit(request("old", PROMPT, starts=starts, max_tokens=30, priority=-1))
-    assert chunks(engine.step()) == ([("young", 0, 0, 1), ("young", 1, 0, 1)], [("old", 0, 8)])
+    assert chunks(engine.step()) == PlannedChunks(
+        tails=[TailSpan("young", choice=0, tokens=range(1)), TailSpan("young", choice=1, tokens=range(1))],
+        trunks=[TrunkSpan("old", tokens=range(8))],
+    )
     engine.step()
-    assert chunks(engine.step()) == ([("old", 0, 0, 8), ("young", 0, 2, 3), ("young", 1, 2, 3)], [])
+    assert chunks(engine.step()) == PlannedChunks(
+        tails=[
+            TailSpan("old", choice=0, tokens=range(8)),
+            TailSpan("young", choice=0, tokens=range(2, 3)),
+            TailSpan("young", choice=1, tokens=range(2, 3)),
+        ]
+    )
 
 
 def test_the_older_prompt_is_finished_before_the_younger_one_is_started() -> None:
     engine = PaperEngine(blocks=40, budget=12)
     engine.submit(request("a", PROMPT))
     engine.submit(request("b", PROMPT[::-1]))
-    assert chunks(engine.step()) == ([], [("a", 0, 10), ("b", 0, 2)])
+    assert chunks(engine.step()) == PlannedChunks(
+        trunks=[TrunkSpan("a", tokens=range(10)), TrunkSpan("b", tokens=range(2))]
+    )
 
 
 def test_output_tokens_of_a_resumed_choice_are_replayed_in_chunks_not_sampled() -> None:
@@ -93,10 +123,10 @@ def test_output_tokens_of_a_resumed_choice_are_replayed_in_chunks_not_sampled() 
     output_tokens = answer(PROMPT, 7, 20)
     starts = [ChoiceStart(3, 7, tuple(output_tokens[:15]))]
     engine.submit(request("a", PROMPT, starts=starts, max_tokens=20))
-    assert chunks(engine.step()) == ([], [("a", 0, 10)])
+    assert chunks(engine.step()) == PlannedChunks(trunks=[TrunkSpan("a", tokens=range(10))])
     assert not engine.deltas  # no token is sampled from the trunk's last row: the first token is known
-    assert chunks(engine.step()) == ([("a", 3, 0, 12)], [])
-    assert chunks(engine.step()) == ([("a", 3, 12, 15)], [])
+    assert chunks(engine.step()) == PlannedChunks(tails=[TailSpan("a", choice=3, tokens=range(12))])
+    assert chunks(engine.step()) == PlannedChunks(tails=[TailSpan("a", choice=3, tokens=range(12, 15))])
     assert engine.outputs["a", 3] == output_tokens[15:16]
     engine.run_to_end()
     assert engine.outputs["a", 3] == output_tokens[15:]
@@ -108,7 +138,9 @@ def test_fresh_and_resumed_choices_of_one_group_run_side_by_side() -> None:
     starts = [ChoiceStart(0, 0), ChoiceStart(1, 1, tuple(answer(PROMPT, 1, 5)))]
     engine.submit(request("a", PROMPT, starts=starts, max_tokens=8))
     engine.step()
-    assert chunks(engine.step()) == ([("a", 0, 0, 1), ("a", 1, 0, 5)], [])
+    assert chunks(engine.step()) == PlannedChunks(
+        tails=[TailSpan("a", choice=0, tokens=range(1)), TailSpan("a", choice=1, tokens=range(5))]
+    )
     engine.run_to_end()
     assert engine.outputs["a", 0] == answer(PROMPT, 0, 8)
     assert engine.outputs["a", 1] == answer(PROMPT, 1, 8)[5:]
@@ -119,9 +151,11 @@ def test_a_prefix_hit_shares_full_blocks_and_runs_the_rest() -> None:
     first = engine.submit(request("a", PROMPT))
     engine.step()
     second = engine.submit(request("b", (*PROMPT[:8], 50, 51, 52)))
-    assert chunks(engine.step()) == ([("a", 0, 0, 1)], [("b", 8, 11)])
-    assert tables(first) == ([0, 1, 2], [[3]])
-    assert tables(second) == ([0, 1, 4], [[5]])
+    assert chunks(engine.step()) == PlannedChunks(
+        tails=[TailSpan("a", choice=0, tokens=range(1))], trunks=[TrunkSpan("b", tokens=range(8, 11))]
+    )
+    assert tables(first) == BlockTables(trunk=[0, 1, 2], tails=[[3]])
+    assert tables(second) == BlockTables(trunk=[0, 1, 4], tails=[[5]])
     assert engine.pool.holders() == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 1}
     assert second.facts.num_cached == 8
     engine.run_to_end()
@@ -132,7 +166,7 @@ def test_the_last_prompt_token_is_computed_even_if_all_blocks_are_cached() -> No
     engine = PaperEngine(blocks=20)
     engine.serve(request("a", PROMPT[:8]))
     again = engine.submit(request("b", PROMPT[:8]))
-    assert chunks(engine.step()) == ([], [("b", 4, 8)])
+    assert chunks(engine.step()) == PlannedChunks(trunks=[TrunkSpan("b", tokens=range(4, 8))])
     # Block 0 is shared; block 1 holds the same tokens, but is computed again, elsewhere: blocks are never rewritten.
     assert again.trunk.blocks[0] == 0
     assert again.trunk.blocks[1] != 1
@@ -145,7 +179,7 @@ def test_a_block_that_is_not_full_is_never_published() -> None:
     engine.serve(request("a", PROMPT))  # 4 + 4 + 2
     assert engine.pool.num_idle == 2
     engine.submit(request("b", (*PROMPT, 50, 51)))
-    assert chunks(engine.step()) == ([], [("b", 8, 12)])
+    assert chunks(engine.step()) == PlannedChunks(trunks=[TrunkSpan("b", tokens=range(8, 12))])
 
 
 def test_a_block_is_published_when_the_chunk_that_completes_it_is_done() -> None:
@@ -171,7 +205,7 @@ def test_a_group_with_prompt_logprobs_ignores_hits_and_computes_its_prompt() -> 
     engine.serve(request("a", PROMPT))
     sampling = SamplingParams(max_tokens=2, prompt_logprobs=0)
     group = engine.submit(request("b", PROMPT, sampling=sampling))
-    assert chunks(engine.step()) == ([], [("b", 0, 10)])
+    assert chunks(engine.step()) == PlannedChunks(trunks=[TrunkSpan("b", tokens=range(10))])
     assert group.facts.num_cached == 0
 
 
@@ -197,7 +231,7 @@ def test_a_trunk_continues_right_after_its_hit_even_if_another_run_fits_better()
     engine.step()  # idle: 0, 1; free: 2..4, 7..8 and 11..39
     group = engine.submit(request("b", (*PROMPT[:8], *range(60, 67))))
     engine.step()
-    assert tables(group) == ([0, 1, 2, 3], [[4]])
+    assert tables(group) == BlockTables(trunk=[0, 1, 2, 3], tails=[[4]])
 
 
 def test_a_trunk_that_does_not_fit_after_its_hit_gets_one_run_elsewhere() -> None:
@@ -206,7 +240,8 @@ def test_a_trunk_that_does_not_fit_after_its_hit_gets_one_run_elsewhere() -> Non
     engine.serve(request("x", range(50, 58), max_tokens=1))  # idle: 0, 1 of a and 3, 4 of x; free: 2 and 5..39
     long = engine.submit(request("b", (*PROMPT, *range(60, 70))))
     engine.step()
-    assert tables(long) == ([0, 1, 5, 6, 7], [[2]])  # 2 follows the hit, but three blocks are needed in one run
+    # 2 follows the hit, but three blocks are needed in one run
+    assert tables(long) == BlockTables(trunk=[0, 1, 5, 6, 7], tails=[[2]])
 
 
 def test_a_tail_takes_the_smallest_hole_and_leaves_long_runs_to_trunks() -> None:
@@ -214,7 +249,7 @@ def test_a_tail_takes_the_smallest_hole_and_leaves_long_runs_to_trunks() -> None
     engine.submit(request("x", [50], max_tokens=1))  # 0 and 1
     group = engine.submit(request("a", [51]))  # 2 and 3
     engine.steps(6)
-    assert tables(group) == ([2], [[3, 0]])  # not 4, which follows 3
+    assert tables(group) == BlockTables(trunk=[2], tails=[[3, 0]])  # not 4, which follows 3
 
 
 def test_the_last_sibling_frees_the_trunk() -> None:
@@ -222,7 +257,7 @@ def test_the_last_sibling_frees_the_trunk() -> None:
     group = engine.submit(request("a", PROMPT, n=2))
     engine.step()
     engine.stop("a", 0)
-    assert tables(group) == ([0, 1, 2], [[4]])
+    assert tables(group) == BlockTables(trunk=[0, 1, 2], tails=[[4]])
     engine.stop("a", 1)
     assert engine.pool.num_held == 0
     assert engine.pool.num_idle == 2
@@ -312,7 +347,7 @@ def test_a_group_is_not_admitted_when_the_budget_is_spent() -> None:
     engine.submit(request("a", PROMPT))
     late = engine.submit(request("b", [50]))
     engine.step()
-    assert tables(late) == ([], [[]])
+    assert tables(late) == BlockTables(trunk=[], tails=[[]])
     engine.step()
     assert late in engine.scheduler.running.groups
 
@@ -323,7 +358,7 @@ def test_a_group_is_admitted_with_all_its_choices_or_not_at_all() -> None:
     large = engine.submit(request("b", range(50, 54), n=3))  # 1 + 3
     engine.step()
     assert list(engine.scheduler.running.groups) == [small]
-    assert tables(large) == ([], [[], [], []])
+    assert tables(large) == BlockTables(trunk=[], tails=[[], [], []])
     assert states(large) == ["waiting"] * 3
     engine.abort("a")
     engine.step()

@@ -1,5 +1,7 @@
 """Blocks, names and free runs, with literal ids and running counts in comments."""
 
+from typing import NamedTuple
+
 import pytest
 
 from motet.block_names import block_names
@@ -9,10 +11,17 @@ from motet.kv_events.changes import Removed, Stored
 A, B, C, D = block_names(range(16), 4, salt="")
 
 
-def counts(pool: BlockPool) -> tuple[int, int, int]:
-    """Returns the numbers of free blocks, idle ones among them, and held ones."""
+class PoolCounts(NamedTuple):
+    """Numbers of blocks. Idle blocks are free, too."""
+
+    free: int
+    idle: int
+    held: int
+
+
+def counts(pool: BlockPool) -> PoolCounts:
     pool.check()
-    return pool.num_free, pool.num_idle, pool.num_held
+    return PoolCounts(free=pool.num_free, idle=pool.num_idle, held=pool.num_held)
 
 
 def content(names: list[bytes]) -> Stored:
@@ -34,9 +43,9 @@ def test_a_block_is_free_again_only_when_its_last_holder_releases_it() -> None:
     pool.share(trunk)
     assert pool.holders() == {0: 2, 1: 2, 2: 2}
     pool.release(trunk)
-    assert counts(pool) == (7, 0, 3)
+    assert counts(pool) == PoolCounts(free=7, idle=0, held=3)
     pool.release(trunk)
-    assert counts(pool) == (10, 0, 0)
+    assert counts(pool) == PoolCounts(free=10, idle=0, held=0)
 
 
 def test_take_is_all_or_nothing() -> None:
@@ -44,7 +53,7 @@ def test_take_is_all_or_nothing() -> None:
     pool.take(3)
     with pytest.raises(OutOfBlocksError, match="2 blocks are needed, 1 of 4 are free"):
         pool.take(2)
-    assert counts(pool) == (1, 0, 3)
+    assert counts(pool) == PoolCounts(free=1, idle=0, held=3)
 
 
 def test_a_released_block_is_idle_if_it_has_a_name_and_free_otherwise() -> None:
@@ -52,7 +61,7 @@ def test_a_released_block_is_idle_if_it_has_a_name_and_free_otherwise() -> None:
     blocks = pool.take(2)
     pool.publish([blocks[0]], content([A]))
     pool.release(blocks)
-    assert counts(pool) == (4, 1, 0)
+    assert counts(pool) == PoolCounts(free=4, idle=1, held=0)
     assert pool.find([A]) == [0]
 
 
@@ -60,7 +69,7 @@ def test_sharing_an_idle_block_takes_it_out_of_the_free_count() -> None:
     pool = BlockPool(4)
     blocks = idle(pool, A, B)  # 4 free, 2 of them idle
     pool.share(blocks)
-    assert counts(pool) == (2, 0, 2)
+    assert counts(pool) == PoolCounts(free=2, idle=0, held=2)
     assert pool.take(2) == [2, 3]
     with pytest.raises(OutOfBlocksError):
         pool.take(1)  # a held block is never evicted, named or not
@@ -83,9 +92,9 @@ def test_a_second_block_with_the_same_name_stays_unnamed() -> None:
     pool.publish([second], content([A]))
     assert pool.find([A]) == [first]
     pool.release([second])
-    assert counts(pool) == (3, 0, 1)  # free and not idle: it cannot be found
+    assert counts(pool) == PoolCounts(free=3, idle=0, held=1)  # free and not idle: it cannot be found
     pool.release([first])
-    assert counts(pool) == (4, 1, 0)
+    assert counts(pool) == PoolCounts(free=4, idle=1, held=0)
 
 
 def test_a_block_keeps_its_first_name() -> None:
@@ -125,7 +134,7 @@ def test_free_blocks_are_handed_out_before_idle_ones() -> None:
     pool = BlockPool(4)
     idle(pool, A, B)
     assert pool.take(2) == [2, 3]
-    assert counts(pool) == (2, 2, 2)
+    assert counts(pool) == PoolCounts(free=2, idle=2, held=2)
     assert pool.find([A, B]) == [0, 1]
 
 
@@ -163,7 +172,7 @@ def test_releasing_or_naming_a_block_that_is_not_held_is_an_error() -> None:
         pool.publish([2], content([A]))
     with pytest.raises(KeyError):
         pool.share([2])
-    assert counts(pool) == (4, 0, 0)
+    assert counts(pool) == PoolCounts(free=4, idle=0, held=0)
 
 
 def test_followers_know_a_block_that_was_evicted_and_stored_again_in_one_step() -> None:
