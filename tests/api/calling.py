@@ -14,7 +14,9 @@ from motet.text.tools.json_formats import HERMES
 from motet.text.tools.tool_format import ToolFormat
 from tests.api.serving import Served, Serving
 
-THINK = ReasoningTags(names=("think",), opens=("<think>",), closes=("</think>",), known_by=("<think>",))
+THINK = ReasoningTags(
+    names=("think",), opening_tags=("<think>",), closing_tags=("</think>",), template_marks=("<think>",)
+)
 
 WEATHER: ChatCompletionFunctionToolParam = {
     "type": "function",

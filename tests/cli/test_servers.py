@@ -79,7 +79,7 @@ def test_a_missing_chat_template_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flag", ["--tool-parser", "--reasoning-parser"])
 def test_the_error_for_an_unknown_parser_lists_the_known_ones(tmp_path: Path, flag: str) -> None:
     """This is checked first, since to look for the model may take long."""
-    fails(motet("serve", str(tmp_path / "gone"), flag, "mine"), 2, f"{flag} mine is unknown; there are auto, none, ")
+    fails(motet("serve", str(tmp_path / "gone"), flag, "mine"), 2, f"{flag} mine is unknown; use one of auto, none, ")
     fails(motet("gateway", "--worker", "http://127.0.0.1:1", flag, "mine"), 2, f"{flag} mine is unknown")
 
 

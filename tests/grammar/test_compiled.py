@@ -3,7 +3,7 @@
 import pytest
 
 from motet.errors import GrammarError
-from motet.text.harmony import THOUGHT as HARMONY_THOUGHT
+from motet.text.harmony import HARMONY_THINKING
 from motet.types import Grammar, GrammarKind, Thinking
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, allowed, allowed_texts, follows, grammars_of, json, lark, regex
 from tests.tiny_tokenizer import EOS_ID, IM_END, IM_END_ID, IM_START, IM_START_ID
@@ -118,7 +118,7 @@ MIXED = Thinking(f"{IM_START}thought", f"{IM_END}{IM_START}", opened=False, befo
     ("thinking", "thought", "before"),
     [
         (MIXED, f"{IM_START}thought so{IM_END}{IM_START}", f"final{IM_END}"),
-        (HARMONY_THOUGHT, "<|channel|>analysis<|message|>so<|end|><|start|>assistant", "<|channel|>final<|message|>"),
+        (HARMONY_THINKING, "<|channel|>analysis<|message|>so<|end|><|start|>assistant", "<|channel|>final<|message|>"),
     ],
 )
 def test_an_answer_has_its_fixed_start_with_and_without_reasoning(

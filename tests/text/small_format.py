@@ -11,8 +11,8 @@ from motet.text.tools.tool_format import ParsedCall, ParsedRegion, Tool, ToolFor
 CALL = re.compile(r'(?P<name>\w*)(?P<arguments>\{(?:[a-z0-9:, ]|"[^"]*"|"[^"]*\Z)*(?P<end>\})?)?\s*')
 
 
-def read_small(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
-    """Reads `name{...}`, with words, digits and strings between the braces."""
+def parse_small(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
+    """Parses `name{...}`, with words, digits and strings between the braces."""
     found = CALL.fullmatch(cursor.text)
     names = {tool.name for tool in tools}
     if found is None or not any(name.startswith(found["name"]) for name in names):
@@ -23,20 +23,20 @@ def read_small(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
         return ParsedRegion(malformed=True)
     complete = found["end"] is not None
     call = ParsedCall(found["name"], found["arguments"], complete)
-    return ParsedRegion((call,), taken=len(cursor.text) if complete else 0)
+    return ParsedRegion((call,), num_parsed=len(cursor.text) if complete else 0)
 
 
-def small_format(*, bare: str | None = None, ends: tuple[str, ...] = ("</call>",)) -> ToolFormat:
+def small_format(*, bare: str | None = None, closing_tags: tuple[str, ...] = ("</call>",)) -> ToolFormat:
     """Returns the format. The ids of calls are `id0`, `id1` and so on, across all choices."""
     numbers = count()
     return ToolFormat(
         name="small",
-        begins=("<call>",),
-        ends=ends,
+        opening_tags=("<call>",),
+        closing_tags=closing_tags,
         bare=bare,
-        read=read_small,
+        parse=parse_small,
         grammar=lambda rules, special: "",
-        known_by=("<call>",),
+        template_marks=("<call>",),
         new_call_id=lambda: f"id{next(numbers)}",
     )
 

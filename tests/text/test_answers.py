@@ -11,7 +11,7 @@ from motet.text.parts import AnswerParser, Content, Part, Reasoning, ToolCallArg
 from motet.text.reasoning import ReasoningTags, tags_named
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.tool_format import ParsedRegion, Tool, ToolFormat
-from tests.text.small_format import call, joined, read_small, small_format, tool, tool_rules
+from tests.text.small_format import call, joined, parse_small, small_format, tool, tool_rules
 
 THINK = tags_named("think")
 
@@ -47,12 +47,12 @@ def cut_anywhere(text: str, new: Callable[[], AnswerParser], *, cut: bool = Fals
 
 POSSIBLE, OPENED, STARTED, ENDED = ReasoningState
 GRANITE, HUNYUAN = tags_named("granite"), tags_named("hunyuan_a13b")
-THOUGHTLESS = ("a<think>b</think>c", "<thin k>", "<", " \n ", "a </think> b")
+WITHOUT_REASONING = ("a<think>b</think>c", "<thin k>", "<", " \n ", "a </think> b")
 REASONING: list[tuple[ReasoningTags, ReasoningState, str, list[Part]]] = [
     # White space next to tags is dropped.
     (THINK, POSSIBLE, " \n<think>\n a <b\n\n</think>\n\n c \n d ", [Reasoning("a <b"), Content("c \n d ")]),
     # Reasoning is only at the start. The first closing tag ends it, and an opening tag inside is text.
-    *[(THINK, POSSIBLE, text, list[Part]([Content(text)])) for text in THOUGHTLESS],
+    *[(THINK, POSSIBLE, text, list[Part]([Content(text)])) for text in WITHOUT_REASONING],
     (THINK, POSSIBLE, "<<think>a", [Content("<<think>a")]),
     (THINK, POSSIBLE, "<think>a</think>b <think> c </think>", [Reasoning("a"), Content("b <think> c </think>")]),
     (THINK, POSSIBLE, "<think><think>a</think>b</think>", [Reasoning("<think>a"), Content("b</think>")]),
@@ -60,7 +60,7 @@ REASONING: list[tuple[ReasoningTags, ReasoningState, str, list[Part]]] = [
     (THINK, POSSIBLE, "<think>a </thin", [Reasoning("a </thin")]),
     (THINK, POSSIBLE, "<think>", []),
     (THINK, POSSIBLE, "<think></think>", []),
-    # The prompt has opened the thoughts, or has ended them.
+    # The prompt has opened the reasoning, or has closed it.
     (THINK, OPENED, "\n a</think>b", [Reasoning("a"), Content("b")]),
     (THINK, OPENED, "<think>a</think>b", [Reasoning("<think>a"), Content("b")]),
     (THINK, STARTED, " a</think>b", [Reasoning(" a"), Content("b")]),
@@ -77,7 +77,7 @@ def test_reasoning_is_separated(tags: ReasoningTags, at_start: ReasoningState, t
     assert cut_anywhere(text, lambda: parser(tags=tags, at_start=at_start, separate=False)) == [Content(text)]
 
 
-def test_tokens_of_thoughts_are_counted_to_the_end_of_the_closing_tag() -> None:
+def test_reasoning_tokens_are_counted_up_to_the_end_of_the_closing_tag() -> None:
     reader = parser()
     counts = []
     for piece in (" ", "<thi", "nk>", "a", "</think", ">b", "c"):
@@ -86,7 +86,7 @@ def test_tokens_of_thoughts_are_counted_to_the_end_of_the_closing_tag() -> None:
     assert counts == [0, 0, 6, 8, 10, 12, 12]  # tokens of an opening tag count when the tag is complete
 
 
-def test_an_answer_without_thoughts_has_no_reasoning_tokens() -> None:
+def test_an_answer_without_reasoning_has_no_reasoning_tokens() -> None:
     for at_start, text in ((ReasoningState.POSSIBLE, "<thi nk>"), (ReasoningState.ENDED, "<think>a")):
         reader = parser(at_start=at_start)
         for char in text:
@@ -94,7 +94,7 @@ def test_an_answer_without_thoughts_has_no_reasoning_tokens() -> None:
         assert reader.reasoning_tokens == 0
 
 
-def test_a_call_is_sent_once_its_arguments_begin_and_they_stream_as_they_are_written() -> None:
+def test_a_call_is_sent_once_its_arguments_start_and_they_stream_as_they_are_generated() -> None:
     reader = parser(form=small_format())
     sent = [reader.feed(piece, [0]) for piece in ("<call>", "f", "{", '"a', 'b"', ": 1", "}", "</call>")]
     assert sent[:3] == [[], [], []]
@@ -108,7 +108,7 @@ def plain(rules: dict[str, Any], *texts: str) -> list[tuple[dict[str, Any], str,
 
 
 CUT, ONE = {"cut": True}, {"parallel": False}
-F, UNENDED, BARE = call(0, "f", "{}"), {"ends": ()}, {"bare": "g"}
+F, UNENDED, BARE = call(0, "f", "{}"), {"closing_tags": ()}, {"bare": "g"}
 CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
     # White space next to tags is dropped.
     (
@@ -116,19 +116,19 @@ CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
         ' a \n<call>f{"x": 1}</call>\n\n<call>go{} </call> b ',
         [Content(" a"), *call(0, "f", '{"x": 1}'), *call(1, "go", "{}"), Content("b ")],
     ),
-    # A call inside thoughts is a thought.
+    # A call inside reasoning is reasoning.
     ({}, "<think>a <call>f{}</call></think>\n<call>f{}</call>", [Reasoning("a <call>f{}</call>"), *F]),
-    # A region that is not a call is content with its tags, and a call after it is read.
+    # A region that is not a call is content with its tags, and a call after it is parsed.
     *plain({}, "a <call>h{}</call> b", "<call></call>", "<call>f</call>", "<call>f[1]</call>"),
     ({}, "<call>fo</call> b", [Content("<call>fo</call> b")]),
     ({}, "Write <call> first. <call>f{}</call>", [Content("Write <call> first."), *F]),
-    # The sent part of a call that breaks, or that the model does not finish, stays.
+    # The sent part of a call that becomes invalid, or that the model does not finish, stays.
     ({}, "<call>f{a: [</call> b", [*call(0, "f", "{a:"), Content("<call>f{a: [</call> b")]),
     ({}, "<call>f{a", [*call(0, "f", "{a"), Content("<call>f{a")]),
     # A call that lacks only its closing tag is a call.
     ({}, "<call>f{}", F),
     (CUT, "<call>f{}</cal", F),
-    # A call that was cut off is sent as far as it came.
+    # A call that was cut off is sent as far as it was generated.
     (CUT, "a <call>f{a", [Content("a"), *call(0, "f", "{a")]),
     (CUT, '<call>f{"a</ca', call(0, "f", '{"a</ca')),
     (CUT, "a <call>f", [Content("a <call>f")]),
@@ -150,28 +150,28 @@ CALLS: list[tuple[dict[str, Any], str, list[Part]]] = [
 
 @pytest.mark.parametrize(("given", "text", "parts"), CALLS)
 def test_calls_become_parts_with_content_around_them(given: dict[str, Any], text: str, parts: list[Part]) -> None:
-    form = {key: given[key] for key in given.keys() & {"bare", "ends"}}
+    form = {key: given[key] for key in given.keys() & {"bare", "closing_tags"}}
     parallel, cut = given.get("parallel", True), given.get("cut", False)
     assert cut_anywhere(text, lambda: parser(form=small_format(**form), parallel=parallel), cut=cut) == parts
 
 
 @pytest.mark.parametrize(
-    ("pieces", "most"),
+    ("pieces", "max_chars"),
     [
         (["<call>", *(long := f'f{{"{"a" * 50_000}"}}'), "</call>"], 20 * len(long)),
         (['<call>f{"' + "</call>" * 2000], 60 * 14_000),
     ],
     ids=["a long region", "closing tags in a string"],
 )
-def test_reading_takes_linear_time_and_is_given_the_tools_of_the_request(pieces: Sequence[str], most: int) -> None:
+def test_parsing_takes_linear_time_and_gets_the_tools_of_the_request(pieces: Sequence[str], max_chars: int) -> None:
     lengths: list[int] = []
 
     def counted(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
         lengths.append(len(cursor.text))
         assert list(tools) == [tool("f"), tool("go")]
-        return read_small(cursor, tools)
+        return parse_small(cursor, tools)
 
-    reader = parser(form=replace(small_format(), read=counted))
+    reader = parser(form=replace(small_format(), parse=counted))
     fed(reader, pieces)
     assert reader.called == (len(pieces) > 1)
-    assert 0 < sum(lengths) < most
+    assert 0 < sum(lengths) < max_chars

@@ -20,15 +20,15 @@ SUN, NOTE = byte_ids("日".encode()), byte_ids("🎼".encode())
 PAST = build_tiny_tokenizer().get_vocab_size()
 """An id outside the vocabulary."""
 PIECES: dict[str, tuple[list[int], list[str]]] = {
-    "a character of several tokens comes whole": ([*A, *SUN, *NOTE], ["a", "", "", "日", "", "", "", "🎼", ""]),
+    "a character of several tokens comes at once": ([*A, *SUN, *NOTE], ["a", "", "", "日", "", "", "", "🎼", ""]),
     "half a character comes with the end": ([*A, *SUN[:2]], ["a", "", "", "\ufffd"]),
     "special tokens are skipped": ([*A, IM_END_ID, EOS_ID, *B], ["a", "", "", "b", ""]),
-    "a character goes on after a special token": ([*SUN[:2], EOS_ID, *SUN[2:]], ["", "", "", "日", ""]),
+    "a character continues after a special token": ([*SUN[:2], EOS_ID, *SUN[2:]], ["", "", "", "日", ""]),
 }
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_text_comes_when_its_characters_are_whole(tokenizer: Tokenizer, name: str) -> None:
+def test_text_comes_when_its_characters_are_complete(tokenizer: Tokenizer, name: str) -> None:
     ids, texts = PIECES[name]
     assert pieces(Detokenizer(tokenizer), ids) == texts
     assert "".join(texts) == tokenizer.decode(ids)
@@ -39,7 +39,7 @@ def test_special_tokens_are_shown_on_request(tokenizer: Tokenizer) -> None:
     assert shown == ["a", "<|im_end|>", "<|eos|>", "b", ""]
 
 
-def test_a_replacement_character_that_the_model_wrote_is_not_lost(tokenizer: Tokenizer) -> None:
+def test_a_replacement_character_that_the_model_generated_is_not_lost(tokenizer: Tokenizer) -> None:
     assert "".join(pieces(Detokenizer(tokenizer), tokenizer.encode("a\ufffdb\ufffd"))) == "a\ufffdb\ufffd"
 
 
@@ -49,14 +49,14 @@ AFTER: dict[str, tuple[list[int], list[int], str]] = {
     "a byte of a character": ([*A, *NOTE[:1]], [*NOTE[1:], *B], "🎼b"),
     "two bytes of it": ([*A, *NOTE[:2]], [*NOTE[2:], *B], "🎼b"),
     "three bytes of it": ([*A, *NOTE[:3]], [*NOTE[3:], *B], "🎼b"),
-    # Bad bytes before the answer are not repeated.
-    "a bad byte behind text": ([*A, *SUN[:1]], B, "b"),
-    "bad bytes before another": (SUN[:2], byte_ids(b"\xff"), "\ufffd"),
-    "a bad byte, and half a character": ([*E[1:], *E[:1]], E[1:], "é"),
-    "bad bytes before nothing": (SUN[:2], [], ""),
+    # Invalid bytes before the answer are not repeated.
+    "an invalid byte after text": ([*A, *SUN[:1]], B, "b"),
+    "invalid bytes before another": (SUN[:2], byte_ids(b"\xff"), "\ufffd"),
+    "an invalid byte, and half a character": ([*E[1:], *E[:1]], E[1:], "é"),
+    "invalid bytes before an empty answer": (SUN[:2], [], ""),
     "special tokens only": ([EOS_ID, IM_END_ID], A, "a"),
-    "more bad bytes than are looked at": (byte_ids(b"\xff" * 70), A, "a"),
-    "ids past the vocabulary": ([PAST], [*A, *[PAST] * 40, *B], "ab"),
+    "more invalid bytes than are used": (byte_ids(b"\xff" * 70), A, "a"),
+    "ids outside the vocabulary": ([PAST], [*A, *[PAST] * 40, *B], "ab"),
 }
 
 
@@ -73,14 +73,15 @@ def test_the_space_between_prompt_and_answer_is_kept(fallback_tokenizer: Tokeniz
     assert "".join(pieces(Detokenizer(fallback_tokenizer), answer)) == "hello a"
 
 
-def test_byte_fallback_writes_characters_that_the_vocabulary_lacks(fallback_tokenizer: Tokenizer) -> None:
+def test_byte_fallback_encodes_characters_that_the_vocabulary_does_not_have(fallback_tokenizer: Tokenizer) -> None:
     text = "a 日本\n🎼 hello"
     ids = fallback_tokenizer.encode(text, add_special_tokens=False)
     assert "".join(pieces(Detokenizer(fallback_tokenizer), ids)) == fallback_tokenizer.decode(ids) == text
 
 
-def test_a_bad_byte_does_not_take_back_text_that_was_given(fallback_tokenizer: Tokenizer) -> None:
-    """The decoder spoils a whole run of bytes if one of them is bad, but the newline before it was shown already."""
+def test_an_invalid_byte_does_not_change_text_that_was_returned(fallback_tokenizer: Tokenizer) -> None:
+    """The decoder replaces a complete run of bytes if one of them is invalid, but the newline before it was returned
+    already."""
     newline, bad = byte_ids(b"\n"), byte_ids(b"\xe6")
     word = fallback_tokenizer.encode("hello", add_special_tokens=False)
     assert fallback_tokenizer.decode([*newline, *bad, *word]) == "\ufffd\ufffd hello"
@@ -89,17 +90,19 @@ def test_a_bad_byte_does_not_take_back_text_that_was_given(fallback_tokenizer: T
 
 @pytest.mark.parametrize("length", [15, 16, 17, 32, 100])
 @pytest.mark.parametrize("end", [b"", b"!", "日!".encode(), b"\xe6", b"\xe6\x97"])
-def test_long_runs_of_bad_bytes_read_as_in_the_whole_text(tokenizer: Tokenizer, length: int, end: bytes) -> None:
+def test_long_runs_of_invalid_bytes_have_the_same_text_as_when_decoded_at_once(
+    tokenizer: Tokenizer, length: int, end: bytes
+) -> None:
     for filler in (b"\xff", b"\xe6", b"\xe6\x97", b"\xff\xe6\x97"):
         raw = b"a" + (filler * length)[:length] + end
         assert "".join(pieces(Detokenizer(tokenizer), byte_ids(raw))) == raw.decode(errors="replace")
 
 
-def test_text_comes_during_a_long_run_of_bad_bytes(tokenizer: Tokenizer) -> None:
-    """The library decodes everything that it holds at each token, so this bounds the work for a token."""
+def test_text_is_returned_during_a_long_run_of_invalid_bytes(tokenizer: Tokenizer) -> None:
+    """The library decodes all tokens that it holds at each token, so this limits the work per token."""
     detokenizer = Detokenizer(tokenizer)
-    given = "".join(map(detokenizer.feed, byte_ids(b"\xff" * 1000)))
-    assert 1000 - len(given) <= 16
+    text = "".join(map(detokenizer.feed, byte_ids(b"\xff" * 1000)))
+    assert 1000 - len(text) <= 16
 
 
 def test_one_special_token_can_be_shown_while_others_are_skipped(tokenizer: Tokenizer) -> None:
@@ -110,8 +113,8 @@ def test_one_special_token_can_be_shown_while_others_are_skipped(tokenizer: Toke
     assert shown == ["<|eos|>", "a", "<|im_end|>", "<|eos|>", "b", "<|im_end|>", ""]
 
 
-def test_a_visible_token_cuts_a_character_in_two(tokenizer: Tokenizer) -> None:
-    """The bug: the second half came out as the whole character, or repeated the text before it."""
+def test_a_visible_token_splits_a_character(tokenizer: Tokenizer) -> None:
+    """The bug: the text of the second half was the complete character, or repeated the text before it."""
     first, rest = byte_ids("日".encode()[:2]), byte_ids("日".encode()[2:])
     ids = [*first, IM_END_ID, *rest, *byte_ids("日".encode())]
     shown = pieces(Detokenizer(tokenizer, visible=frozenset({IM_END_ID})), ids)

@@ -1,12 +1,12 @@
-"""The model and the request decide how an answer is read."""
+"""The model and the request determine the format in which an answer is parsed."""
 
 import pytest
 from tokenizers import AddedToken
 
 from motet.errors import ConfigError
-from motet.text.formats import FORMATS, OTHER_NAMES, ModelFormats, ParserNames, format_known_by, format_named
+from motet.text.formats import FORMATS, OTHER_NAMES, ModelFormats, ParserNames, format_named, format_of_template
 from motet.text.parts import Content, Part, Reasoning
-from motet.text.reasoning import FAMILIES, tags_known_by
+from motet.text.reasoning import FAMILIES, tags_of_template
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.tool_format import ToolRules
 from motet.types import Thinking
@@ -22,7 +22,7 @@ GPT_OSS = "<|start|>assistant<|channel|>analysis<|message|> ... functions."
 TOOLS = tool_rules("f")
 
 TEMPLATES = {
-    # The part of each template that is about thoughts.
+    # The part of each template that is about reasoning.
     "mistral": "{{ '[THINK]' + block['thinking'] + '[/THINK]' }}",
     "granite": "Respond to every user query in a comprehensive and detailed way. Write your thought process after "
     "'Here is my thought process:' and write your response after 'Here is my response:'",
@@ -38,7 +38,7 @@ TEMPLATES = {
 }
 
 
-DEEPSEEK_CALLS, DEEPSEEK_CALL = FORMATS["deepseek_v3"].begins[0], FORMATS["deepseek_v3"].inner[0]
+DEEPSEEK_CALLS, DEEPSEEK_CALL = FORMATS["deepseek_v3"].opening_tags[0], FORMATS["deepseek_v3"].inner_tags[0]
 CALL_TEMPLATES = {
     "hermes": r"""\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>""",
     "qwen3_coder": r"""<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</p""",
@@ -61,28 +61,28 @@ def formats(tokenizer: Tokenizer, template: str = QWEN3, **names: str) -> ModelF
 
 
 def read(
-    made: ModelFormats, prompt: str, answer: str, *, begun: str = "", tools: ToolRules | None = None
+    made: ModelFormats, prompt: str, answer: str, *, continued: str = "", tools: ToolRules | None = None
 ) -> list[Part]:
-    """Returns the parts of an answer, or the answer as content if there is nothing to read in it."""
-    form = made.for_request(made.tokenizer.encode(prompt), begun=begun, tools=tools)
+    """Returns the parts of an answer, or the answer as content if its format has no parts."""
+    form = made.for_request(made.tokenizer.encode(prompt), continued=continued, tools=tools)
     if form is None:
         return [Content(answer)]
     parser = form.parser()
     return joined(parser.feed(answer, [1]) + parser.close(cut=False))
 
 
-def test_every_family_has_its_own_names_and_is_known_by_its_template() -> None:
+def test_every_family_has_its_own_names_and_is_identified_by_its_template() -> None:
     names = [name for tags in FAMILIES for name in tags.names]
     assert len(set(names)) == len(names)
-    assert [tags_known_by(template) for template in TEMPLATES.values()] == list(FAMILIES)
+    assert [tags_of_template(template) for template in TEMPLATES.values()] == list(FAMILIES)
     assert all(name in tags.names for name, tags in zip(TEMPLATES, FAMILIES, strict=True))
-    assert tags_known_by("{{ messages }}") is None
+    assert tags_of_template("{{ messages }}") is None
 
 
 def test_the_operator_can_name_the_formats_that_the_template_does_not_show(tokenizer: Tokenizer) -> None:
     plain = formats(tokenizer, "{{ messages }}")
     assert plain.reasoning is None
-    assert formats(tokenizer, "{{ messages }}", reasoning="glm45").reasoning == tags_known_by("<think>")
+    assert formats(tokenizer, "{{ messages }}", reasoning="glm45").reasoning == tags_of_template("<think>")
     assert formats(tokenizer, reasoning="none").reasoning is None
     named = formats(tokenizer, tools="mistral").tools
     assert named is not None
@@ -90,7 +90,7 @@ def test_the_operator_can_name_the_formats_that_the_template_does_not_show(token
     assert formats(tokenizer, tools="none").tools is None
 
 
-def test_calls_are_read_as_hermes_writes_them_unless_the_template_shows_another_way(tokenizer: Tokenizer) -> None:
+def test_the_format_of_calls_is_hermes_unless_the_template_shows_another_one(tokenizer: Tokenizer) -> None:
     r1 = "{%- if message['tool_calls'] %}{{ '<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581sep\uff5c>' }}"
     for template in ("{{ messages }}", None, r1, "{{ tools }}"):
         found = ModelFormats.of(tokenizer, template).tools
@@ -99,20 +99,20 @@ def test_calls_are_read_as_hermes_writes_them_unless_the_template_shows_another_
 
 
 NAMES_REFUSED = [
-    ({"reasoning": "qwen"}, "--reasoning-parser qwen is unknown; there are auto, none, .*openai_gptoss, .*qwen3"),
-    ({"tools": "qwen"}, "--tool-parser qwen is unknown; there are auto, none, deepseek_v3, .*hermes"),
+    ({"reasoning": "qwen"}, "--reasoning-parser qwen is unknown; use one of auto, none, .*openai_gptoss, .*qwen3"),
+    ({"tools": "qwen"}, "--tool-parser qwen is unknown; use one of auto, none, deepseek_v3, .*hermes"),
     ({"tools": "openai", "reasoning": "qwen3"}, "are for different models"),
     ({"tools": "hermes", "reasoning": "openai_gptoss"}, "are for different models"),
 ]
 
 
-@pytest.mark.parametrize(("names", "says"), NAMES_REFUSED)
-def test_unknown_names_and_half_of_harmony_are_refused(names: dict[str, str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+@pytest.mark.parametrize(("names", "message"), NAMES_REFUSED)
+def test_unknown_names_and_half_of_harmony_are_refused(names: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         ParserNames(**names)
 
 
-def test_there_is_nothing_to_read_without_tools_and_thoughts(tokenizer: Tokenizer) -> None:
+def test_there_is_no_format_without_tools_and_reasoning(tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("<|im_start|>assistant\n")
     plain = formats(tokenizer, "{{ messages }}")
     assert plain.for_request(prompt) is None
@@ -120,7 +120,7 @@ def test_there_is_nothing_to_read_without_tools_and_thoughts(tokenizer: Tokenize
     assert formats(tokenizer, tools="none").for_request(tokenizer.encode("</think>"), tools=TOOLS) is None
 
 
-def test_the_end_of_the_prompt_shows_whether_a_thought_is_open(tokenizer: Tokenizer) -> None:
+def test_the_end_of_the_prompt_shows_whether_reasoning_is_open(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer)
     for prompt, answer, parts in (
         ("assistant\n", "<think>a</think>b", [Reasoning("a"), Content("b")]),
@@ -132,29 +132,29 @@ def test_the_end_of_the_prompt_shows_whether_a_thought_is_open(tokenizer: Tokeni
         assert read(made, prompt, answer) == parts
 
 
-def test_tags_around_an_answer_are_dropped_even_if_the_model_did_not_think(tokenizer: Tokenizer) -> None:
+def test_tags_around_the_content_are_dropped_even_without_reasoning(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer, TEMPLATES["hunyuan_a13b"])
     assert read(made, "<think>\n\n</think>\n", "<answer>\na\n</answer>") == [Content("a")]
 
 
-def test_the_end_of_a_continued_message_shows_whether_a_thought_is_open(tokenizer: Tokenizer) -> None:
+def test_the_end_of_a_continued_message_shows_whether_reasoning_is_open(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer)
-    for begun, answer, parts in (
+    for continued, answer, parts in (
         (" <think>so", " a</think> b", [Reasoning(" a"), Content("b")]),
         ("<think>\n", " a</think> b", [Reasoning("a"), Content("b")]),
         ("<think>a</think>b", " c", [Content(" c")]),
         ("b <think>", " c</think>", [Content(" c</think>")]),
         (" \n", "<think>a", [Reasoning("a")]),
     ):
-        assert read(made, f"assistant\n{begun}", answer, begun=begun) == parts
+        assert read(made, f"assistant\n{continued}", answer, continued=continued) == parts
 
 
-def test_thoughts_may_come_before_the_text_that_a_grammar_demands(tokenizer: Tokenizer) -> None:
+def test_reasoning_can_precede_the_text_of_a_grammar(tokenizer: Tokenizer) -> None:
     made = formats(tokenizer)
-    asked, opened, closed = map(tokenizer.encode, ("assistant\n", "<think>\n", "<think>\n\n</think>\n\n"))
-    assert made.thinking(asked) == Thinking("<think>", "</think>", opened=False)
+    possible, opened, closed = map(tokenizer.encode, ("assistant\n", "<think>\n", "<think>\n\n</think>\n\n"))
+    assert made.thinking(possible) == Thinking("<think>", "</think>", opened=False)
     assert made.thinking(opened) == Thinking("<think>", "</think>", opened=True)
-    assert made.thinking(asked, begun="<think>a") == Thinking("<think>", "</think>", opened=True)
+    assert made.thinking(possible, continued="<think>a") == Thinking("<think>", "</think>", opened=True)
     assert made.thinking(closed) is None
     assert formats(tokenizer, reasoning="none").thinking(opened) is None
 
@@ -178,12 +178,12 @@ def test_special_tokens_that_are_tags_are_visible_to_the_formats_that_use_them()
 
 
 @pytest.mark.parametrize("names", [{"tools": "hermes"}, {"reasoning": "qwen3"}])
-def test_the_operators_choice_wins_over_a_template_of_gpt_oss(tokenizer: Tokenizer, names: dict[str, str]) -> None:
+def test_the_operator_s_choice_overrides_a_template_of_gpt_oss(tokenizer: Tokenizer, names: dict[str, str]) -> None:
     assert not formats(tokenizer, GPT_OSS, **names).harmony
 
 
 @pytest.mark.slow
-def test_gpt_oss_answers_in_harmony(tokenizer: Tokenizer) -> None:
+def test_answers_of_gpt_oss_are_parsed_as_harmony(tokenizer: Tokenizer) -> None:
     answer = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
     for made in (
         formats(tokenizer, GPT_OSS),
@@ -197,13 +197,15 @@ def test_gpt_oss_answers_in_harmony(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_template_is_known_by_its_text_about_calls(name: str) -> None:
-    known = format_known_by(f"{{% for message in messages %}} {CALL_TEMPLATES[name]} {{% endfor %}}")
-    assert known is FORMATS[name]
+def test_a_template_is_identified_by_its_text_about_calls(name: str) -> None:
+    found = format_of_template(f"{{% for message in messages %}} {CALL_TEMPLATES[name]} {{% endfor %}}")
+    assert found is FORMATS[name]
 
 
 def test_a_template_that_does_not_mention_calls_has_no_format() -> None:
-    assert format_known_by("{% for message in messages %}<|start_header_id|>{{ message.content }}{% endfor %}") is None
+    assert (
+        format_of_template("{% for message in messages %}<|start_header_id|>{{ message.content }}{% endfor %}") is None
+    )
 
 
 @pytest.mark.parametrize(("given", "name"), [*zip(FORMATS, FORMATS, strict=True), *OTHER_NAMES.items()])

@@ -1,4 +1,5 @@
-"""Answers of gpt-oss, written by OpenAI's own package, are read whole, cut at many points and token by token."""
+"""Answers of gpt-oss, rendered by OpenAI's own package, are parsed in one piece, cut at many points and token by
+token."""
 
 import json
 
@@ -15,7 +16,7 @@ from tests.text.small_format import joined
 
 WEATHER = Tool(name="get_weather", parameters={"type": "object"}, strict=False)
 ENCODING = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-BEGUN = "<|start|>assistant"
+PROMPT_END = "<|start|>assistant"
 
 THOUGHT = Message.from_role_and_content(Role.ASSISTANT, "Look at ⛅ 10 < 20.").with_channel("analysis")
 PREAMBLE = Message.from_role_and_content(Role.ASSISTANT, "I look it up.").with_channel("commentary")
@@ -28,11 +29,11 @@ CALL = (
 )
 
 
-def written(*messages: Message) -> str:
-    """Returns the text that the model writes: the prompt ends after the first `<|start|>assistant`."""
+def generated(*messages: Message) -> str:
+    """Returns the text that the model generates: the prompt ends after the first `<|start|>assistant`."""
     text = "".join(ENCODING.decode_utf8(ENCODING.render(message)) for message in messages)
-    assert text.startswith(BEGUN)
-    return text.removeprefix(BEGUN)
+    assert text.startswith(PROMPT_END)
+    return text.removeprefix(PROMPT_END)
 
 
 def read(text: str, *, size: int | None = None, cut: bool = False, parallel: bool = True) -> list[Part]:
@@ -44,33 +45,33 @@ def read(text: str, *, size: int | None = None, cut: bool = False, parallel: boo
 
 
 def unnamed(part: Part) -> Part:
-    """Returns the part without the id of its call, which is random."""
+    """Returns a part without the id of its call, which is random."""
     return replace(part, id="") if isinstance(part, ToolCallBegin) else part
 
 
 ARGUMENTS = '{"city": "Z\\u00fcrich", "days": [1, 2]}'
 CALL_PARTS = [ToolCallBegin(0, "", "get_weather"), ToolCallArguments(0, ARGUMENTS)]
 READ = {
-    "thought and answer": (
+    "reasoning and answer": (
         (THOUGHT, ANSWER),
         [Reasoning("Look at ⛅ 10 < 20."), Content("It is **sunny** in Zürich 😀.")],
     ),
-    "thought and call": ((THOUGHT, CALL), [Reasoning("Look at ⛅ 10 < 20."), *CALL_PARTS]),
+    "reasoning and call": ((THOUGHT, CALL), [Reasoning("Look at ⛅ 10 < 20."), *CALL_PARTS]),
     "preamble and call": ((PREAMBLE, CALL), [Content("I look it up."), *CALL_PARTS]),
-    "two thoughts": ((THOUGHT, THOUGHT), [Reasoning("Look at ⛅ 10 < 20." * 2)]),
+    "two messages of reasoning": ((THOUGHT, THOUGHT), [Reasoning("Look at ⛅ 10 < 20." * 2)]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
-def test_messages_become_parts_of_their_kind_wherever_the_text_is_cut(name: str) -> None:
+def test_messages_become_parts_wherever_the_text_is_cut(name: str) -> None:
     messages, parts = READ[name]
-    text = written(*messages)
+    text = generated(*messages)
     assert read(text) == parts
     assert all(read(text, size=size) == parts for size in (1, *some(range(2, len(text)), name)))
 
 
-BEGIN = ToolCallBegin(0, "", "get_weather")
+CALL_START = ToolCallBegin(0, "", "get_weather")
 CALLING = "<|channel|>commentary to=functions.get_weather json<|message|>"
 UNKNOWN = '<|channel|>commentary to=functions.fly <|constrain|>json<|message|>{"a": 1}'
 OTHER = "<|channel|>commentary to=browser.search json<|message|>{}"
@@ -78,47 +79,47 @@ ODD: dict[str, tuple[str, bool, list[Part]]] = {
     "a recipient before the channel": (
         ' to=functions.get_weather<|channel|>commentary json<|message|>{"a": 1}<|call|>',
         False,
-        [BEGIN, ToolCallArguments(0, '{"a": 1}')],
+        [CALL_START, ToolCallArguments(0, '{"a": 1}')],
     ),
     "no header": ("Hello", False, [Content("Hello")]),
     "no channel": ("<|message|>Hello", False, [Content("Hello")]),
     "an unknown tool": (f"{UNKNOWN}<|call|>", False, [Content(UNKNOWN)]),
-    "a tool that no request brings": (f"{OTHER}<|call|>", False, [Content(OTHER)]),
-    "no JSON": (
+    "a recipient that is not a tool of a request": (f"{OTHER}<|call|>", False, [Content(OTHER)]),
+    "invalid JSON": (
         CALLING + '{"a": ]}<|call|>',
         False,
-        [BEGIN, ToolCallArguments(0, '{"a":'), Content(CALLING + '{"a": ]}')],
+        [CALL_START, ToolCallArguments(0, '{"a":'), Content(CALLING + '{"a": ]}')],
     ),
-    "a call cut off": (CALLING + '{"city": "Par', True, [BEGIN, ToolCallArguments(0, '{"city": "Par')]),
+    "a call cut off": (CALLING + '{"city": "Par', True, [CALL_START, ToolCallArguments(0, '{"city": "Par')]),
     "a call that the model did not finish": (
         CALLING + '{"city": "Par',
         False,
-        [BEGIN, ToolCallArguments(0, '{"city": "Par'), Content(CALLING + '{"city": "Par')],
+        [CALL_START, ToolCallArguments(0, '{"city": "Par'), Content(CALLING + '{"city": "Par')],
     ),
     "a header cut off": (
-        written(THOUGHT) + "<|start|>assistant<|channel|>fin",
+        generated(THOUGHT) + "<|start|>assistant<|channel|>fin",
         True,
         [Reasoning("Look at ⛅ 10 < 20.")],
     ),
 }
-"""The text, True if it was cut off, and its parts."""
+"""For each case: the text, True if it was cut off, and its parts."""
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_answers_are_read_as_far_as_they_can_be_understood(name: str) -> None:
+def test_unusual_answers_are_parsed_as_far_as_possible(name: str) -> None:
     text, cut, parts = ODD[name]
     assert read(text, cut=cut) == read(text, size=1, cut=cut) == parts
 
 
-def test_without_parallel_calls_only_the_first_is_read() -> None:
-    text = written(CALL) + written(CALL)
+def test_without_parallel_calls_only_the_first_one_is_parsed() -> None:
+    text = generated(CALL) + generated(CALL)
     assert [part for part in read(text, parallel=False) if isinstance(part, ToolCallBegin)] == [CALL_PARTS[0]]
 
 
-def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
+def test_reasoning_tokens_are_counted_with_their_tags() -> None:
     plain = Message.from_role_and_content(Role.ASSISTANT, "Ten is less than twenty.").with_channel("analysis")
-    thought = ENCODING.encode(written(plain), allowed_special="all")
-    answer = ENCODING.encode(f"{BEGUN}<|channel|>final<|message|>It is.", allowed_special="all")
+    thought = ENCODING.encode(generated(plain), allowed_special="all")
+    answer = ENCODING.encode(f"{PROMPT_END}<|channel|>final<|message|>It is.", allowed_special="all")
     parser = harmony_format(None).parser()
     for token_id in (*thought, *answer):
         parser.feed(ENCODING.decode_utf8([token_id]), [token_id])

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms, and the echo of a prompt."""
+"""Log-probabilities in the forms of OpenAI's two APIs, and the echo of a prompt."""
 
 import math
 import tracemalloc
@@ -13,39 +13,42 @@ from motet.types import FinishReason, TokenLogprob
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, fake_answer
 
 A, B, C = (FIRST_BYTE_ID + byte for byte in b"abc")
-CUT = fake_answer("é", eos=False)  # two tokens, neither of them a character
+SPLIT = fake_answer("é", eos=False)  # two tokens, each of them half a character
 
 
 def shown(token: str, logprob: float, code: int) -> dict[str, object]:
     return {"token": token, "logprob": logprob, "bytes": [code]}
 
 
-def test_chat_form_has_text_and_exact_bytes(tokenizer: Tokenizer) -> None:
-    entries = [TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5))), TokenLogprob(CUT[0], -3.0, 7, ((C, -0.1), (A, -2.0)))]
+def test_the_chat_form_has_text_and_exact_bytes(tokenizer: Tokenizer) -> None:
+    entries = [
+        TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5))),
+        TokenLogprob(SPLIT[0], -3.0, 7, ((C, -0.1), (A, -2.0))),
+    ]
     assert chat_logprobs(tokenizer, entries, num_top=2) == [
         {**shown("a", -0.5, 97), "top_logprobs": [shown("a", -0.5, 97), shown("b", -1.5, 98)]},
         {**shown("\ufffd", -3.0, 0xC3), "top_logprobs": [shown("c", -0.1, 99), shown("a", -2.0, 97)]},
     ]
 
 
-def test_chat_form_gives_as_many_top_tokens_as_asked_for(tokenizer: Tokenizer) -> None:
+def test_the_chat_form_has_the_requested_number_of_top_tokens(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5)))
     assert [e["top_logprobs"] for e in chat_logprobs(tokenizer, [entry], num_top=0)] == [[]]
 
 
 def test_both_forms_can_name_tokens_by_their_ids(tokenizer: Tokenizer) -> None:
-    """Tokens that are parts of a character look alike, so a reader could not tell them apart."""
-    entry = TokenLogprob(A, -9.0, 5, ((CUT[0], -0.5), (CUT[1], -1.5)))
-    (told,) = chat_logprobs(tokenizer, [entry], num_top=2, as_ids=True)
-    assert (told["token"], told["bytes"]) == (f"token_id:{A}", [97])
-    tops = [{"token": f"token_id:{CUT[0]}", "logprob": -0.5, "bytes": [0xC3]}]
+    """Tokens that are parts of a character have the same text, so a client could not distinguish them."""
+    entry = TokenLogprob(A, -9.0, 5, ((SPLIT[0], -0.5), (SPLIT[1], -1.5)))
+    (element,) = chat_logprobs(tokenizer, [entry], num_top=2, as_ids=True)
+    assert (element["token"], element["bytes"]) == (f"token_id:{A}", [97])
+    tops = [{"token": f"token_id:{SPLIT[0]}", "logprob": -0.5, "bytes": [0xC3]}]
     assert chat_logprobs(tokenizer, [entry], num_top=1, as_ids=True)[0]["top_logprobs"] == tops
     form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=2, as_ids=True)
     assert form["tokens"] == [f"token_id:{A}"]
-    assert form["top_logprobs"] == [{f"token_id:{CUT[0]}": -0.5, f"token_id:{CUT[1]}": -1.5, f"token_id:{A}": -9.0}]
+    assert form["top_logprobs"] == [{f"token_id:{SPLIT[0]}": -0.5, f"token_id:{SPLIT[1]}": -1.5, f"token_id:{A}": -9.0}]
 
 
-def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokenizer) -> None:
+def test_the_completions_form_has_one_entry_per_token_in_every_list(tokenizer: Tokenizer) -> None:
     entries = [TokenLogprob(A, -0.5, 1, ((A, -0.5), (B, -1.5))), TokenLogprob(C, -4.0, 9, ((A, -0.5), (B, -1.5)))]
     assert completion_logprobs(tokenizer, [A, C], logprobs=entries, offsets=(10, 11), num_top=2) == {
         "tokens": ["a", "c"],
@@ -55,13 +58,13 @@ def test_completions_form_has_one_entry_a_token_in_every_list(tokenizer: Tokeniz
     }
 
 
-def test_the_likeliest_of_top_tokens_with_the_same_text_stays(tokenizer: Tokenizer) -> None:
-    entry = TokenLogprob(A, -9.0, 5, ((CUT[0], -0.5), (CUT[1], -1.5)))
+def test_of_top_tokens_with_the_same_text_the_most_likely_one_is_listed(tokenizer: Tokenizer) -> None:
+    entry = TokenLogprob(A, -9.0, 5, ((SPLIT[0], -0.5), (SPLIT[1], -1.5)))
     form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=2)
     assert form["top_logprobs"] == [{"\ufffd": -0.5, "a": -9.0}]
 
 
-def test_minus_infinity_becomes_a_number_that_json_has(tokenizer: Tokenizer) -> None:
+def test_minus_infinity_becomes_a_number_of_json(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -math.inf, 9, ((B, -math.inf),))
     assert chat_logprobs(tokenizer, [entry], num_top=1)[0]["logprob"] == -9999.0
     form = completion_logprobs(tokenizer, [A], logprobs=[entry], offsets=(0,), num_top=1)
@@ -71,22 +74,22 @@ def test_minus_infinity_becomes_a_number_that_json_has(tokenizer: Tokenizer) -> 
 def test_an_echo_has_the_offset_of_each_prompt_token(tokenizer: Tokenizer) -> None:
     repeated = echo(tokenizer, [EOS_ID, *fake_answer("aé hello", eos=False)])
     assert (repeated.text, repeated.offsets) == ("aé hello", (0, 0, 1, 1, 2, 3))
-    assert echo(tokenizer, [A, CUT[0]]).text == "a\ufffd"
+    assert echo(tokenizer, [A, SPLIT[0]]).text == "a\ufffd"
 
 
-def test_log_probabilities_of_prompt_and_steps_join_into_one_form(tokenizer: Tokenizer) -> None:
+def test_log_probabilities_of_prompt_and_steps_are_joined(tokenizer: Tokenizer) -> None:
     prompt = [A, B]
     repeated = echo(tokenizer, prompt)
     entries = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
     first = completion_logprobs(tokenizer, prompt, logprobs=entries, offsets=repeated.offsets, num_top=1)
-    told = CollectedChoice(0)
+    choice = CollectedChoice(0)
     for token, offset in ((C, 2), (A, 3)):
         logprobs = (TokenLogprob(token, -2.0, 1),)
         event = ChoiceEvent(0, "", (token,), logprobs, (offset,))
-        told.feed(event, completion_logprobs(tokenizer, [token], logprobs=logprobs, offsets=(offset,), num_top=0))
-    nothing = completion_logprobs(tokenizer, [], logprobs=[], offsets=(), num_top=0)  # to show in a step
-    told.feed(ChoiceEvent(0, "", (), (), (), FinishReason.LENGTH), nothing)
-    assert msgspec.json.decode(msgspec.json.encode(told.logprob_fields(before=first))) == {
+        choice.feed(event, completion_logprobs(tokenizer, [token], logprobs=logprobs, offsets=(offset,), num_top=0))
+    nothing = completion_logprobs(tokenizer, [], logprobs=[], offsets=(), num_top=0)  # a step without tokens
+    choice.feed(ChoiceEvent(0, "", (), (), (), FinishReason.LENGTH), nothing)
+    assert msgspec.json.decode(msgspec.json.encode(choice.logprob_fields(before=first))) == {
         "tokens": ["a", "b", "c", "a"],
         "token_logprobs": [None, -1.0, -2.0, -2.0],
         "top_logprobs": [None, {"b": -1.0}, {"c": -2.0}, {"a": -2.0}],
@@ -94,8 +97,8 @@ def test_log_probabilities_of_prompt_and_steps_join_into_one_form(tokenizer: Tok
     }
 
 
-def test_alternatives_of_a_whole_answer_are_kept_as_its_bytes(tokenizer: Tokenizer) -> None:
-    """256 choices of 4000 tokens with 20 alternatives each took 8 GB before a byte of them was sent."""
+def test_alternatives_of_an_answer_are_collected_as_the_bytes_of_its_json(tokenizer: Tokenizer) -> None:
+    """The bug: 256 choices of 4000 tokens with 20 alternatives each took 8 GB before the first byte was sent."""
     choice = CollectedChoice(0)
     tracemalloc.start()
     try:
@@ -109,6 +112,6 @@ def test_alternatives_of_a_whole_answer_are_kept_as_its_bytes(tokenizer: Tokeniz
         kept_after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    told = choice.logprob_fields()["content"]
-    assert len(msgspec.json.decode(told)) == 300
-    assert kept_after < kept < 1.5 * len(bytes(told))
+    content = choice.logprob_fields()["content"]
+    assert len(msgspec.json.decode(content)) == 300
+    assert kept_after < kept < 1.5 * len(bytes(content))

@@ -194,6 +194,6 @@ def test_the_error_of_a_format_that_raises_names_the_choice(tokenizer: Tokenizer
     def fails(cursor: Cursor, tools: object) -> ParsedRegion:
         raise RecursionError("too deep")
 
-    rules = TextRules(format=answer_format(tokenizer, form=replace(small_format(), read=fails)))
+    rules = TextRules(format=answer_format(tokenizer, form=replace(small_format(), parse=fails)))
     with pytest.raises(AnswerParserError, match=r"choice 2 .*too deep"):
         events(stream(tokenizer, rules), ids_of("<call>f{ab}"))

@@ -28,18 +28,18 @@ async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_to
 
 
 @pytest.mark.anyio
-async def test_a_client_may_ask_for_them(fallback_tokenizer: Tokenizer) -> None:
+async def test_a_client_can_request_special_tokens_for_a_chat_prompt(fallback_tokenizer: Tokenizer) -> None:
     preparer = PromptPreparer(fallback_tokenizer, ChatTemplate("{{ messages[0].content }}"), info=fake_info())
     fields = {"messages": [{"role": "user", "content": "hello"}]}
-    plain, added, left_out = [
+    plain, added, omitted = [
         await chat_prompt(preparer, TokenizeBody.model_validate(fields | more))
         for more in ({}, {"add_special_tokens": True}, {"add_special_tokens": False})
     ]
     assert added == [1, *plain]
-    assert left_out == plain
+    assert omitted == plain
 
 
-def test_a_text_prompt_gets_special_tokens_unless_told_otherwise(fallback_tokenizer: Tokenizer) -> None:
+def test_a_text_prompt_gets_special_tokens_unless_the_request_disables_them(fallback_tokenizer: Tokenizer) -> None:
     preparer = PromptPreparer(fallback_tokenizer, ChatTemplate(None), info=fake_info())
     assert preparer.text_prompt("a")[0] == 1
     assert preparer.text_prompt("a", add_special_tokens=False) == preparer.text_prompt("a")[1:]
@@ -66,7 +66,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     )
 
 
-def test_a_text_is_always_tokenised_if_tokens_may_have_any_length() -> None:
+def test_a_text_is_always_tokenised_if_tokens_can_have_any_length() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     preparer = PromptPreparer(Tokenizer(backend), ChatTemplate(None), info=fake_info(max_model_len=100))
     assert preparer.text_prompt("x" * 1000) == [0]
@@ -83,16 +83,16 @@ def test_prompt_ids_must_be_in_the_vocabulary(preparer: PromptPreparer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt_len", "asked", "default", "expected"),
+    ("prompt_len", "requested", "default", "expected"),
     [(60, 40, None, 40), (60, None, None, 40), (60, None, 16, 16), (90, None, 16, 10), (100, 0, 16, 0)],
 )
-def test_max_tokens_is_the_requests_number_or_as_many_as_fit(
-    preparer: PromptPreparer, prompt_len: int, asked: int | None, default: int | None, expected: int
+def test_max_tokens_is_the_requested_number_or_all_that_fit(
+    preparer: PromptPreparer, prompt_len: int, requested: int | None, default: int | None, expected: int
 ) -> None:
-    assert preparer.max_tokens(prompt_len, asked, default=default, param="prompt") == expected
+    assert preparer.max_tokens(prompt_len, requested, default=default, param="prompt") == expected
 
 
-NO_ROOM = "However, your prompt resulted in 100 tokens. Please reduce the length of the prompt."
+NO_CAPACITY = "However, your prompt resulted in 100 tokens. Please reduce the length of the prompt."
 TOO_MUCH = (
     "However, you requested 101 tokens (60 in the messages, 41 in the completion). Please reduce the length of the "
     "messages or completion."
@@ -100,17 +100,17 @@ TOO_MUCH = (
 
 
 @pytest.mark.parametrize(
-    ("prompt_len", "asked", "default", "param", "said"),
+    ("prompt_len", "requested", "default", "param", "message"),
     [
         (60, 41, None, "messages", TOO_MUCH),
-        (100, None, None, "prompt", NO_ROOM),
-        (100, None, 16, "prompt", NO_ROOM),
+        (100, None, None, "prompt", NO_CAPACITY),
+        (100, None, 16, "prompt", NO_CAPACITY),
     ],
 )
-def test_more_tokens_than_fit_are_refused_in_openais_words(
-    preparer: PromptPreparer, prompt_len: int, asked: int | None, default: int | None, param: str, said: str
+def test_more_tokens_than_fit_are_refused_with_openai_s_message(
+    preparer: PromptPreparer, prompt_len: int, requested: int | None, default: int | None, param: str, message: str
 ) -> None:
     with pytest.raises(ContextLengthError) as raised:
-        preparer.max_tokens(prompt_len, asked, default=default, param=param)
-    assert raised.value.message == f"This model's maximum context length is 100 tokens. {said}"
+        preparer.max_tokens(prompt_len, requested, default=default, param=param)
+    assert raised.value.message == f"This model's maximum context length is 100 tokens. {message}"
     assert (raised.value.code, raised.value.param) == ("context_length_exceeded", param)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from motet.errors import ModelLoadError, RequestError
-from motet.text.template import ChatTemplate, Message, plain_messages, with_tools_in_words
+from motet.text.template import ChatTemplate, Message, plain_messages, with_tools_as_text
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.json_formats import HERMES, HERMES_BEGIN, HERMES_END
@@ -25,7 +25,7 @@ def calling(arguments: object) -> Message:
 CALLED, THINKING = calling('{"city": "Rome"}'), {"role": "assistant", "content": "4", "reasoning_content": "2"}
 DEVELOPER = {"role": "developer", "content": "be brief"}
 TOOLS_AND_MORE = "{{ tools | length if tools else 'none' }} {{ more }}"
-TOLD = "[system:# Too][user:How i][assistant:Let m][user:<tool][user:Thank]"
+AS_TEXT = "[system:# Too][user:How i][assistant:Let m][user:<tool][user:Thank]"
 CONTENTS = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
@@ -47,7 +47,7 @@ def test_the_models_template_is_rendered() -> None:
     assert ChatTemplate.of(tokenizer).render([USER]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_generation_prompt_may_be_left_out() -> None:
+def test_the_generation_prompt_can_be_omitted() -> None:
     text = ChatTemplate(CHAT_TEMPLATE).render([USER], add_generation_prompt=False)
     assert text == "<|im_start|>user\nhi<|im_end|>\n"
 
@@ -95,7 +95,11 @@ RENDERED: dict[str, tuple[str, dict[str, object], str]] = {
     "tools": (TOOLS_AND_MORE, {"tools": [{"type": "function"}], "template_kwargs": {"more": 1}}, "1 1"),
     "no other messages": (CONTENTS, {"template_kwargs": {"messages": []}}, "[user:hi]"),
     "developer as system": (CONTENTS, {"messages": [DEVELOPER, USER]}, "[system:be brief][user:hi]"),
-    "developer where it is known": (CONTENTS + "{# developer #}", {"messages": [DEVELOPER]}, "[developer:be brief]"),
+    "developer if the template has it": (
+        CONTENTS + "{# developer #}",
+        {"messages": [DEVELOPER]},
+        "[developer:be brief]",
+    ),
     "reasoning under both names": (
         "{{ messages[0].reasoning }}{{ messages[0].reasoning_content }}",
         {"messages": [THINKING]},
@@ -106,18 +110,22 @@ RENDERED: dict[str, tuple[str, dict[str, object], str]] = {
         {"messages": [CALLED]},
         "Rome",
     ),
-    "tools as messages": (CONTENTS.replace("m.content", "m.content[:5]"), {"messages": TURNS, "tools": [TOOL]}, TOLD),
+    "tools as messages": (
+        CONTENTS.replace("m.content", "m.content[:5]"),
+        {"messages": TURNS, "tools": [TOOL]},
+        AS_TEXT,
+    ),
 }
-"""A template, its arguments besides or instead of one message of the user, and the text."""
+"""For each case: a template, its arguments (by default one message of the user), and the text."""
 
 
 @pytest.mark.parametrize("name", RENDERED)
 def test_templates_get_messages_variables_and_functions(name: str) -> None:
-    source, given, text = RENDERED[name]
-    before = json.dumps(given)
-    arguments: dict[str, Any] = {"messages": [USER], **given}
+    source, changes, text = RENDERED[name]
+    before = json.dumps(changes)
+    arguments: dict[str, Any] = {"messages": [USER], **changes}
     assert ChatTemplate(source, named_tokens={"bos_token": "<s>"}).render(**arguments) == text
-    assert json.dumps(given) == before
+    assert json.dumps(changes) == before
 
 
 def test_no_messages_are_refused() -> None:
@@ -130,14 +138,14 @@ def continued(source: str, messages: Sequence[Mapping[str, object]]) -> str:
     return ChatTemplate(source).render(messages, add_generation_prompt=False, continue_final_message=True)
 
 
-def test_the_last_message_may_be_left_open_to_be_continued() -> None:
+def test_the_last_message_can_be_left_open_to_be_continued() -> None:
     messages = [USER, {"role": "assistant", "content": "The answer "}]
     expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nThe answer "
     assert continued(CHAT_TEMPLATE, messages) == expected
     assert continued("{{ messages[-1].content | trim }}</s>", messages) == "The answer"
 
 
-def test_a_message_that_the_template_does_not_show_cannot_be_continued() -> None:
+def test_a_message_that_the_template_changes_cannot_be_continued() -> None:
     with pytest.raises(RequestError) as raised:
         continued("{{ messages[0].role }}", [USER])
     assert raised.value.param == "continue_final_message"
@@ -149,7 +157,7 @@ def test_continuing_and_a_generation_prompt_exclude_each_other() -> None:
     assert raised.value.param == "continue_final_message"
 
 
-WRITTEN = "{{ tools or '' }}{% for c in messages[0].tool_calls %}EACH{% endfor %}"
+CALLS_TEMPLATE = "{{ tools or '' }}{% for c in messages[0].tool_calls %}EACH{% endfor %}"
 
 
 @pytest.mark.parametrize("sent", ['{"city": "Köln", "days": [1, null]}', {"city": "Köln", "days": [1, None]}])
@@ -164,25 +172,25 @@ WRITTEN = "{{ tools or '' }}{% for c in messages[0].tool_calls %}EACH{% endfor %
         ("{{ c.function.arguments is mapping }}", "True"),
     ],
 )
-def test_arguments_may_be_written_as_json_as_a_string_and_one_by_one(sent: object, each: str, text: str) -> None:
-    assert render(WRITTEN.replace("EACH", each), calling(sent)) == text
+def test_templates_can_use_arguments_as_json_as_a_string_and_as_an_object(sent: object, each: str, text: str) -> None:
+    assert render(CALLS_TEMPLATE.replace("EACH", each), calling(sent)) == text
 
 
 @pytest.mark.parametrize("sent", ["", "  ", "{}", {}])
 def test_no_arguments_are_an_empty_object(sent: object) -> None:
-    assert render(WRITTEN.replace("EACH", "{{ c.function.arguments | tojson }}"), calling(sent)) == "{}"
+    assert render(CALLS_TEMPLATE.replace("EACH", "{{ c.function.arguments | tojson }}"), calling(sent)) == "{}"
 
 
-@pytest.mark.parametrize("wrong", ['{"city": ', "Köln", "[1]", '"{}"', "[" * 100_000])
-def test_arguments_that_are_not_an_object_are_refused_with_their_place(wrong: object) -> None:
+@pytest.mark.parametrize("invalid", ['{"city": ', "Köln", "[1]", '"{}"', "[" * 100_000])
+def test_arguments_that_are_not_an_object_are_refused_with_their_place(invalid: object) -> None:
     with pytest.raises(RequestError) as caught:
-        plain_messages([USER, calling(wrong)])
+        plain_messages([USER, calling(invalid)])
     assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
 
 
-# A template without tools gets them, earlier calls and their results as plain text.
-def test_tools_are_described_in_a_system_message_of_their_own() -> None:
-    first, second = with_tools_in_words([{"role": "user", "content": "Hi"}], [TOOL])
+# For a template without tools, tools, earlier calls and their results become plain text.
+def test_tools_are_described_in_a_separate_system_message() -> None:
+    first, second = with_tools_as_text([{"role": "user", "content": "Hi"}], [TOOL])
     assert second == {"role": "user", "content": "Hi"}
     assert first["role"] == "system"
     assert str(first["content"]).startswith("# Tools\n")
@@ -193,17 +201,17 @@ def test_tools_are_described_in_a_system_message_of_their_own() -> None:
     assert str(first["content"]).endswith("</tool_call>")
 
 
-def test_tools_are_described_after_the_words_of_a_system_message() -> None:
-    both = with_tools_in_words([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], [TOOL])
+def test_tools_are_described_after_the_text_of_a_system_message() -> None:
+    both = with_tools_as_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], [TOOL])
     assert [message["role"] for message in both] == ["system", "user"]
     assert str(both[0]["content"]).startswith("Be brief.\n\n# Tools\n")
 
 
-def test_calls_are_rendered_as_the_model_writes_them_and_results_are_merged() -> None:
-    _, question, call, results, thanks = with_tools_in_words(plain_messages(TURNS), [TOOL])
+def test_calls_are_rendered_in_the_model_s_format_and_results_are_merged() -> None:
+    _, question, call, results, thanks = with_tools_as_text(plain_messages(TURNS), [TOOL])
     assert question == {"role": "user", "content": "How is the weather?"}
-    written = f'{HERMES_BEGIN}\n{{"name": "get_weather", "arguments": {{"city": "Köln"}}}}\n{HERMES_END}'
-    assert call == {"role": "assistant", "content": f"Let me see.\n{written}\n{written}"}
+    call_text = f'{HERMES_BEGIN}\n{{"name": "get_weather", "arguments": {{"city": "Köln"}}}}\n{HERMES_END}'
+    assert call == {"role": "assistant", "content": f"Let me see.\n{call_text}\n{call_text}"}
     assert results == {
         "role": "user",
         "content": "<tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>",
@@ -211,15 +219,15 @@ def test_calls_are_rendered_as_the_model_writes_them_and_results_are_merged() ->
     assert thanks == {"role": "user", "content": "Thanks!"}
 
 
-def test_a_message_without_words_has_only_its_call() -> None:
-    quiet: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    [message] = with_tools_in_words(plain_messages([quiet]), [])
+def test_a_message_without_text_has_only_its_call() -> None:
+    without_text: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    [message] = with_tools_as_text(plain_messages([without_text]), [])
     assert str(message["content"]).startswith(HERMES_BEGIN)
 
 
-def test_a_call_written_as_text_is_read_back_as_the_same_call() -> None:
-    [message] = with_tools_in_words(plain_messages([{"role": "assistant", "content": "", "tool_calls": [CALL]}]), [])
+def test_a_call_rendered_as_text_is_parsed_as_the_same_call() -> None:
+    [message] = with_tools_as_text(plain_messages([{"role": "assistant", "content": "", "tool_calls": [CALL]}]), [])
     region = str(message["content"]).removeprefix(HERMES_BEGIN).removesuffix(HERMES_END)
     tool = Tool(name="get_weather", parameters={}, strict=False)
-    [call] = HERMES.read(Cursor(region, final=True), [tool]).calls
-    assert (call.name, call.arguments, call.whole) == ("get_weather", '{"city": "Köln"}', True)
+    [call] = HERMES.parse(Cursor(region, final=True), [tool]).calls
+    assert (call.name, call.arguments, call.complete) == ("get_weather", '{"city": "Köln"}', True)

@@ -1,4 +1,4 @@
-"""Tokenizers are read from a folder, and know the text of single tokens."""
+"""Tokenizers are loaded from a folder, and return the texts and bytes of single tokens."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from tokenizers.models import BPE, WordLevel, WordPiece
 
 from motet.errors import ModelLoadError
 from motet.text.detokenize import Detokenizer
-from motet.text.tokenizer import LONG, Tokenizer
+from motet.text.tokenizer import MAX_SHORT, Tokenizer
 from tests.tiny_tokenizer import (
     CHAT_TEMPLATE,
     EOS_ID,
@@ -24,7 +24,7 @@ from tests.tiny_tokenizer import (
 )
 
 
-def test_a_saved_folder_loads_as_it_was(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_saved_tokenizer_is_the_same_after_loading(tmp_path: Path, tokenizer: Tokenizer) -> None:
     loaded = Tokenizer.load(save_tiny_tokenizer(tmp_path))
     assert loaded.encode("hello and 日") == tokenizer.encode("hello and 日")
     assert loaded.chat_template == CHAT_TEMPLATE
@@ -33,7 +33,7 @@ def test_a_saved_folder_loads_as_it_was(tmp_path: Path, tokenizer: Tokenizer) ->
     assert loaded.vocab_size == tokenizer.vocab_size
 
 
-def test_the_template_may_be_in_the_config_and_the_operators_replaces_it(tmp_path: Path) -> None:
+def test_the_template_can_be_in_the_config_and_the_operator_s_replaces_it(tmp_path: Path) -> None:
     save_tiny_tokenizer(tmp_path, chat_template=None)
     assert Tokenizer.load(tmp_path).chat_template is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "one"}))
@@ -90,9 +90,9 @@ def test_bytes_of_byte_level_tokens_are_exact(tokenizer: Tokenizer) -> None:
     text = "hello the 日本 \x00\x7f\xa0\xad"
     ids = tokenizer.encode(text)
     assert b"".join(map(tokenizer.token_bytes, ids)) == tokenizer.decode(ids).encode() == text.encode()
-    cut = tokenizer.encode("日")
-    assert [tokenizer.token_bytes(i) for i in cut] == [b"\xe6", b"\x97", b"\xa5"]
-    assert [tokenizer.token_text(i) for i in cut] == ["\ufffd"] * 3
+    split = tokenizer.encode("日")
+    assert [tokenizer.token_bytes(i) for i in split] == [b"\xe6", b"\x97", b"\xa5"]
+    assert [tokenizer.token_text(i) for i in split] == ["\ufffd"] * 3
 
 
 def test_a_byte_level_entry_of_other_letters_is_plain_text() -> None:
@@ -111,7 +111,7 @@ def test_bytes_of_byte_fallback_tokens_are_exact(fallback_tokenizer: Tokenizer) 
     assert fallback_tokenizer.token_name(fallback_tokenizer.encode("\n")[-1]) == "<0x0A>"
 
 
-def test_a_tokenizer_without_a_decoder_spells_its_entries() -> None:
+def test_the_bytes_of_a_tokenizer_without_a_decoder_are_its_entries() -> None:
     assert Tokenizer(Backend(WordLevel({"word": 0}, unk_token="word"))).token_bytes(0) == b"word"
 
 
@@ -122,27 +122,27 @@ def test_special_tokens_have_a_text_but_are_skipped_in_decoded_text(tokenizer: T
     assert tokenizer.decode([IM_START_ID, *fake_answer("a")], skip_special_tokens=False) == "<|im_start|>a<|eos|>"
 
 
-def test_ids_past_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
+def test_ids_outside_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     past = tokenizer.vocab_size
     assert tokenizer.token_bytes(past) == b""
     assert tokenizer.token_name(past) == ""
     assert tokenizer.decode([past]) == ""
 
 
-# `texts` has the tokens that can be shown without asking the decoder.
-def test_tokens_of_whole_characters_can_be_read_alone(tokenizer: Tokenizer) -> None:
+# `texts` has the texts of tokens that do not need the decoder.
+def test_tokens_of_complete_characters_have_a_text(tokenizer: Tokenizer) -> None:
     texts = {i: tokenizer.texts[i] for i in tokenizer.encode("hello the\n 7")}
     assert list(texts.values()) == ["hello", " the", "\n", " ", "7"]
 
 
 @pytest.mark.parametrize("token_id", [FIRST_BYTE_ID + 0xE6, FIRST_BYTE_ID + 0x97, EOS_ID, IM_START_ID, 10**6])
-def test_half_characters_special_tokens_and_unknown_ids_cannot_be_read_alone(
+def test_half_characters_special_tokens_and_unknown_ids_have_no_text_of_their_own(
     tokenizer: Tokenizer, token_id: int
 ) -> None:
     assert tokenizer.texts[token_id] == ""
 
 
-def test_a_word_keeps_the_space_before_it_and_single_bytes_cannot_be_read_alone(fallback_tokenizer: Tokenizer) -> None:
+def test_a_word_keeps_the_space_before_it_and_single_bytes_have_no_text(fallback_tokenizer: Tokenizer) -> None:
     word = fallback_tokenizer.encode("hello", add_special_tokens=False)
     newline = fallback_tokenizer.encode("\n")[-1]
     assert [fallback_tokenizer.texts[i] for i in (*word, newline)] == [" hello", ""]
@@ -154,7 +154,7 @@ def test_spaces_that_a_decoder_strips_at_the_ends_of_a_text_are_kept_inside_it()
     assert Tokenizer(backend).texts[FIRST_BYTE_ID + ord(" ")] == " "
 
 
-def test_no_token_can_be_read_alone_where_tokens_change_their_neighbours() -> None:
+def test_no_token_has_a_text_of_its_own_if_tokens_change_their_neighbours() -> None:
     backend = Backend(WordPiece({"[UNK]": 0, "a": 1, "run": 2, "##ning": 3}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     tokenizer = Tokenizer(backend)
@@ -164,9 +164,11 @@ def test_no_token_can_be_read_alone_where_tokens_change_their_neighbours() -> No
     assert "".join(map(detokenizer.feed, (1, 2, 3))) + detokenizer.close() == "a running"
 
 
-def test_long_texts_and_answers_are_read_as_short_ones(tokenizer: Tokenizer, fallback_tokenizer: Tokenizer) -> None:
-    """They go another way through the library, which lets other threads run."""
-    text = "hello, the é日 " * LONG
+def test_long_texts_are_encoded_and_decoded_like_short_ones(
+    tokenizer: Tokenizer, fallback_tokenizer: Tokenizer
+) -> None:
+    """Long texts use another function of the library, which releases the GIL."""
+    text = "hello, the é日 " * MAX_SHORT
     for each in (tokenizer, fallback_tokenizer):
         for special in (False, True):
             ids = each.encode(text, add_special_tokens=special)

@@ -63,8 +63,8 @@ def tagged_format(
     reasoning: ReasoningRules | None, calls: CallRules | None, *, visible: frozenset[int] = frozenset()
 ) -> AnswerFormat:
     tags = (
-        *(calls.form.begins if calls else ()),
-        *(reasoning.tags.around_answer if reasoning and reasoning.separate else ()),
+        *(calls.form.opening_tags if calls else ()),
+        *(reasoning.tags.content_tags if reasoning and reasoning.separate else ()),
     )
     return AnswerFormat(partial(TaggedParser, reasoning, calls, content_ends=StopStrings(tags)), visible)
 
@@ -116,7 +116,7 @@ class ReasoningReader:
         self.started = rules.at_start is not ReasoningState.POSSIBLE
         """True if the answer has reasoning."""
         self.ended = False
-        self._opens = rules.tags.opens
+        self._opens = rules.tags.opening_tags
         self._held = ""
         """White space, and text that can still become an opening tag."""
         self._search = StopMatcher(rules.tags.close_tags)
@@ -200,7 +200,7 @@ class ContentReader:
     def _open(self, tag: str) -> None:
         """Opens a region of calls, or drops a tag around the content. `tag`: empty if calls have no tags."""
         space = self._margins.close()
-        if self._calls is not None and tag in ("", *self._calls.rules.form.begins):
+        if self._calls is not None and tag in ("", *self._calls.rules.form.opening_tags):
             self._region = CallRegion(self._calls, space + tag)
         else:
             self.follow_tag()
@@ -234,7 +234,7 @@ class ShownCalls:
         if new := call.arguments[self.shown[number] :]:
             self.shown[number] = len(call.arguments)
             parts.append(ToolCallArguments(number, new))
-        if call.whole:
+        if call.complete:
             self._complete.add(number)
         return parts
 
@@ -280,13 +280,13 @@ class CallRegion:
     def close(self, *, cut: bool) -> list[Part]:
         region, partial_tag = self._read(final=True), self._search.close()
         parts = self._show(region)
-        if region.whole:
+        if region.complete:
             return parts  # text after the last call was the start of a closing tag
         unread = self._grow(partial_tag, parts)
         if unread is None:
             region = self._read(final=not cut)
             parts += self._show(region)
-            if region.whole or (cut and not region.malformed and any(call.arguments for call in region.calls)):
+            if region.complete or (cut and not region.malformed and any(call.arguments for call in region.calls)):
                 return parts
         return [*parts, *self._end_as_content(""), *_content(unread or "")]
 
@@ -311,12 +311,12 @@ class CallRegion:
     def _meet_tag(self, tag: str, rest: str) -> list[Part]:
         """Ends the region at a closing tag, unless the tag is part of a string."""
         region = self._read(final=True)
-        if region.whole:
+        if region.complete:
             self.rest, self.closed = rest, True
             return self._show(region)
         if self._tags_left:
             longer = self._read(final=False, more=tag)
-            if not longer.malformed and not longer.whole:
+            if not longer.malformed and not longer.complete:
                 self._tags_left -= 1
                 self._add(tag)
                 return []
@@ -327,7 +327,7 @@ class CallRegion:
     def _read(self, *, final: bool, more: str = "") -> ParsedRegion:
         text = "".join(self._pieces)
         self._pieces = [text]
-        return self._calls.rules.form.read(Cursor(text + more, final=final), self._calls.rules.callable)
+        return self._calls.rules.form.parse(Cursor(text + more, final=final), self._calls.rules.callable)
 
     def _show(self, region: ParsedRegion) -> list[Part]:
         return [part for place, call in enumerate(region.calls) for part in self._calls.show(self._first + place, call)]
@@ -335,7 +335,7 @@ class CallRegion:
     def _end_as_content(self, rest: str) -> list[Part]:
         """Ends the region: text after its complete calls is not a call, and becomes content."""
         self.rest = rest
-        taken = self._read(final=False).taken
+        taken = self._read(final=False).num_parsed
         text = "".join(self._pieces)
         return [Content(text[taken:] if taken else self._opening + text)]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from motet.errors import AnswerParserError
-from motet.text.detokenize import LOOK_BACK, STUCK, Detokenizer
+from motet.text.detokenize import LOOK_BACK, MAX_WITHOUT_TEXT, Detokenizer
 from motet.text.parts import AnswerFormat, Part
 from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ class ChoiceStream:
         if self._quick and len(ids) == 1 and delta.finish is None:
             self.num_tokens += 1
             piece = self._detokenizer.feed(ids[0])
-            if piece and (self._matcher is None or self._matcher.passes(piece)):
+            if piece and (self._matcher is None or self._matcher.passes_unchanged(piece)):
                 shown = ChoiceEvent(self.index, piece, ids)
                 return shown if self._parser is None else self._parsed(shown)
             self._held.add(ids[0], None)
@@ -252,7 +252,7 @@ def _replay_from(output: tuple[int, ...], special_ids: frozenset[int], *, rules:
     if rules.logprobs or rules.format is not None:
         return 0
     begin = len(output)
-    needed = STUCK + 4 * (rules.stops.longest if rules.stops else 0)  # a character has at most 4 tokens
+    needed = MAX_WITHOUT_TEXT + 4 * (rules.stops.longest if rules.stops else 0)  # a character has at most 4 tokens
     skipped = special_ids if rules.skip_special_tokens else frozenset[int]()
     while begin and needed:
         begin -= 1

@@ -1,16 +1,18 @@
-"""Makes text of the tokens of one answer, one at a time, however characters are cut into tokens.
+"""Turns the tokens of one answer into text, one token at a time, even if characters are split over several tokens.
 
-Most tokens are whole characters, and their text is looked up in a table (`TokenTexts`). Where a character is cut, the
-library's `DecodeStream` gives the text once it is whole. This module adds what `DecodeStream` lacks: a `close` that
-returns held text, a start in the middle of a text or of a character, and a bound on the work for tokens that never
-become characters.
+1. Most tokens consist of complete characters. Their text comes from a table (`TokenTexts`).
+2. The tokens of a split character are held until `DecodeStream` of the library `tokenizers` returns its text.
+3. If the held tokens do not become text after a number of tokens, they count as invalid bytes (`_release_invalid`).
+4. `close` returns the text of the tokens that are still held.
 
-    ids     ... p p p p | t t | t t t t      p  context: tells `DecodeStream` what stands before (it decides about a
-            context       text   held           leading space), gives no text
-            already seen  given  no text yet
+`DecodeStream` has no `close`, cannot start in the middle of a text or of a character, and does unlimited work for
+tokens that never become characters. This module adds all three.
 
-The text of an answer is decode(prompt + answer) without the prompt's text; a character that begins in the prompt's
-last tokens belongs to the answer.
+    ids     ... c c c c | t t | h h h h      c  context: decides about a leading space; its text is not returned again
+            context       text  held         t  text was returned        h  no text yet
+
+The text of an answer is decode(prompt + answer) without the prompt's text. A character that starts in the prompt's last
+tokens belongs to the answer.
 """
 
 from collections.abc import Sequence
@@ -22,15 +24,16 @@ from tokenizers.decoders import DecodeStream
 from motet.text.tokenizer import REPLACEMENT, Tokenizer
 
 LOOK_BACK = 64
-"""Number of earlier ids that are read to start in the middle of a text; a character is 4 tokens at most."""
+"""Number of earlier ids that are used to start in the middle of a text. A character has at most 4 tokens."""
 CONTEXT = 8
 """Number of earlier ids that `DecodeStream` gets as context."""
-STUCK = 16
-"""After this many ids without text they are taken for bad bytes: no character needs this many."""
+MAX_WITHOUT_TEXT = 16
+"""Number of ids without text after which they count as invalid bytes. No character has as many tokens."""
 
 
 class Detokenizer:
-    """`feed` every token in turn, then `close` once; all that they return, joined, is the text."""
+    """Turns the tokens of one answer into text: `feed` every token in order, then call `close` once. The returned
+    texts, joined, are the text of the answer."""
 
     def __init__(
         self,
@@ -40,24 +43,25 @@ class Detokenizer:
         after: Sequence[int] = (),
         visible: frozenset[int] = frozenset(),
     ) -> None:
-        """`after`: the ids before the first one fed; only the last `LOOK_BACK` of them matter. `visible`: special
-        tokens that are shown nevertheless; if one comes inside a character, that character's bytes are bad."""
+        """`after`: the ids before the first id that is fed; only the last `LOOK_BACK` are used. `visible`: special
+        tokens whose text is returned although special tokens are skipped. If such a token comes inside a character,
+        the bytes of that character are invalid."""
         self._backend: Backend = tokenizer.backend
         self._texts = tokenizer.texts
         self._visible = {token_id: tokenizer.token_text(token_id) for token_id in visible}
         self._skipped = tokenizer.special_ids - visible if skip_special_tokens else frozenset[int]()
-        self._context, begun = self._split(after[-LOOK_BACK:])
+        self._context, partial = self._split(after[-LOOK_BACK:])
         self._held: list[int] = []
         self._stream: DecodeStream | None = None
-        """The stream that knows the context and what is held; made when it is needed."""
-        self._before = ""
-        for token_id in begun:
+        """Stream that was fed the context and the held tokens; None until it is needed."""
+        self._prompt_text = ""
+        for token_id in partial:
             self.feed(token_id)
-        self._before = self._text_after(self._context, self._held) if self._held else ""
-        """The text of the prompt's last tokens by themselves, if they begin a character: not part of the answer."""
+        self._prompt_text = self._text_after(self._context, self._held) if self._held else ""
+        """Text of the prompt's last tokens alone, if they start a character. It is not part of the answer."""
 
     def feed(self, token_id: int) -> str:
-        """Takes one token and returns the text that is whole by now, often none."""
+        """Takes one token, and returns the text that is complete with it, which can be empty."""
         if self._context and not self._held and (text := self._texts[token_id]):
             self._context, self._stream = [token_id], None
             return text
@@ -68,42 +72,44 @@ class Detokenizer:
         return "" if token_id in self._skipped else self._feed_part(token_id)
 
     def _feed_part(self, token_id: int) -> str:
-        """Takes a token that may be part of a character."""
+        """Takes a token that can be part of a character."""
         held = self._held
         held.append(token_id)
         if self._stream is None:
-            self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)  # tokens to skip do not come here
+            # Skipped tokens do not reach the stream.
+            self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)
         try:
             text = self._stream.step(self._backend, token_id)
-        except Exception:  # the library raises if text that it gave before would now be another
-            return self._answers(self._restart())
+        except Exception:  # the library raises an error if the text that it returned before would change
+            return self._without_prompt_text(self._restart())
         if text is not None:
             self._context, self._held = held, []
-            return self._answers(text) if self._before else text
-        return self._unstick() if len(held) % STUCK == 0 else ""
+            return self._without_prompt_text(text) if self._prompt_text else text
+        return self._release_invalid() if len(held) % MAX_WITHOUT_TEXT == 0 else ""
 
     def close(self) -> str:
-        """Returns the text of what is held when the answer is over, with U+FFFD for bytes that are no character."""
+        """Returns the text of the held tokens at the end of the answer, with U+FFFD for bytes that are not a
+        character."""
         held, self._held = self._held, []
-        return self._answers(self._text_after(self._context, held)) if held else ""
+        return self._without_prompt_text(self._text_after(self._context, held)) if held else ""
 
-    def _answers(self, text: str) -> str:
-        """Returns the first `text` of the answer without the text of the prompt's last tokens."""
-        before, self._before = self._before, ""
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
+    def _without_prompt_text(self, text: str) -> str:
+        """Returns the first text of the answer without the text of the prompt's last tokens."""
+        prompt_text, self._prompt_text = self._prompt_text, ""
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt_text, text, strict=False))
         return text[sum(1 for _ in same) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def _text_after(self, context: list[int], ids: list[int]) -> str:
-        before, whole = self._decode(context), self._decode(context + ids)
-        return whole[len(before) :] if whole.startswith(before) else self._decode(ids)
+        before, both = self._decode(context), self._decode(context + ids)
+        return both[len(before) :] if both.startswith(before) else self._decode(ids)
 
     def _split(self, past: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns a context that ends in a whole character, and the ids after it, which begin one.
+        """Returns a context that ends with a complete character, and the ids after it, which start a character.
 
-        A context that ends in U+FFFD makes `DecodeStream` give the context's text again.
+        With a context that ends in U+FFFD, `DecodeStream` would return the context's text again.
         """
         if past and self._texts[past[-1]]:
             return [past[-1]], []
@@ -116,25 +122,26 @@ class Detokenizer:
         return [], past
 
     def _restart(self) -> str:
-        """Begins again after a bad byte. With byte fallback it spoils good bytes before it, whose text stays."""
+        """Starts a new stream after an invalid byte. With byte fallback, an invalid byte changes the text of valid
+        bytes before it; the text that was returned for these stays."""
         text = self._text_after(self._context, self._held)
         self._context, self._held, self._stream = self._held, [], None
         return text
 
-    def _unstick(self) -> str:
-        """Returns the held text without the last tokens, which may still begin a character.
+    def _release_invalid(self) -> str:
+        """Returns the text of the held tokens, except the last ones, which can still start a character.
 
-        A cut is clean where both sides decode by themselves to what they decode to together. The new stream begins
-        with the tail, which starts in a bad byte and so has no leading space to lose.
+        The tokens can be split where the texts of both sides, decoded alone, are the text of both together. The new
+        stream starts with the second side. It starts with an invalid byte, and so has no leading space to lose.
         """
-        held, whole = self._held, self._text_after(self._context, self._held)
-        if not whole:
+        held, text_of_all = self._held, self._text_after(self._context, self._held)
+        if not text_of_all:
             self._held, self._stream = [], None
             return ""
         for size in range(1, 5):
             head, tail = held[:-size], held[-size:]
             text = self._text_after(self._context, head)
-            if text + self._decode(tail) == whole:
+            if text + self._decode(tail) == text_of_all:
                 self._context, self._held, self._stream = [], [], None
-                return self._answers(text) + "".join(map(self.feed, tail))
+                return self._without_prompt_text(text) + "".join(map(self.feed, tail))
         return ""

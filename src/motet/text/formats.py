@@ -1,6 +1,7 @@
-"""How a model marks thoughts and tool calls in its answers: found out once for each model, used by each request.
+"""The formats in which a model marks reasoning and tool calls in its answers.
 
 chat template, --tool-parser, --reasoning-parser ─► ModelFormats ─ for_request ─► AnswerFormat ─► n parsers
+once per model                                                     once per request              one per choice
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,9 @@ from typing import Final
 
 from motet.errors import ConfigError
 from motet.text.answers import CallRules, ReasoningRules, ReasoningState, tagged_format
-from motet.text.harmony import HARMONY, THOUGHT, harmony_format
+from motet.text.harmony import HARMONY, HARMONY_THINKING, harmony_format
 from motet.text.parts import AnswerFormat
-from motet.text.reasoning import GPT_OSS, ReasoningTags, tags_known_by, tags_named
+from motet.text.reasoning import GPT_OSS, ReasoningTags, tags_named, tags_of_template
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.json_formats import DEEPSEEK_V3, DEEPSEEK_V31, HERMES, KIMI_K2, LLAMA3_JSON, LLAMA4_JSON, MISTRAL
 from motet.text.tools.python_formats import OLMO3, PYTHONIC
@@ -42,28 +43,30 @@ FORMATS: Final[dict[str, ToolFormat]] = {
         LLAMA4_JSON,
     )
 }
-"""Formats by name. Those whose marks in a template are more special come first: `<tool_call>` is not only Hermes'."""
+"""Formats by name. Formats with more specific marks in their templates come first: several formats use
+`<tool_call>`."""
 OTHER_NAMES = {"glm47": "glm45", "granite4": "hermes", "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder"}
-"""Other names of a format, where vLLM has several parsers for it."""
+"""Additional names of formats for which vLLM has several parsers."""
 
 
 def format_named(name: str) -> ToolFormat:
-    """Raises `ConfigError`, which lists all names."""
+    """Returns the format with this name. Raises a `ConfigError` that lists all names."""
     found = FORMATS.get(OTHER_NAMES.get(name, name))
     if found is None:
         names = ", ".join(sorted([*FORMATS, *OTHER_NAMES, HARMONY.name]))
-        raise ConfigError(f"--tool-parser {name} is unknown; there are auto, none, {names}")
+        raise ConfigError(f"--tool-parser {name} is unknown; use one of auto, none, {names}")
     return found
 
 
-def format_known_by(template: str) -> ToolFormat | None:
-    """Returns the format that a chat template is for; None if it is for none that is known."""
-    return next((known for known in FORMATS.values() if all(mark in template for mark in known.known_by)), None)
+def format_of_template(template: str) -> ToolFormat | None:
+    """Returns the format that a chat template uses; None if no known format matches."""
+    return next((known for known in FORMATS.values() if all(mark in template for mark in known.template_marks)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParserNames:
-    """The operator's choice of how answers are read. Raises `ConfigError` for unknown names and two that do not fit."""
+    """The operator's choice of parsers for answers. Raises `ConfigError` for unknown names, and for names that cannot
+    be combined."""
 
     tools: str = AUTO
     reasoning: str = AUTO
@@ -73,110 +76,121 @@ class ParserNames:
             format_named(self.tools)
         if self.reasoning not in (AUTO, NONE, GPT_OSS):
             tags_named(self.reasoning)
-        if self._in_harmony and not {self.tools, self.reasoning} <= {AUTO, NONE, HARMONY.name, GPT_OSS}:
+        if self._names_harmony and not {self.tools, self.reasoning} <= {AUTO, NONE, HARMONY.name, GPT_OSS}:
             raise ConfigError(
                 f"--tool-parser {self.tools} and --reasoning-parser {self.reasoning} are for different models: gpt-oss "
-                "marks thoughts and calls in one way of its own; leave one of them out"
+                "has one format for reasoning and calls; remove one of the two flags"
             )
 
     @property
-    def _in_harmony(self) -> bool:
+    def _names_harmony(self) -> bool:
         return self.tools == HARMONY.name or self.reasoning == GPT_OSS
 
     def harmony(self, template: str) -> bool:
-        """Returns True if answers are written in harmony, which marks thoughts and calls in one way."""
+        """Returns True if answers are in the harmony format, which marks both reasoning and calls."""
         names = {self.tools, self.reasoning}
         is_open = AUTO in names and names <= {AUTO, NONE}
-        return self._in_harmony or (is_open and all(mark in template for mark in HARMONY.known_by))
+        return self._names_harmony or (is_open and all(mark in template for mark in HARMONY.template_marks))
 
     def tool_format(self, template: str) -> ToolFormat | None:
-        """Returns the format of calls; Hermes' for a template without tools, since the prompt then asks for it."""
+        """Returns the format of calls. For a template without tools it is Hermes, because the prompt then describes
+        this format."""
         if self.tools == AUTO:
-            return (format_known_by(template) if "tools" in template else None) or HERMES
+            return (format_of_template(template) if "tools" in template else None) or HERMES
         return None if self.tools == NONE else format_named(self.tools)
 
     def reasoning_tags(self, template: str) -> ReasoningTags | None:
         if self.reasoning == AUTO:
-            return tags_known_by(template)
+            return tags_of_template(template)
         return None if self.reasoning == NONE else tags_named(self.reasoning)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFormats:
-    """How one model writes its thoughts and its calls of tools."""
+    """The formats of one model's reasoning and tool calls."""
 
     tokenizer: Tokenizer
     reasoning: ReasoningTags | None = None
-    """None: thoughts are not told apart."""
+    """Tags of reasoning; None if reasoning is not parsed."""
     tools: ToolFormat | None = None
-    """None: calls are not read."""
+    """Format of tool calls; None if calls are not parsed."""
     harmony: bool = False
-    """True if answers are messages on channels, as gpt-oss writes them; thoughts are always told apart."""
+    """True if answers are messages on channels (gpt-oss). Reasoning is then always parsed."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: str | None, *, names: ParserNames | None = None) -> "ModelFormats":
-        """`template`: the source of the chat template in use. `names`: None for what the template is known by."""
+        """`template`: source of the chat template. `names`: if None, the template determines the formats."""
         names, template = names or ParserNames(), template or ""
         if names.harmony(template):
             return cls(tokenizer=tokenizer, tools=None if names.tools == NONE else HARMONY, harmony=True)
         return cls(tokenizer=tokenizer, reasoning=names.reasoning_tags(template), tools=names.tool_format(template))
 
     def for_request(
-        self, prompt: Sequence[int], *, begun: str = "", tools: ToolRules | None = None, separate_reasoning: bool = True
+        self,
+        prompt: Sequence[int],
+        *,
+        continued: str = "",
+        tools: ToolRules | None = None,
+        separate_reasoning: bool = True,
     ) -> AnswerFormat | None:
-        """Returns how the answers to one chat prompt are read; None if they are shown as they are.
+        """Returns the format of the answers to one chat prompt; None if answers are content only.
 
-        `begun`: the message that is continued, if one is. `tools`: None where none may be called. Without
-        `separate_reasoning` thoughts are shown as content, but still counted.
+        `continued`: text of the assistant message that the answers continue; empty if they start a message. `tools`:
+        None if no tool may be called. Without `separate_reasoning`, reasoning is part of the content, but its tokens
+        are counted.
         """
         calls = None
         if self.tools is not None and tools is not None:
             calls = CallRules(self.tools, tools.callable, tools.parallel)
         if self.harmony:
-            return harmony_format(calls, self._seen_in_calls)
-        at_start, tags = self._thought_state(prompt, begun), self.reasoning
-        if calls is None and at_start is ReasoningState.ENDED and not (tags and tags.around_answer):
+            return harmony_format(calls, self._special_in_calls)
+        at_start, tags = self._reasoning_state(prompt, continued), self.reasoning
+        if calls is None and at_start is ReasoningState.ENDED and not (tags and tags.content_tags):
             return None
-        thoughts = None if tags is None else ReasoningRules(tags, at_start, separate_reasoning)
-        visible = self._seen_in_thoughts | (self._seen_in_calls if calls else frozenset())
-        return tagged_format(thoughts, calls, visible=visible)
+        reasoning = None if tags is None else ReasoningRules(tags, at_start, separate_reasoning)
+        visible = self._special_in_reasoning | (self._special_in_calls if calls else frozenset())
+        return tagged_format(reasoning, calls, visible=visible)
 
-    def thinking(self, prompt: Sequence[int], *, begun: str = "", calls: bool = False) -> Thinking | None:
-        """Returns what an answer to this prompt may write before a grammar begins. None: nothing, or the grammar itself
-        allows it, as a grammar of `calls` does in harmony."""
+    def thinking(self, prompt: Sequence[int], *, continued: str = "", calls: bool = False) -> Thinking | None:
+        """Returns the reasoning that an answer to this prompt can have before a grammar applies. None if there is no
+        reasoning, or if the grammar itself allows it: in harmony, a grammar of `calls` does."""
         if self.harmony:
-            return None if calls else THOUGHT
-        thought = self._thought_state(prompt, begun)
-        if self.reasoning is None or thought is ReasoningState.ENDED:
+            return None if calls else HARMONY_THINKING
+        state = self._reasoning_state(prompt, continued)
+        if self.reasoning is None or state is ReasoningState.ENDED:
             return None
-        opened = thought is not ReasoningState.POSSIBLE
-        return Thinking(self.reasoning.opens[0], self.reasoning.closes[0], opened)
+        opened = state is not ReasoningState.POSSIBLE
+        return Thinking(self.reasoning.opening_tags[0], self.reasoning.closing_tags[0], opened)
 
-    def _thought_state(self, prompt: Sequence[int], begun: str) -> ReasoningState:
-        """Returns where an answer stands when the prompt ends."""
+    def _reasoning_state(self, prompt: Sequence[int], continued: str) -> ReasoningState:
+        """Returns the state of the reasoning at the end of the prompt."""
         if self.reasoning is None:
             return ReasoningState.ENDED
-        opens, closes = self.reasoning.opens, self.reasoning.closes
-        if written := begun.strip():
-            if not written.startswith(opens) or any(tag in written for tag in closes):
+        opens, closes = self.reasoning.opening_tags, self.reasoning.closing_tags
+        if message := continued.strip():
+            if not message.startswith(opens) or any(tag in message for tag in closes):
                 return ReasoningState.ENDED
-            return ReasoningState.OPENED if written.endswith(opens) else ReasoningState.STARTED
+            return ReasoningState.OPENED if message.endswith(opens) else ReasoningState.STARTED
         tail = self.tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False).rstrip()
         if tail.endswith(opens):
             return ReasoningState.OPENED
         return ReasoningState.ENDED if tail.endswith(closes) else ReasoningState.POSSIBLE
 
     @cached_property
-    def _seen_in_thoughts(self) -> frozenset[int]:
+    def _special_in_reasoning(self) -> frozenset[int]:
         tags = self.reasoning
-        return frozenset() if tags is None else self._special((*tags.opens, *tags.closes, *tags.around_answer))
+        if tags is None:
+            return frozenset()
+        return self._special_tokens_in((*tags.opening_tags, *tags.closing_tags, *tags.content_tags))
 
     @cached_property
-    def _seen_in_calls(self) -> frozenset[int]:
+    def _special_in_calls(self) -> frozenset[int]:
         form = HARMONY if self.harmony else self.tools
-        return frozenset() if form is None else self._special((*form.begins, *form.inner, *form.ends))
+        if form is None:
+            return frozenset()
+        return self._special_tokens_in((*form.opening_tags, *form.inner_tags, *form.closing_tags))
 
-    def _special(self, tags: Sequence[str]) -> frozenset[int]:
-        """Returns the special tokens that are a tag or a part of one."""
+    def _special_tokens_in(self, tags: Sequence[str]) -> frozenset[int]:
+        """Returns the special tokens that are a tag or a part of a tag."""
         special = self.tokenizer.special_tokens.items()
         return frozenset(token_id for text, token_id in special if text and any(text in tag for tag in tags))

@@ -1,4 +1,4 @@
-"""gpt-oss, which answers in OpenAI's harmony format: messages, each with a channel and at times a recipient.
+"""gpt-oss, which answers in OpenAI's harmony format: messages, each with a channel and sometimes a recipient.
 
     <|channel|>analysis<|message|>We need ...<|end|><|start|>assistant<|channel|>final<|message|>It is ...
                Reasoning                                               Content
@@ -6,14 +6,17 @@
     <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
                                        ToolCallBegin                           ToolCallArguments
 
-The tags are special tokens, and the recipient may stand before the channel too. Headers are read by OpenAI's own parser
-(the package `oss-harmony`). Messages on the channel `commentary` are content (they are written for the user), unless
-they go to a tool. Text without a header is content.
+1. `HarmonyParser` collects the header of a message up to `<|message|>`.
+2. OpenAI's own parser (package `oss-harmony`) parses the header.
+3. The text of the message becomes reasoning, content, or the arguments of a call, up to the next tag.
+
+The tags are special tokens. The recipient can also come before the channel. Messages on the channel `commentary` are
+content (they are for the user), except those to a tool. Text without a header is content.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 from motet.text.answers import CallRegion, CallRules, ShownCalls
 from motet.text.parts import AnswerFormat, Content, Part, Reasoning
@@ -21,39 +24,37 @@ from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.grammar import call_rules, document, tag
 from motet.text.tools.json_formats import json_arguments_of
-from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolMode, ToolRules, region_reader, tool_until
+from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolMode, ToolRules, region_parser, tool_until
 from motet.text.tools.typed import quoted
 from motet.types import Thinking
-
-if TYPE_CHECKING:
-    from openai_harmony import HarmonyEncoding, StreamableParser
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 TAGS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 TO_FUNCTIONS = "to=functions."
 ANALYSIS = "analysis"
-BEGUN = f"{START}assistant"
-"""The prompt ends with this, so the first message of an answer lacks it."""
-THOUGHT = Thinking(
+PROMPT_END = f"{START}assistant"
+"""End of every prompt. The first message of an answer therefore starts without it."""
+HARMONY_THINKING = Thinking(
     open=f"{CHANNEL}analysis{MESSAGE}",
     close=f"{END}{START}assistant",
     opened=False,
     before_answer=f"{CHANNEL}final{MESSAGE}",
 )
-"""The text around an answer that follows a grammar."""
+"""Tags of the reasoning and the answer, for an answer with a grammar."""
 
 
 def _calls(cursor: Cursor, tools: Sequence[Tool]) -> Iterator[ParsedCall | None]:
-    """Reads a region, which begins behind `to=functions.` with the name."""
+    """Parses a region. It starts with the tool's name, after `to=functions.`."""
     tool = tool_until(cursor, tools, " ", "<")
-    cursor.until(MESSAGE)
-    cursor.literal(MESSAGE)
+    cursor.read_until(MESSAGE)
+    cursor.expect(MESSAGE)
     yield from json_arguments_of(cursor, tool)
 
 
 def _grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-    """Allows one call, which ends the answer, as the model itself does: a second call belongs to the next turn."""
+    """Returns a grammar that allows one call. The call ends the answer, as it does without a grammar: the model
+    generates a second call in its next turn."""
     channel, message, constrain = (tag(text, special) for text in (CHANNEL, MESSAGE, CONSTRAIN))
     next_message = f'{tag(END, special)} {tag(START, special)} "assistant"'
     calls = call_rules(
@@ -76,11 +77,11 @@ def _grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
 
 HARMONY = ToolFormat(
     name="openai",
-    begins=TAGS,
-    ends=(),
-    read=region_reader(_calls),
+    opening_tags=TAGS,
+    closing_tags=(),
+    parse=region_parser(_calls),
     grammar=_grammar,
-    known_by=(CHANNEL, MESSAGE, "functions."),
+    template_marks=(CHANNEL, MESSAGE, "functions."),
 )
 _TAGS = StopStrings(TAGS)
 
@@ -96,19 +97,19 @@ class HarmonyParser:
         self._calls = ShownCalls(rules)
         self._search = StopMatcher(_TAGS)
         self._header: str | None = ""
-        """The header as far as it has come; None inside a message."""
+        """The current header up to this point; None inside a message."""
         self._region: CallRegion | None = None
-        """The call under way, or what looks like one."""
-        self._thinks = False
-        """True if the message under way is a thought."""
+        """The current message, if it is to a tool."""
+        self._is_reasoning = False
+        """True if the current message is reasoning."""
         self._tokens = 0
-        """Number of tokens of the message under way, with its header."""
-        self._thought_tokens = 0
-        """Tokens of the thoughts before it."""
+        """Number of tokens of the current message and its header."""
+        self._earlier_reasoning_tokens = 0
+        """Number of tokens of earlier messages that are reasoning."""
 
     @property
     def reasoning_tokens(self) -> int:
-        return self._thought_tokens + (self._tokens if self._thinks else 0)
+        return self._earlier_reasoning_tokens + (self._tokens if self._is_reasoning else 0)
 
     @property
     def called(self) -> bool:
@@ -122,14 +123,14 @@ class HarmonyParser:
             parts += self._text(found.text)
             if found.stop is None:
                 return parts
-            parts += self._end(found.stop) if self._header is None else self._begin(self._header + found.stop)
+            parts += self._end(found.stop) if self._header is None else self._start(self._header + found.stop)
             text = found.rest
 
     def close(self, *, cut: bool) -> list[Part]:
         parts = self._text(self._search.close())
         if self._region is not None:
             return parts + self._region.close(cut=cut)
-        # An answer without any header is content; a header that has only begun after a message is dropped.
+        # An answer without any header is content. An incomplete header after a message is dropped.
         return parts if not self._header or self._header.startswith(TAGS) else [*parts, Content(self._header)]
 
     def _text(self, text: str) -> list[Part]:
@@ -142,49 +143,58 @@ class HarmonyParser:
             if self._region.rest is None:
                 return parts
             text, self._region = self._region.rest, None
-        return [*parts, Reasoning(text) if self._thinks else Content(text)] if text else parts
+        return [*parts, Reasoning(text) if self._is_reasoning else Content(text)] if text else parts
 
-    def _begin(self, header: str) -> list[Part]:
-        """Begins the message behind a header, if the header is whole."""
-        self._header = None if header.endswith(MESSAGE) else header
+    def _start(self, text: str) -> list[Part]:
+        """Starts the message after a header, if the header is complete."""
+        self._header = None if text.endswith(MESSAGE) else text
         if self._header is not None:
             return []
-        found = _read_header(header)
-        before, to, behind = header.partition(TO_FUNCTIONS)
-        if found is None or (found.current_recipient is not None and not to):
-            return self._text(header)  # no header, or one to a tool that no request can bring
-        if found.current_recipient is None:
-            self._thinks = found.current_channel == ANALYSIS
+        header = _header_parser()(text)
+        before, to, after = text.partition(TO_FUNCTIONS)
+        if header is None or (header.has_recipient and not to):
+            return self._text(text)  # not a header, or a recipient that is not a tool of a request
+        if not header.has_recipient:
+            self._is_reasoning = header.channel == ANALYSIS
             return []
         self._region = CallRegion(self._calls, before + to)
-        return self._text(behind)
+        return self._text(after)
 
     def _end(self, tag: str) -> list[Part]:
         parts = self._region.close(cut=False) if self._region is not None else []
-        if self._thinks:
-            self._thought_tokens += self._tokens
-        self._region, self._thinks, self._tokens = None, False, 0
+        if self._is_reasoning:
+            self._earlier_reasoning_tokens += self._tokens
+        self._region, self._is_reasoning, self._tokens = None, False, 0
         self._header = tag if tag == START else ""
         return parts
 
 
-def _read_header(header: str) -> "StreamableParser | None":
-    """Reads a header, its last tag included: the parser knows its channel and recipient. None if it is none."""
-    from openai_harmony import HarmonyError, StreamableParser  # here: it takes 0.1 s, and most models do without
+@dataclass(frozen=True)
+class _Header:
+    """The header of a message."""
 
-    parser = StreamableParser(_encoding(), None)
-    text = header if header.startswith(START) else BEGUN + header
-    try:
-        for token_id in _encoding().encode(text, allowed_special="all"):
-            parser.process(token_id)
-    except HarmonyError:
-        return None
-    return parser
+    channel: str | None
+    has_recipient: bool
 
 
 @cache
-def _encoding() -> "HarmonyEncoding":
-    """Loading it takes 0.3 s; nothing is downloaded."""
-    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+def _header_parser() -> Callable[[str], _Header | None]:
+    """Returns a function that parses a header including its last tag, and returns None for a text that is not a header.
 
-    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    Importing and loading OpenAI's parser takes 0.4 s, and other models do not need it. Nothing is downloaded."""
+    from openai_harmony import HarmonyEncodingName, HarmonyError, StreamableParser, load_harmony_encoding
+
+    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+
+    def parse(text: str) -> _Header | None:
+        parser = StreamableParser(encoding, None)
+        try:
+            for token_id in encoding.encode(
+                text if text.startswith(START) else PROMPT_END + text, allowed_special="all"
+            ):
+                parser.process(token_id)
+        except HarmonyError:
+            return None
+        return _Header(parser.current_channel, parser.current_recipient is not None)
+
+    return parse

@@ -1,5 +1,8 @@
-"""Log-probabilities in the two forms that OpenAI has, for chat and for completions, and in vLLM's form for tokens
-without text; and the echo of a prompt."""
+"""Log-probabilities in the forms of OpenAI's two APIs (chat and completions) and in vLLM's forms, and the echo of a
+prompt.
+
+The engine returns a `TokenLogprob` for each token. The functions here turn these into the JSON objects of each API.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,23 +14,24 @@ from motet.text.tokenizer import Tokenizer
 from motet.types import TokenLogprob
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON has no number for (OpenAI's and vLLM's value)."""
+"""Value for minus infinity, which JSON cannot represent. OpenAI and vLLM use the same value."""
 
 
 ChatLogprob = dict[str, object]
-"""An element of `logprobs.content` of a chat choice, or of the `top_logprobs` in one."""
+"""Element of `logprobs.content` of a chat choice, or of the `top_logprobs` of such an element."""
 CompletionLogprobs = dict[str, list[object]]
-"""`logprobs` of a completions choice; the lists are equally long."""
+"""`logprobs` of a completions choice. All lists have the same length."""
 
 
 def chat_logprobs(
     tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], *, num_top: int, as_ids: bool = False
 ) -> list[ChatLogprob]:
-    """`as_ids`: tokens are written as `token_id:5`, as in vLLM; their bytes stay."""
+    """Returns the form of the chat API. `as_ids`: tokens are named `token_id:5`, as in vLLM; their bytes are the
+    same."""
 
     def entry_of(token_id: int, logprob: float) -> ChatLogprob:
-        name, written = _name(tokenizer, token_id, as_ids=as_ids), tokenizer.token_bytes(token_id)
-        return {"token": name, "logprob": _finite(logprob), "bytes": list(written)}
+        name, content = _name(tokenizer, token_id, as_ids=as_ids), tokenizer.token_bytes(token_id)
+        return {"token": name, "logprob": _finite(logprob), "bytes": list(content)}
 
     return [
         {
@@ -39,8 +43,9 @@ def chat_logprobs(
 
 
 def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool = True) -> list[ChatLogprob]:
-    """Returns the form for tokens without text: vLLM's, with the number of each token and its rank, and beside them the
-    fields of the chat form, which vLLM had there before. `ranked`: False if the other tokens are not the likeliest."""
+    """Returns vLLM's form for tokens without text, with the id and the rank of each token. It also has the fields of
+    the chat form, which earlier versions of vLLM returned. `ranked`: False if the other tokens are not the most likely
+    ones."""
 
     def entry_of(token_id: int, logprob: float, *, rank: int | None) -> ChatLogprob:
         named = {"token_id": token_id, "logprob": _finite(logprob), "rank": rank}
@@ -59,7 +64,7 @@ def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool 
 
 
 def as_id(token_id: int) -> str:
-    """Returns a token as vLLM spells it where it must not be read as text."""
+    """Returns vLLM's name of a token for clients that must not interpret it as text."""
     return f"token_id:{token_id}"
 
 
@@ -68,21 +73,21 @@ def _name(tokenizer: Tokenizer, token_id: int, *, as_ids: bool) -> str:
 
 
 class PromptEcho(msgspec.Struct, frozen=True):
-    """A prompt as the field `echo` shows it."""
+    """The text of a prompt for the field `echo`."""
 
     text: str
     offsets: tuple[int, ...]
-    """Where the text of each token begins."""
+    """Start of each token's text."""
 
 
 def echo(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> PromptEcho:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-    text, offsets, begins = "", [], 0
+    text, offsets, start = "", [], 0
     for token_id in prompt:
-        offsets.append(begins)
+        offsets.append(start)
         if piece := detokenizer.feed(token_id):
             text += piece
-            begins = len(text)
+            start = len(text)
     return PromptEcho(text + detokenizer.close(), tuple(offsets))
 
 
@@ -95,10 +100,11 @@ def completion_logprobs(
     num_top: int,
     as_ids: bool = False,
 ) -> CompletionLogprobs:
-    """Returns the form for an answer, or for an echoed prompt, whose first token has no log-probability.
+    """Returns the form of the completions API, for an answer or for an echoed prompt, whose first token has no
+    log-probability.
 
     The top tokens include the token itself, as the last one if it is not among the `num_top`. `as_ids`: tokens are
-    written as `token_id:5`, as in vLLM; the offsets stay those of the text.
+    named `token_id:5`, as in vLLM; the offsets still refer to the text.
     """
     name = partial(_name, tokenizer, as_ids=as_ids)
     return {
@@ -112,22 +118,23 @@ def completion_logprobs(
 def ranked_logprobs(
     tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None], *, num_top: int
 ) -> list[dict[int, dict[str, object]] | None]:
-    """Returns vLLM's form for a prompt: for each token but the first, the likeliest ones by their ids, the prompt's own
-    before them."""
+    """Returns vLLM's form for a prompt: for each token except the first, the token itself and then the most likely
+    tokens at its position, by their ids."""
 
     def entry_of(entry: TokenLogprob) -> dict[int, dict[str, object]]:
-        likeliest = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:num_top], start=1)}
-        every = {entry.token_id: (entry.logprob, entry.rank)} | likeliest
+        top = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:num_top], start=1)}
+        listed = {entry.token_id: (entry.logprob, entry.rank)} | top
         return {
             token: {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token)}
-            for token, (logprob, rank) in every.items()
+            for token, (logprob, rank) in listed.items()
         }
 
     return [None if entry is None else entry_of(entry) for entry in logprobs]
 
 
 def _top_by_name(entry: TokenLogprob, name: Callable[[int], str], *, num_top: int) -> dict[str, float]:
-    """Keeps the likeliest of tokens that look alike (parts of characters), but the drawn one has its own value."""
+    """Returns log-probabilities by the names of the tokens. Of several tokens with the same name (parts of characters)
+    the most likely one is listed, except that the sampled token has its own value."""
     top: dict[str, float] = {}
     for token_id, logprob in entry.top[:num_top]:
         top.setdefault(name(token_id), _finite(logprob))

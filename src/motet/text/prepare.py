@@ -1,4 +1,4 @@
-"""Turns texts and limits of a client into prompt tokens and limits that the engine accepts."""
+"""Turns a client's texts and limits into prompt tokens and limits that the engine accepts."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from motet.types import EngineInfo
 
 
 class PromptPreparer:
-    """Encoding a long prompt takes milliseconds and releases the GIL, so it may run in a thread."""
+    """Makes and checks prompts for one model. Thread-safe: encoding a long prompt takes milliseconds and releases the
+    GIL."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, info: EngineInfo) -> None:
         self.template = template
@@ -17,60 +18,64 @@ class PromptPreparer:
         self._info = info
 
     def text_prompt(self, text: str, add_special_tokens: bool = True, *, param: str = "prompt") -> list[int]:
-        """Raises `RequestError` for a text that is not valid Unicode, `ContextLengthError` for one that is too long."""
+        """Tokenises a text. Raises `RequestError` for a text that is not valid Unicode, and `ContextLengthError` for a
+        text that certainly has too many tokens."""
         try:
             text.encode()
         except UnicodeEncodeError as exc:
             raise RequestError(f"{param} is not valid Unicode: {exc.reason} at {exc.start}", param=param) from exc
-        least = self._tokenizer.least_tokens(len(text))
-        if least > self._info.max_model_len:  # tokenising takes 200 bytes of memory a character
-            said = f"your {_part(param)} resulted in at least {least} tokens"
-            raise self._too_long(said, _part(param), param=param, prompt=least)
+        minimum = self._tokenizer.min_num_tokens(len(text))
+        if minimum > self._info.max_model_len:  # tokenising takes 200 bytes of memory per character
+            reason = f"your {_part(param)} resulted in at least {minimum} tokens"
+            raise self._too_long(reason, _part(param), param=param, prompt=minimum)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def check_prompt(self, ids: Sequence[int], *, param: str) -> None:
-        """Raises `RequestError` for a prompt without tokens, or with ids the model does not know."""
+        """Raises `RequestError` for a prompt without tokens, or with ids that the model does not have."""
         if not ids:
             raise RequestError(f"{param} is empty; at least one token is needed", param=param)
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self._info.vocab_size:
                 raise RequestError(
-                    f"{param} holds token id {token_id}; this model's ids are 0 to {self._info.vocab_size - 1}",
+                    f"{param} contains token id {token_id}; this model's ids are 0 to {self._info.vocab_size - 1}",
                     param=param,
                 )
 
     def check_length(self, ids: Sequence[int], *, param: str) -> None:
-        """Raises `ContextLengthError` for more tokens than the model can have."""
+        """Raises `ContextLengthError` if there are more tokens than the model supports."""
         if len(ids) > self._info.max_model_len:
             raise self._too_long(f"you sent {len(ids)} tokens", param, param=param, prompt=len(ids))
 
-    def max_tokens(self, prompt_len: int, asked: int | None, *, default: int | None, param: str) -> int:
-        """Returns how many tokens a choice may have: `asked`, else `default`, else all that fit. `param`: the prompt.
+    def max_tokens(self, prompt_len: int, requested: int | None, *, default: int | None, param: str) -> int:
+        """Returns the maximum number of output tokens of a choice: `requested`, else `default`, else all that fit.
+        `param` names the field of the prompt.
 
-        Raises `ContextLengthError` if the prompt leaves no room, or less than was asked for.
+        Raises `ContextLengthError` if the prompt leaves no capacity, or less than `requested`.
         """
-        part, room = _part(param), self._info.max_model_len - prompt_len
-        if asked is None:
-            if room <= 0:
-                said = f"your {part} resulted in {prompt_len} tokens"
-                raise self._too_long(said, part, param=param, prompt=prompt_len)
-            return room if default is None else min(default, room)
-        if asked > room:
-            parts = f"{prompt_len} in the {part}, {asked} in the completion"
-            said = f"you requested {prompt_len + asked} tokens ({parts})"
-            raise self._too_long(said, f"{part} or completion", param=param, prompt=prompt_len, answer=asked)
-        return asked
+        part, capacity = _part(param), self._info.max_model_len - prompt_len
+        if requested is None:
+            if capacity <= 0:
+                reason = f"your {part} resulted in {prompt_len} tokens"
+                raise self._too_long(reason, part, param=param, prompt=prompt_len)
+            return capacity if default is None else min(default, capacity)
+        if requested > capacity:
+            parts = f"{prompt_len} in the {part}, {requested} in the completion"
+            reason = f"you requested {prompt_len + requested} tokens ({parts})"
+            raise self._too_long(reason, f"{part} or completion", param=param, prompt=prompt_len, answer=requested)
+        return requested
 
-    def _too_long(self, said: str, shorter: str, *, param: str, prompt: int, answer: int = 0) -> ContextLengthError:
-        most = self._info.max_model_len
+    def _too_long(
+        self, reason: str, to_shorten: str, *, param: str, prompt: int, answer: int = 0
+    ) -> ContextLengthError:
+        maximum = self._info.max_model_len
         return ContextLengthError(
-            f"This model's maximum context length is {most} tokens. However, {said}. Please reduce the length of the "
-            f"{shorter}.",
+            f"This model's maximum context length is {maximum} tokens. However, {reason}. Please reduce the length of "
+            f"the {to_shorten}.",
             param=param,
-            need=TokenNeed(prompt, answer, most),
+            need=TokenNeed(prompt, answer, maximum),
         )
 
 
 def _part(param: str) -> str:
-    """Names the prompt as OpenAI's error messages do."""
+    """Returns the name of the prompt in OpenAI's error messages."""
     return "messages" if param == "messages" else "prompt"

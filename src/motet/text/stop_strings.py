@@ -1,13 +1,14 @@
-"""Finds stop strings, and tags, in text that arrives in pieces, and holds back text that may still become one.
+"""Finds stop strings, and tags, in text that arrives in pieces, and holds text that can still become a stop string.
 
-A choice ends at the first stop string to be complete; of several complete at the same character, the longest. So it
-makes no difference how the text was cut into pieces, and no choice writes on to see if a longer one comes.
+A choice ends at the first stop string that is complete. If several are complete at the same character, the longest
+counts. The result does not depend on the pieces, and no choice generates more tokens to find a longer stop string.
 
-The search is the automaton of Aho and Corasick ("Efficient string matching", CACM 1975): one state a prefix of a
-stop string, so the state after a character says both what is complete and how much must be held back.
+The search is the automaton of Aho and Corasick ("Efficient string matching", CACM 1975). It has one state for each
+prefix of a stop string, so the state after a character determines which stop string is complete and how many characters
+must be held.
 
-    stop strings "abc", "bd":    text  x a b d ...
-    held back after each character:    0 1 2 -> "bd" is complete, "xa" is the answer
+    stop strings "abc", "bd":             text  x a b d ...
+    number of characters held after each one:   0 1 2 -> "bd" is complete, "xa" is the answer
 """
 
 from collections.abc import Sequence
@@ -16,21 +17,21 @@ import msgspec
 
 
 class StopStrings:
-    """The compiled stop strings of one request; shared by its choices, never changes."""
+    """The compiled stop strings of one request. Immutable; all choices share it."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        """`strings`: if there are none, nothing is found."""
+        """Without any strings, no stop string is ever found."""
         if not all(strings):
             raise ValueError(f"stop strings must not be empty: {strings!r}")
         self.longest = max(map(len, strings), default=0)
         self.moves: list[dict[str, int]] = [{}]
-        """State -> character -> state one character deeper. State 0: nothing matched."""
+        """For each state: next state by character. State 0 is the empty prefix."""
         self.fallback = [0]
-        """State -> the longest proper suffix of its prefix that is a prefix too."""
+        """For each state: the state of the longest proper suffix of its prefix that is also a prefix."""
         self.complete: list[str | None] = [None]
-        """State -> the longest stop string that ends there."""
+        """For each state: the longest stop string that is complete in it."""
         self.held = [0]
-        """State -> number of characters that may still become a stop string."""
+        """For each state: number of characters that can still become a stop string."""
         self.firsts = frozenset(string[0] for string in strings)
         for string in strings:
             self._add(string)
@@ -49,7 +50,7 @@ class StopStrings:
         self.complete[state] = string
 
     def _link(self) -> None:
-        """Breadth first: the fallback of a state is shallower than the state, so it is known when it is needed."""
+        """Sets the fallbacks, breadth first: the fallback of a state is shorter, so it is set before it is needed."""
         queue = list(self.moves[0].values())
         for state in queue:
             for char, deeper in self.moves[state].items():
@@ -57,7 +58,7 @@ class StopStrings:
                 queue.append(deeper)
             if self.complete[state] is None:
                 self.complete[state] = self.complete[self.fallback[state]]
-            if not self.moves[state]:  # no stop string goes on from here, but one may from a suffix
+            if not self.moves[state]:  # no stop string continues from this state, but one can continue from a suffix
                 self.held[state] = self.held[self.fallback[state]]
 
     def step(self, state: int, char: str) -> int:
@@ -67,16 +68,16 @@ class StopStrings:
 
 
 class ReleasedText(msgspec.Struct, frozen=True, gc=False):
-    """The text that may be shown, up to the stop string if one was found."""
+    """The text that can be sent to the client, and the stop string after it, if one was found."""
 
     text: str
     stop: str | None = None
     rest: str = ""
-    """With `stop`: the text after it in the piece."""
+    """Text of the piece after the stop string."""
 
 
 class StopMatcher:
-    """The search through the text of one choice."""
+    """Searches the text of one choice."""
 
     def __init__(self, strings: StopStrings) -> None:
         self._strings = strings
@@ -87,16 +88,17 @@ class StopMatcher:
     def num_held(self) -> int:
         return len(self._held)
 
-    def passes(self, piece: str) -> bool:
-        """Returns True if `feed` would release just this piece: nothing is held, and no stop string begins in it."""
+    def passes_unchanged(self, piece: str) -> bool:
+        """Returns True if `feed` would release exactly this piece: nothing is held, and no stop string starts in the
+        piece."""
         return not self._state and self._strings.firsts.isdisjoint(piece)
 
     def feed(self, piece: str, *, may_stop: bool = True) -> ReleasedText:
-        """Takes the next piece. Stop strings that are complete inside a piece that may not stop are plain text.
+        """Takes the next piece. With `may_stop` False, a stop string that becomes complete in the piece is plain text.
 
-        After a stop string was found, the search may begin again with the rest of the piece.
+        After a stop string was found, the search can continue with the rest of the piece.
         """
-        if self.passes(piece):
+        if self.passes_unchanged(piece):
             return ReleasedText(piece)
         strings, state = self._strings, self._state
         text = self._held + piece
@@ -111,6 +113,6 @@ class StopMatcher:
         return ReleasedText(text[:cut])
 
     def close(self) -> str:
-        """Returns what was held back, which is plain text now that the answer is over."""
+        """Returns the held text, which is plain text because the answer is over."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,9 +1,9 @@
-"""Turns chat messages into the text that a model was trained on, with the model's Jinja template.
+"""Turns chat messages into the text form on which a model was trained, with the model's Jinja template.
 
-1. Arguments of earlier calls become objects, as templates expect it.
-2. A template that knows no tools gets tools and earlier calls as messages.
-3. The template is rendered. Its environment (sandbox, filters, functions, the `generation` tag) is what transformers
-   gives its templates, so a model's template means the same here.
+1. The arguments of earlier calls become objects, as templates expect.
+2. For a template without tools, tools and earlier calls become text in messages.
+3. The template is rendered. Its environment (sandbox, filters, functions, the `generation` tag) is the environment that
+   transformers provides, so a template has the same result here.
 """
 
 import json
@@ -21,21 +21,22 @@ from motet.text.tokenizer import Tokenizer
 from motet.text.tools.json_formats import HERMES_BEGIN, HERMES_END
 
 Message = Mapping[str, object]
-"""One message of a conversation: its role, its content as a string, and maybe more, all checked by the API."""
+"""A message of a conversation: its role, its content as a string, and optional fields, all checked by the API."""
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""All that a template can raise: its own errors, and Python's errors for values that it did not expect."""
+"""All errors that a template can raise: its own errors, and Python's errors for unexpected values."""
 
 END_MARK = "\ue000MOTET-CONTINUES-HERE\ue000 "
-"""Stands for the end of the last message while a template runs. Its first character is for private use, so no message
-has it. If its last character is missing, the template strips messages, and the text before the mark is stripped too."""
+"""Marks the end of the last message while a template is rendered. The first character is for private use, so no message
+contains it. If the last character is missing afterwards, the template strips messages, and the text before the mark is
+stripped too."""
 
 
 class ChatTemplate:
-    """The chat template of a model, or the operator's in its place."""
+    """The chat template of a model, or the template that the operator set instead."""
 
     def __init__(self, source: str | None, *, named_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises `ModelLoadError` if `source` is not Jinja. `named_tokens`: the texts of `bos_token` and so on."""
+        """Raises `ModelLoadError` if `source` is not valid Jinja. `named_tokens`: texts of `bos_token` and so on."""
         self._named_tokens = dict(named_tokens or {})
         self.source = source
         try:
@@ -47,8 +48,8 @@ class ChatTemplate:
     def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
         return cls(tokenizer.chat_template, named_tokens=tokenizer.named_tokens)
 
-    def knows(self, variable: str) -> bool:
-        """Returns True if the template uses a variable of that name."""
+    def uses(self, variable: str) -> bool:
+        """Returns True if the template contains a variable of this name."""
         return variable in (self.source or "")
 
     def render(
@@ -60,7 +61,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """Raises `RequestError` naming the field at fault."""
+        """Returns the text of the prompt. Raises a `RequestError` that names the invalid field."""
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true; set add_generation_prompt to "
@@ -69,13 +70,13 @@ class ChatTemplate:
             )
         if self._template is None:
             raise RequestError(
-                "this model has no chat template, so it cannot take chat messages; use /v1/completions, or start the "
-                "server with --chat-template",
+                "this model has no chat template, so it does not support chat messages; use /v1/completions, or start "
+                "the server with --chat-template",
                 param="chat_template",
             )
-        plain = plain_messages(messages, knows_developer=self.knows("developer"))
-        if not self.knows("tools"):
-            plain = with_tools_in_words(plain, tools or ())
+        plain = plain_messages(messages, has_developer=self.uses("developer"))
+        if not self.uses("tools"):
+            plain = with_tools_as_text(plain, tools or ())
         if continue_final_message:
             plain[-1]["content"] = f"{plain[-1]['content']}{END_MARK}"
         variables = {
@@ -89,7 +90,7 @@ class ChatTemplate:
         try:
             text = self._template.render(variables)
         except TEMPLATE_ERRORS as exc:
-            raise RequestError(f"the chat template does not take these messages: {exc}", param="messages") from exc
+            raise RequestError(f"the chat template rejects these messages: {exc}", param="messages") from exc
         return _until_mark(text) if continue_final_message else text
 
 
@@ -97,14 +98,14 @@ def _until_mark(text: str) -> str:
     end = text.rfind(END_MARK.rstrip())
     if end < 0:
         raise RequestError(
-            "the chat template does not show the last message as it is, so it cannot be continued",
+            "the chat template changes the last message, so it cannot be continued",
             param="continue_final_message",
         )
     return text[:end] if text.startswith(END_MARK, end) else text[:end].rstrip()
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the model's words for training; here its body replaces it."""
+    """Renders the body of `{% generation %}...{% endgeneration %}`, a tag that marks the model's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 (the name and type are jinja2's)
 
@@ -115,9 +116,9 @@ class GenerationTag(Extension):
 
 @cache
 def _compiled(source: str) -> Template:
-    """Models that come again, or that share a template, share what was made of it."""
+    """Compiles a template. Models with the same template share the result."""
     template = _environment().from_string(source)
-    template.globals = dict(template.globals)  # a ChainMap, which every rendering would go through
+    template.globals = dict(template.globals)  # instead of a ChainMap, which makes every rendering slower
     return template
 
 
@@ -131,14 +132,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _tojson(  # sizes: templates may give these by place
+def _tojson(  # sizes: templates pass these by position
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Replaces Jinja's own filter, which escapes HTML."""
+    """Returns JSON without HTML escapes, which Jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -146,17 +147,17 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def plain_messages(messages: Sequence[Message], *, knows_developer: bool = True) -> list[dict[str, object]]:
-    """Copies messages, with objects for the arguments of calls, reasoning under both of its names, and role `developer`
-    as `system` where the template needs it. Raises `RequestError` naming the field at fault."""
+def plain_messages(messages: Sequence[Message], *, has_developer: bool = True) -> list[dict[str, object]]:
+    """Returns copies of messages: arguments of calls become objects, and reasoning has both of its names. Without
+    `has_developer`, the role `developer` becomes `system`. Raises a `RequestError` that names the invalid field."""
     if not messages:
         raise RequestError("messages is empty; at least one message is needed", param="messages")
     plain = [dict(message) for message in messages]
     for i, message in enumerate(plain):
-        if message["role"] == "developer" and not knows_developer:
+        if message["role"] == "developer" and not has_developer:
             message["role"] = "system"
         if reasoning := message.get("reasoning_content"):
-            message["reasoning"] = reasoning  # Qwen's templates read the longer name, gpt-oss's read this one
+            message["reasoning"] = reasoning  # Qwen's templates use the longer name, gpt-oss's the shorter one
         calls = message.get("tool_calls")
         if isinstance(calls, Sequence):
             param = f"messages[{i}].tool_calls[{{}}].function.arguments"
@@ -168,39 +169,39 @@ def plain_messages(messages: Sequence[Message], *, knows_developer: bool = True)
 
 
 def _arguments(function: Mapping[str, object], param: str) -> "Arguments":
-    """Returns the arguments as an object; an empty string, which some models write, means none."""
-    written = function["arguments"]
-    if isinstance(written, Mapping):
-        return Arguments(written)
+    """Returns the arguments as an object. An empty string, which some models generate, means no arguments."""
+    value = function["arguments"]
+    if isinstance(value, Mapping):
+        return Arguments(value)
     try:
-        read = json.loads(str(written).strip() or "{}")
+        parsed = json.loads(str(value).strip() or "{}")
     except (ValueError, RecursionError) as exc:
-        raise RequestError(f"{param} is no valid JSON: {exc}", param=param) from exc
-    if not isinstance(read, dict):
-        raise RequestError(f"{param} is JSON, but not of an object", param=param)
-    return Arguments(read)
+        raise RequestError(f"{param} is not valid JSON: {exc}", param=param) from exc
+    if not isinstance(parsed, dict):
+        raise RequestError(f"{param} is JSON, but not an object", param=param)
+    return Arguments(parsed)
 
 
 class Arguments(dict[str, object]):
-    """The arguments of an earlier call, an object that is JSON where a template writes it as a string.
+    """The arguments of an earlier call: an object whose string form is JSON.
 
-    Clients send arguments as OpenAI does, as a string of JSON; templates go through them as an object or write them
-    with `tojson`, which would quote a string once more. So, as in transformers and vLLM, templates get the object.
-    The templates of DeepSeek V3 add it to strings with `+`.
+    As in OpenAI's API, clients send arguments as a JSON string. Templates iterate over them as an object, or write them
+    with `tojson`, which would quote a string again. As in transformers and vLLM, templates therefore get the object.
+    The templates of DeepSeek V3 concatenate it with strings, using `+`.
     """
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
 
-    def __add__(self, behind: str) -> str:
-        return f"{self}{behind}"
+    def __add__(self, after: str) -> str:
+        return f"{self}{after}"
 
     def __radd__(self, before: str) -> str:
         return f"{before}{self}"
 
 
-# If a chat template knows no tools, they are described in a system message, in the words that Hermes and Qwen use.
-# Earlier calls and results are written into messages the same way, so the template sees only plain text.
+# For a chat template without tools, a system message describes the tools in the words of Hermes and Qwen. Earlier calls
+# and results are added to messages in the same way, so the template gets only plain text.
 INTRODUCTION = """\
 # Tools
 
@@ -220,11 +221,11 @@ For each function call, return a json object with function name and arguments wi
 RESULT, RESULT_END = "<tool_response>", "</tool_response>"
 
 
-def with_tools_in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Returns messages without roles and fields for tools: tools stand in the first system message, or in a new one.
+def with_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Returns messages without roles and fields for tools. The first system message, or a new one, describes the tools.
 
     `messages` have arguments as objects; `tools` are as the client sent them. Results of calls become messages of the
-    user; those that follow one another become one message.
+    user. Consecutive results become one message.
     """
     plain: list[dict[str, object]] = []
     for message in messages:
@@ -236,13 +237,14 @@ def with_tools_in_words(messages: Sequence[Message], tools: Sequence[Mapping[str
             plain.append({"role": "user", "content": content})
             continue
         if isinstance(calls, Sequence):
-            told = [f"{HERMES_BEGIN}\n{json.dumps(one['function'], ensure_ascii=False)}\n{HERMES_END}" for one in calls]
-            content = "\n".join([content, *told]).removeprefix("\n")
+            functions = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+            texts = [f"{HERMES_BEGIN}\n{function}\n{HERMES_END}" for function in functions]
+            content = "\n".join([content, *texts]).removeprefix("\n")
         plain.append({**message, "content": content})
         plain[-1].pop("tool_calls", None)
     if tools:
         text = INTRODUCTION + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + HOW_TO_CALL
-        told_before = bool(plain) and plain[0]["role"] in ("system", "developer")
-        first = plain.pop(0) if told_before else {"role": "system", "content": ""}
+        has_system_message = bool(plain) and plain[0]["role"] in ("system", "developer")
+        first = plain.pop(0) if has_system_message else {"role": "system", "content": ""}
         plain.insert(0, {**first, "content": f"{first['content']}\n\n{text}".lstrip()})
     return plain

@@ -268,7 +268,7 @@ def failing(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
 
 @pytest.mark.parametrize("start", ["", "Well. "])
 async def test_a_parser_that_fails_names_its_choice(serve_tools: CallingServing, start: str) -> None:
-    served = await serve_tools(saying("fine", start + PARIS), tools=replace(HERMES, read=failing))
+    served = await serve_tools(saying("fine", start + PARIS), tools=replace(HERMES, parse=failing))
     response = await served.chat(tools=[WEATHER], n=2)
     assert response.status_code == 500
     error = response.json()["error"]

@@ -115,7 +115,7 @@ async def test_a_full_server_is_overloaded_and_not_dead(serve: Serving) -> None:
 
 async def test_a_refusal_has_the_servers_message(served: Served) -> None:
     async with engine_at(served.url) as engine:
-        with pytest.raises(EngineError, match="answered 400: prompt holds token id 99999") as caught:
+        with pytest.raises(EngineError, match="answered 400: prompt contains token id 99999") as caught:
             await deltas_of(engine, group(prompt=(5, 99999)))
         assert not caught.value.may_retry
 

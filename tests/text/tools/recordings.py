@@ -1,8 +1,10 @@
-"""Answers that models wrote for us or for others: the files in `recorded/`, one for each format.
+"""Recorded answers of models: the files in `recorded/`, one for each format. Their fields:
 
-text       the answer              content    its text outside calls; absent if there is none
-calls      [name, arguments]...    begun      true if the last call was sent before it proved not to be one
-source     who published it; "made up" if nobody did
+source       publication that contains the answer; "made up" if there is none
+text         the answer
+calls        [name, arguments] of each call
+content      text outside the calls; left out if there is none
+partly_sent  true if the last call was partly sent before the text turned out not to be a call
 """
 
 import tomllib
@@ -25,7 +27,7 @@ class Recorded(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     calls: list[tuple[str, str]]
     content: str = ""
-    begun: bool = False
+    partly_sent: bool = False
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

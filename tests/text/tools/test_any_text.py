@@ -1,4 +1,4 @@
-"""A format reads any text in a region without failing, and takes back nothing of a call that it has sent."""
+"""A format parses any text in a region without an error, and never changes the part of a call that was sent."""
 
 from functools import cache
 
@@ -22,10 +22,10 @@ WORDS = st.sampled_from(
 
 
 def pieces_of(name: str) -> list[str]:
-    """Returns the answers that models wrote in a format, whole and cut at their tags and brackets."""
+    """Returns the recorded answers in a format, complete and split at their tags and brackets."""
     form = FORMATS[name]
     texts = [answer.text for known, answer in recorded() if known == name]
-    for mark in (*form.begins, *form.inner, *form.ends, "\n", "}", "{", ")", ">"):
+    for mark in (*form.opening_tags, *form.inner_tags, *form.closing_tags, "\n", "}", "{", ")", ">"):
         texts = [piece for text in texts for piece in (*text.split(mark), mark)]
     return sorted(set(texts))
 
@@ -38,31 +38,31 @@ def texts(name: str) -> st.SearchStrategy[str]:
 
 @cache
 def broken(name: str) -> st.SearchStrategy[str]:
-    """Draws answers of models in which a part is replaced."""
+    """Generates recorded answers in which a part is replaced."""
     answers = st.sampled_from([answer.text for known, answer in recorded() if known == name])
-    places = st.tuples(st.integers(0, 200), st.integers(0, 6))
+    positions = st.tuples(st.integers(0, 200), st.integers(0, 6))
     form = FORMATS[name]
 
-    def put(text: str, place: tuple[int, int], piece: str) -> str:
+    def replaced(text: str, position: tuple[int, int], piece: str) -> str:
         region = text
-        for begin in form.begins:
-            region = region.partition(begin)[2] or region
-        start = place[0] % (len(region) + 1)
-        return region[:start] + piece + region[start + place[1] :]
+        for opening in form.opening_tags:
+            region = region.partition(opening)[2] or region
+        start = position[0] % (len(region) + 1)
+        return region[:start] + piece + region[start + position[1] :]
 
-    return st.builds(put, answers, places, st.one_of(LETTERS, WORDS, st.just("")))
+    return st.builds(replaced, answers, positions, st.one_of(LETTERS, WORDS, st.just("")))
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @examples(40)
 @given(st.data())
-def test_any_text_can_be_read(form: ToolFormat, data: st.DataObject) -> None:
+def test_any_text_can_be_parsed(form: ToolFormat, data: st.DataObject) -> None:
     check_growth(form, data.draw(texts(form.name) | broken(form.name)))
 
 
 @pytest.mark.parametrize("quotes", ["'''", '"""'])
-def test_a_string_after_a_word_is_wrong_from_its_first_quote_on(quotes: str) -> None:
-    """The bug: two quotes were refused, but three were taken for the beginning of a string."""
+def test_a_string_after_a_word_is_invalid_from_its_first_quote_on(quotes: str) -> None:
+    """The bug: two quotes were refused, but three were accepted as the start of a string."""
     check_growth(FORMATS["olmo3"], f"get_time(null{quotes}")
 
 
@@ -77,59 +77,59 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from(["", " ", ",", "}", "]x", "</tool_call>"]))
-def test_the_end_of_a_json_value_is_found_whatever_follows(text: str, behind: str) -> None:
-    span = Cursor(text + behind).value()
-    if span.whole:
+def test_the_end_of_a_json_value_is_found_whatever_follows(text: str, after: str) -> None:
+    span = Cursor(text + after).read_value()
+    if span.complete:
         assert span.end == len(text)
     else:
-        assert text[0] in "-0nt"  # a number or a word may go on
-        assert not behind.strip()
+        assert text[0] in "-0nt"  # a number or a word can continue
+        assert not after.strip()
 
 
 @given(JSON, st.integers(0, 100))
-def test_a_beginning_of_json_is_never_wrong(text: str, cut: int) -> None:
+def test_the_start_of_json_is_never_invalid(text: str, cut: int) -> None:
     cut %= len(text)
-    assert Cursor(text[:cut]).value() == TextSpan(0, cut, whole=False)
+    assert Cursor(text[:cut]).read_value() == TextSpan(0, cut, complete=False)
 
 
 @given(st.lists(st.one_of(LETTERS, WORDS, JSON), max_size=6).map("".join))
-def test_a_whole_value_is_json_and_a_wrong_one_is_not(text: str) -> None:
+def test_a_complete_value_is_json_and_an_invalid_one_is_not(text: str) -> None:
     try:
-        span = Cursor(text).value()
+        span = Cursor(text).read_value()
     except NotACall:
         with pytest.raises(NotACall):
             decoded(text)
     else:
-        if span.whole and "\n" not in text:
+        if span.complete and "\n" not in text:
             decoded(text[: span.end])
 
 
 @pytest.mark.parametrize(("literal", "text"), [("<a>", ""), ("<a>", "<"), ("<a>", "<a")])
-def test_a_literal_that_may_still_come_is_awaited(literal: str, text: str) -> None:
+def test_a_literal_that_more_text_can_complete_is_awaited(literal: str, text: str) -> None:
     with pytest.raises(EndOfText):
-        Cursor(text).literal(literal)
+        Cursor(text).expect(literal)
     with pytest.raises(NotACall):
-        Cursor(f"{text} ").literal(literal)
+        Cursor(f"{text} ").expect(literal)
 
 
-WRONG_WORDS = "01 +1 .5 1.e5 --1 nux True NaN Infinity 'a' {'a' {a {1 [1,] [1} [, {, } <"
-WRONG = ('"\\q', '"\\u12g', '"\\\n', '{"a" 1', '{"a": 1 x', '{"a": "x"y', '{"a": 1,}', '{"a": 1]')
+INVALID_WORDS = "01 +1 .5 1.e5 --1 nux True NaN Infinity 'a' {'a' {a {1 [1,] [1} [, {, } <"
+INVALID = ('"\\q', '"\\u12g', '"\\\n', '{"a" 1', '{"a": 1 x', '{"a": "x"y', '{"a": 1,}', '{"a": 1]')
 
 
-@pytest.mark.parametrize("text", [*WRONG_WORDS.split(), *WRONG])
-def test_text_that_is_never_json_is_refused_at_once(text: str) -> None:
-    for behind in (" ", '"', "}"):
+@pytest.mark.parametrize("text", [*INVALID_WORDS.split(), *INVALID])
+def test_text_that_can_never_be_json_is_refused_at_once(text: str) -> None:
+    for after in (" ", '"', "}"):
         with pytest.raises(NotACall):
-            Cursor(text + behind).value()
+            Cursor(text + after).read_value()
 
 
 @pytest.mark.parametrize("text", ['{"a": "}"}', "[]", '{"": {"": []}}', '"\\""', '[1, 2.5e-3, "\\u00e9", null]'])
 def test_a_value_ends_with_its_last_bracket_whatever_follows(text: str) -> None:
-    for behind in ("", "}", " tail", "</tool_call>"):
-        cursor = Cursor(f"x{text}{behind}")
-        cursor.literal("x")
-        span = cursor.value()
-        assert (span.start, span.end, span.whole) == (1, 1 + len(text), True)
+    for after in ("", "}", " tail", "</tool_call>"):
+        cursor = Cursor(f"x{text}{after}")
+        cursor.expect("x")
+        span = cursor.read_value()
+        assert (span.start, span.end, span.complete) == (1, 1 + len(text), True)
 
 
 def test_control_characters_are_escaped_inside_strings_only() -> None:

@@ -1,4 +1,4 @@
-"""A format's grammar allows exactly the calls that its reader understands."""
+"""The grammar of a format allows only calls that its parser accepts."""
 
 import json
 import random
@@ -27,19 +27,19 @@ PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["city", "
 WEATHER = Tool(name="get_weather", parameters={**PARAMETERS, "$defs": {"Unit": UNIT}}, strict=True)
 TIME = Tool(name="get_time", parameters={"type": "object", "properties": {}}, strict=False)
 TOOLS = (WEATHER, TIME)
-WISHES = ['"', '"}', "}", "]", ")", "</parameter>", "</arg_value>", "\\n", "é🙂", "</", "<", "\n", "celsius", "a b"]
+PREFERRED = ['"', '"}', "}", "]", ")", "</parameter>", "</arg_value>", "\\n", "é🙂", "</", "<", "\n", "celsius", "a b"]
 FORMS = [pytest.param(form, id=name) for name, form in FORMATS.items()]
 SPECIALS = [pytest.param(False, id="tags are text"), pytest.param(True, id="tags are tokens")]
 NUMBERS = [pytest.param(False, id="one"), pytest.param(True, id="many")]
 FORMAT, SPECIAL = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("special", SPECIALS)
 IN_ANY_WAY = pytest.mark.parametrize(("form", "special", "parallel"), pairwise(FORMS, SPECIALS, NUMBERS))
 DEEPSEEK = FORMATS["deepseek_v3"]
-CALL, SEPARATOR, CALL_END = DEEPSEEK.inner
+CALL, SEPARATOR, CALL_END = DEEPSEEK.inner_tags
 FENCED = "get_time\n```json\n{}\n```"
 KIMI = "<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
 CALLS = {
-    "deepseek_v3": (DEEPSEEK.begins[0], f"{CALL}function{SEPARATOR}{FENCED}{CALL_END}", DEEPSEEK.ends[0]),
-    "deepseek_v31": (DEEPSEEK.begins[0], f"{CALL}get_time{SEPARATOR}{{}}{CALL_END}", DEEPSEEK.ends[0]),
+    "deepseek_v3": (DEEPSEEK.opening_tags[0], f"{CALL}function{SEPARATOR}{FENCED}{CALL_END}", DEEPSEEK.closing_tags[0]),
+    "deepseek_v31": (DEEPSEEK.opening_tags[0], f"{CALL}get_time{SEPARATOR}{{}}{CALL_END}", DEEPSEEK.closing_tags[0]),
     "qwen3_coder": ("", "<tool_call>\n<function=get_time>\n</function>\n</tool_call>", ""),
     "glm45": ("", "<tool_call>get_time\n</tool_call>", ""),
     "hermes": ("", '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>', ""),
@@ -47,12 +47,12 @@ CALLS = {
     "olmo3": ("<function_calls>", "get_time()", "</function_calls>"),
     "minimax_m2": ("<minimax:tool_call>\n", '<invoke name="get_time">\n</invoke>\n', "</minimax:tool_call>"),
 }
-"""The text before calls, one call, and the text after them."""
+"""For each format: the text before calls, one call, and the text after calls."""
 
 
 def tags_of(form: ToolFormat) -> list[str]:
-    """Returns the tags that end with a bracket; `<function=` is never a token."""
-    return [tag for tag in (*form.begins, *form.inner, *form.ends) if tag[-1] in ">]"]
+    """Returns the tags that end with a bracket. `<function=` is never a token."""
+    return [tag for tag in (*form.opening_tags, *form.inner_tags, *form.closing_tags) if tag[-1] in ">]"]
 
 
 def walker(form: ToolFormat, mode: ToolMode, *, parallel: bool, special: bool, tools: Sequence[Tool] = TOOLS) -> Walker:
@@ -74,24 +74,24 @@ def check(calls: Sequence[tuple[str, dict[str, object]]]) -> None:
 
 @pytest.mark.slow
 @IN_ANY_WAY
-def test_where_calls_are_required_only_calls_can_be_written(form: ToolFormat, special: bool, parallel: bool) -> None:
-    rng, drawn = random.Random(1), 0
+def test_if_calls_are_required_a_grammar_allows_only_calls(form: ToolFormat, special: bool, parallel: bool) -> None:
+    rng, num_texts = random.Random(1), 0
     allowed = walker(form, ToolMode.REQUIRED, parallel=parallel, special=special)
     for _ in range(8):
-        text = allowed.walk(rng, wishes=WISHES)
+        text = allowed.walk(rng, preferred=PREFERRED)
         if text is not None:
-            drawn += 1
+            num_texts += 1
             content, calls = parsed(form, text)
             assert content == "" and (len(calls) >= 1 if parallel else len(calls) == 1)
             check(calls)
-    assert drawn >= 4
+    assert num_texts >= 4
 
 
 @FORMAT
 @SPECIAL
-def test_where_calls_are_required_there_is_no_other_text(form: ToolFormat, special: bool) -> None:
+def test_if_calls_are_required_there_is_no_other_text(form: ToolFormat, special: bool) -> None:
     allowed = walker(form, ToolMode.REQUIRED, parallel=True, special=special)
-    call = allowed.walk(random.Random(2), wishes=WISHES)
+    call = allowed.walk(random.Random(2), preferred=PREFERRED)
     assert call is not None
     assert allowed.allows(call)
     for wrong in ("", "It is late.", f"Let me see. {call}", f"{call} Done.", call.replace("get_", "put_"), call[:-1]):
@@ -100,7 +100,7 @@ def test_where_calls_are_required_there_is_no_other_text(form: ToolFormat, speci
 
 @FORMAT
 @SPECIAL
-def test_a_text_without_a_tag_is_free_where_the_model_decides(form: ToolFormat, special: bool) -> None:
+def test_text_without_a_tag_is_free_if_the_model_decides(form: ToolFormat, special: bool) -> None:
     allowed = walker(form, ToolMode.AUTO, parallel=True, special=special)
     for text in ("", "It is late.", "Is 3 < 4?\n\n{x} [y] 🙂", "  \n later"):
         assert allowed.allows(text)
@@ -109,24 +109,24 @@ def test_a_text_without_a_tag_is_free_where_the_model_decides(form: ToolFormat, 
 
 @pytest.mark.slow
 @IN_ANY_WAY
-def test_after_a_tag_only_a_call_may_come(form: ToolFormat, special: bool, parallel: bool) -> None:
+def test_only_a_call_can_follow_a_tag(form: ToolFormat, special: bool, parallel: bool) -> None:
     rng = random.Random(3)
     allowed = walker(form, ToolMode.AUTO, parallel=parallel, special=special)
-    begin = form.bare or f"Let me see.{form.begins[0]}"
-    drawn = [text for _ in range(8) if (text := allowed.walk(rng, begin=begin, wishes=WISHES)) is not None]
-    assert len(drawn) >= 3
-    for text in drawn:
+    start = form.bare or f"Let me see.{form.opening_tags[0]}"
+    texts = [text for _ in range(8) if (text := allowed.walk(rng, start=start, preferred=PREFERRED)) is not None]
+    assert len(texts) >= 3
+    for text in texts:
         content, calls = parsed(form, text)
         assert len(calls) >= 1 if parallel else len(calls) == 1
         assert content.startswith("" if form.bare else "Let me see.")
         check(calls)
     for wrong in ("", "and so on", "get_date"):
-        assert not allowed.allows(begin + wrong)
+        assert not allowed.allows(start + wrong)
 
 
 @pytest.mark.parametrize("name", CALLS)
 @SPECIAL
-def test_calls_are_one_or_many_as_the_request_says(name: str, special: bool) -> None:
+def test_only_parallel_calls_can_be_several(name: str, special: bool) -> None:
     before, call, after = CALLS[name]
     between = "\n" if name == "olmo3" else ""
     for mode in (ToolMode.REQUIRED, ToolMode.AUTO):
@@ -140,7 +140,7 @@ def test_calls_are_one_or_many_as_the_request_says(name: str, special: bool) -> 
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_mistral_writes_names_first_where_its_vocabulary_has_the_tag_for_it(special: bool) -> None:
+def test_mistral_s_calls_start_with_names_if_the_vocabulary_has_the_tag(special: bool) -> None:
     allowed = walker(FORMATS["mistral"], ToolMode.REQUIRED, parallel=True, special=special)
     assert allowed.allows('[TOOL_CALLS]get_time[ARGS]{}[TOOL_CALLS]get_time[ARGS]{"a": 1}') is special
     assert allowed.allows('[TOOL_CALLS][{"name": "get_time", "arguments": {}}]') is not special
@@ -150,7 +150,7 @@ def test_mistral_writes_names_first_where_its_vocabulary_has_the_tag_for_it(spec
 def test_a_named_tool_is_the_only_one_that_may_be_called(form: ToolFormat) -> None:
     rng = random.Random(4)
     rules = ToolRules(callable=(TIME,), mode=ToolMode.REQUIRED, parallel=False)
-    text = Walker(form.grammar(rules, {})).walk(rng, wishes=WISHES)
+    text = Walker(form.grammar(rules, {})).walk(rng, preferred=PREFERRED)
     assert text is not None
     assert [name for name, _ in parsed(form, text)[1]] == ["get_time"]
 
@@ -172,11 +172,11 @@ def test_a_shared_schema_is_repeated_only_for_its_arguments_and_within_a_limit(f
 
 
 @FORMAT
-def test_names_and_keys_may_have_any_letters(form: ToolFormat) -> None:
+def test_names_and_keys_can_have_any_letters(form: ToolFormat) -> None:
     parameters = {"type": "object", "properties": {"größe": {"type": "integer"}}, "required": ["größe"]}
-    odd = Tool(name="mäße-2", parameters=parameters, strict=True)
-    allowed = walker(form, ToolMode.REQUIRED, parallel=False, special=False, tools=[odd])
-    text = allowed.walk(random.Random(5), wishes=WISHES)
+    umlauts = Tool(name="mäße-2", parameters=parameters, strict=True)
+    allowed = walker(form, ToolMode.REQUIRED, parallel=False, special=False, tools=[umlauts])
+    text = allowed.walk(random.Random(5), preferred=PREFERRED)
     assert text is not None
-    region = text.removeprefix(form.begins[0]).removesuffix(form.ends[0] if form.ends else "")
-    assert [call.name for call in form.read(Cursor(region, final=True), [odd]).calls] == ["mäße-2"]
+    region = text.removeprefix(form.opening_tags[0]).removesuffix(form.closing_tags[0] if form.closing_tags else "")
+    assert [call.name for call in form.parse(Cursor(region, final=True), [umlauts]).calls] == ["mäße-2"]

@@ -1,4 +1,4 @@
-"""Arguments written as text get their types from the tool's schema."""
+"""Arguments that are plain text get their types from the tool's schema."""
 
 import json
 from collections.abc import Mapping
@@ -80,13 +80,13 @@ def test_a_schema_gives_the_types_of_a_value(schema: Mapping[str, object], types
     ],
 )
 def test_a_text_becomes_a_value_of_an_allowed_type(text: str, types: set[str], value: object) -> None:
-    written = as_json(text, frozenset(types))
-    assert json.loads(written) == value
-    assert type(json.loads(written)) is type(value)
+    encoded = as_json(text, frozenset(types))
+    assert json.loads(encoded) == value
+    assert type(json.loads(encoded)) is type(value)
 
 
 def test_each_of_many_circular_references_is_followed_once() -> None:
-    """The bug: a step for each path through them blocked the event loop practically for ever."""
+    """The bug: a step for each path through the references blocked the event loop practically for ever."""
     names = [f"p{i}" for i in range(50)]
     parts = [{"$ref": f"#/$defs/{name}"} for name in names]
     root = {"$defs": {name: {"anyOf": [*parts, {"type": "null"}]} for name in names}}
@@ -102,10 +102,10 @@ def test_the_schema_of_an_argument_is_the_target_of_its_reference() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"properties": []}, {"properties": {"a": 3}}, {"properties": {"a": True}}])
-def test_calls_are_read_even_if_the_schema_makes_no_sense(parameters: Mapping[str, object]) -> None:
+def test_calls_are_parsed_even_if_the_schema_is_invalid(parameters: Mapping[str, object]) -> None:
     tool = Tool(name="f", parameters=parameters, strict=False)
     region = "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"
-    [call] = FORMATS["qwen3_coder"].read(Cursor(region, final=True), [tool]).calls
+    [call] = FORMATS["qwen3_coder"].parse(Cursor(region, final=True), [tool]).calls
     assert call.arguments == '{"a": 1}'
 
 
@@ -121,5 +121,5 @@ def test_a_string_is_streamed_except_for_a_possible_start_of_its_closing_tag() -
         'say "é': 'say \\"é',
     }
     for text, sent in sent_of.items():
-        [call] = FORMATS["qwen3_coder"].read(Cursor(head + text), [tool]).calls
-        assert (call.arguments, call.whole) == (f'{{"a": "{sent}', False)
+        [call] = FORMATS["qwen3_coder"].parse(Cursor(head + text), [tool]).calls
+        assert (call.arguments, call.complete) == (f'{{"a": "{sent}', False)

@@ -1,4 +1,4 @@
-"""Finds texts that a grammar allows: walks its masks with a vocabulary of bytes and tags."""
+"""Generates texts that a grammar allows from its masks, with a vocabulary of bytes and tags."""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class _Bytes:
 
 
 class Walker:
-    """Walks one grammar, for a model whose vocabulary has `tags` as special tokens."""
+    """Generates texts of one grammar, for a model whose vocabulary has `tags` as special tokens."""
 
     def __init__(self, lark: str, tags: Sequence[str] = ()) -> None:
         self._tags = {tag: EOS + 1 + i for i, tag in enumerate(tags)}
@@ -34,31 +34,34 @@ class Walker:
             raise ValueError(self._start.get_error())
 
     def allows(self, text: str) -> bool:
-        """Returns True if a choice may write `text` and nothing else."""
+        """Returns True if `text` is a complete answer that the grammar allows."""
         matcher, ids = self._start.deep_copy(), self._ids(text)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
-    def walk(self, rng: random.Random, *, begin: str = "", wishes: Sequence[str] = (), most: int = 2000) -> str | None:
-        """Returns `begin` with a random continuation, in which `wishes` are written where they are allowed. Returns
-        None if there is no end within `most` tokens."""
-        matcher, written = self._start.deep_copy(), self._ids(begin)
-        if matcher.try_consume_tokens(written) != len(written):
-            raise ValueError(f"{begin!r} is not allowed")
-        while len(written) < most:
+    def walk(
+        self, rng: random.Random, *, start: str = "", preferred: Sequence[str] = (), max_tokens: int = 2000
+    ) -> str | None:
+        """Returns `start` with a random continuation, which contains `preferred` texts where they are allowed. Returns
+        None if the text does not end within `max_tokens`."""
+        matcher, tokens = self._start.deep_copy(), self._ids(start)
+        if matcher.try_consume_tokens(tokens) != len(tokens):
+            raise ValueError(f"{start!r} is not allowed")
+        while len(tokens) < max_tokens:
             allowed = self._allowed(matcher)
             if allowed == [EOS] or (EOS in allowed and rng.random() < 0.6):
-                return self._text(written)
-            if wishes and rng.random() < 0.2:
-                ids = self._ids(rng.choice(wishes))
-                done = matcher.try_consume_tokens(ids)
-                written += ids[:done]
+                return self._text(tokens)
+            if preferred and rng.random() < 0.2:
+                ids = self._ids(rng.choice(preferred))
+                num_consumed = matcher.try_consume_tokens(ids)
+                tokens += ids[:num_consumed]
             else:
-                written.append(rng.choice([token for token in allowed if token != EOS]))
-                matcher.consume_token(written[-1])
+                tokens.append(rng.choice([token for token in allowed if token != EOS]))
+                matcher.consume_token(tokens[-1])
         return None
 
     def _allowed(self, matcher: LLMatcher) -> list[int]:
-        """Returns the allowed tokens without bytes of longer characters: only `wishes` write those."""
+        """Returns the allowed tokens, if possible without bytes of longer characters, which only `preferred` texts
+        contain."""
         mask = matcher.compute_bitmask()
         allowed = [token for token in range(self._num_tokens) if mask[token // 8] >> (token % 8) & 1]
         return [token for token in allowed if token < 128 or token >= EOS] or allowed

@@ -88,9 +88,9 @@ def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:
     """Returns the variables that the chat template has for `reasoning_effort`."""
     if effort is None:
         return {}
-    known: dict[str, object] = {"reasoning_effort": effort} if preparer.template.knows("reasoning_effort") else {}
+    known: dict[str, object] = {"reasoning_effort": effort} if preparer.template.uses("reasoning_effort") else {}
     if effort == "none":
-        return known | ({"enable_thinking": False} if preparer.template.knows("enable_thinking") else {})
+        return known | ({"enable_thinking": False} if preparer.template.uses("enable_thinking") else {})
     if not known:
         log.info("reasoning_effort is ignored: the model's chat template does not use it", extra=ONCE_A_MINUTE)
     return known
@@ -115,12 +115,12 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
         return options
     formats, rules = options.context.served.formats, chat.tool_rules
     start = chat.messages[-1].text if chat.continue_final_message else ""
-    format = formats.for_request(prompt, begun=start, tools=rules, separate_reasoning=chat.separate_reasoning)
+    format = formats.for_request(prompt, continued=start, tools=rules, separate_reasoning=chat.separate_reasoning)
     options = options if format is None else replace(options, format=format)
     form = await in_thread_if_long(partial(form_of, chat, options.context), len(chat.tools) * TOOL_CHARS)
     if form is None:
         return options
-    thinking = formats.thinking(prompt, begun=start, calls=form != chat.form)
+    thinking = formats.thinking(prompt, continued=start, calls=form != chat.form)
     try:
         return await with_grammar(
             options, form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking))

@@ -1,11 +1,11 @@
-"""Grammars of calls: the parts of which each format makes its own.
+"""Grammars of calls: the functions from which each format composes its grammar.
 
     required    calls and nothing else
     auto        any text up to a tag, then a call; text again, and so on
 
-Each tool's arguments are a `%json` of their own, so that references in its schema are looked up from its own root. JSON
-is written as chat templates show it, with `", "` and `": "` and no other space: if any space were allowed, a model
-could write line breaks until it runs out of tokens.
+The arguments of each tool have their own `%json`, so that references in a schema are resolved from its own root. JSON
+has the layout of chat templates, with `", "` and `": "` and no other white space: otherwise a model could generate line
+breaks until it reaches `max_tokens`.
 """
 
 import json
@@ -20,7 +20,7 @@ LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 def tag(text: str, special: Mapping[str, int]) -> str:
-    """Returns a tag as the model writes it: one token, or text."""
+    """Returns a tag in Lark: as a token if it is a special token, otherwise as a string."""
     return f"<[{special[text]}]>" if text in special else quoted(text)
 
 
@@ -28,9 +28,9 @@ def json_rule(schema: Mapping[str, object]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': LAYOUT}, ensure_ascii=False)}"
 
 
-def repeated(rules: ToolRules, one: str, *, between: str = "") -> str:
-    """Returns `one`, repeated any number of times if calls may be parallel."""
-    return f"{one} ({between} {one})*" if rules.parallel else one
+def repeated(rules: ToolRules, item: str, *, between: str = "") -> str:
+    """Returns `item`, repeated any number of times if calls may be parallel."""
+    return f"{item} ({between} {item})*" if rules.parallel else item
 
 
 def json_arguments(tool: Tool, rule: str) -> list[str]:
@@ -43,7 +43,8 @@ def call_rules(
     *,
     arguments: Callable[[Tool, str], list[str]] = json_arguments,
 ) -> list[str]:
-    """Returns the rule `call`: `line(name, rule of its arguments)` for each tool. `arguments` makes that rule."""
+    """Returns the rule `call` with one alternative for each tool: `line(name, name of the rule of its arguments)`.
+    `arguments` makes the rule of the arguments."""
     lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
     for i, tool in enumerate(tools):
         lines += [f"call_{i}: {line(tool.name, f'arguments_{i}')}", *arguments(tool, f"arguments_{i}")]
@@ -53,7 +54,8 @@ def call_rules(
 def json_objects(tools: Sequence[Tool], key: str) -> list[str]:
     """Returns the rule `call` for calls that are a JSON object with the arguments under `key`.
 
-    It is written string by string, as `%json` is: otherwise the greedy lexer could not tell it from other JSON.
+    The rule consists of single strings, like `%json`: otherwise the greedy lexer could not distinguish it from other
+    JSON.
     """
 
     def line(name: str, arguments: str) -> str:
@@ -64,53 +66,64 @@ def json_objects(tools: Sequence[Tool], key: str) -> list[str]:
 
 
 def tagged(
-    rules: ToolRules, special: Mapping[str, int], *, begin: str, region: str, closed: bool = False, many: bool = False
+    rules: ToolRules,
+    special: Mapping[str, int],
+    *,
+    opening: str,
+    region: str,
+    closed: bool = False,
+    one_call: bool = False,
 ) -> list[str]:
-    """Returns the rule `start` for regions that open with the tag `begin` and go on with `region`.
+    """Returns the rule `start` for regions that consist of the tag `opening` and `region`.
 
-    `closed`: a tag ends a region, so that text may follow; `many`: parallel calls are a region each.
+    `closed`: True if a tag ends the region, so that text can follow. `one_call`: True if a region has one call, so that
+    parallel calls have several regions.
     """
     if rules.mode is ToolMode.REQUIRED:
-        one = f"{tag(begin, special)} {region}"
-        return [f'start: {one} ("\\n"? {one})*' if many and rules.parallel else f"start: {one}"]
+        complete = f"{tag(opening, special)} {region}"
+        is_repeated = one_call and rules.parallel
+        return [f'start: {complete} ("\\n"? {complete})*' if is_repeated else f"start: {complete}"]
     start = f"start: (head {region})* TEXT" if closed and rules.parallel else f"start: TEXT | head {region}"
-    lazy = "" if begin in special else "[lazy]"
-    return [start, f"head{lazy}: TEXT {tag(begin, special)}", r"TEXT: /(.|\n)*/"]
+    lazy = "" if opening in special else "[lazy]"
+    return [start, f"head{lazy}: TEXT {tag(opening, special)}", r"TEXT: /(.|\n)*/"]
 
 
-def bare(rules: ToolRules, special: Mapping[str, int], *, first: str, begin: str) -> list[str]:
-    """Returns the rule `start` for calls without a tag (rule `calls`), which begin with the character `first`. In
-    `auto` other text begins with another one, and calls may follow it after the tag `begin` if that is a token."""
+def bare(rules: ToolRules, special: Mapping[str, int], *, first: str, opening: str) -> list[str]:
+    """Returns the rule `start` for calls without a tag (rule `calls`), which start with the character `first`. With
+    `auto`, other text starts with another character, and calls can follow it after the tag `opening` if this tag is a
+    token."""
     if rules.mode is ToolMode.REQUIRED:
         return ["start: calls"]
-    behind = f" | OTHER {tag(begin, special)} calls" if begin in special else ""
-    return [f"start: OTHER | calls{behind}", rf"OTHER: /[ \t\r\n]*([^ \t\r\n\{first}](.|\n)*)?/"]
+    after_text = f" | OTHER {tag(opening, special)} calls" if opening in special else ""
+    return [f"start: OTHER | calls{after_text}", rf"OTHER: /[ \t\r\n]*([^ \t\r\n\{first}](.|\n)*)?/"]
 
 
 def document(*rules: Sequence[str]) -> str:
     return "\n".join(("%llguidance {}", *(line for lines in rules for line in lines))) + "\n"
 
 
-# Grammars of arguments that are written one by one, in the order of the tool's schema. A tool whose schema names no
-# arguments is called without any. A text goes up to the tag that ends it, so of a string's schema only `enum` and
-# `const` are enforced.
+# Grammars of separate arguments, in the order of the tool's schema. A tool whose schema names no arguments is called
+# without arguments. The text of a string extends to the tag that ends it, so only `enum` and `const` of its schema are
+# enforced.
 NEWLINE = "\n"
 SHARED = ("$defs", "definitions")
-"""Keys of a schema under which its references find what they point to."""
+"""Keywords of a schema with the schemas that references point to."""
 MAX_REPEATED_CHARS = 256 * 1024
-"""Most characters of shared schemas, counted once for each argument that refers to them: a grammar's own limit."""
+"""Maximum number of characters of shared schemas, counted once for each argument that refers to them. It is the maximum
+size of a grammar."""
 
 
 @dataclass(frozen=True)
 class Argument:
     name: str
     schema: Mapping[str, object]
-    """The schema, with the definitions that its references point to; they may not point anywhere else."""
+    """Schema of the argument, with the definitions that its references point to. References to other places are not
+    supported."""
     types: frozenset[str]
     required: bool
 
     def texts(self) -> list[str] | None:
-        """Returns all values of a string, if the schema lists them."""
+        """Returns all allowed strings if the schema lists them; None if it does not."""
         listed = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
         if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
             return None
@@ -118,25 +131,27 @@ class Argument:
 
 
 def arguments_of_tool(tool: Tool) -> list[Argument]:
-    """Raises `GrammarError` for a tool whose grammar would be far longer than the tool itself."""
+    """Returns the arguments of a tool. Raises `GrammarError` for a tool whose grammar would be much longer than the
+    tool itself."""
     properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
     shared = {key: tool.parameters[key] for key in SHARED if key in tool.parameters}
-    left = MAX_REPEATED_CHARS
+    chars_left = MAX_REPEATED_CHARS
     arguments = []
     for name in properties if isinstance(properties, Mapping) else ():
         schema = property_schema(tool, name)
         types = types_of(schema, tool.parameters)
         if shared and '"$ref"' in json.dumps(schema):
             schema = {**shared, **schema}
-            left -= len(json.dumps(shared))
-            if left < 0:
-                raise GrammarError(f"too many parameters of function '{tool.name}' refer to what they share")
+            chars_left -= len(json.dumps(shared))
+            if chars_left < 0:
+                raise GrammarError(f"too many parameters of function '{tool.name}' refer to shared definitions")
         arguments.append(Argument(name, schema, types, isinstance(required, Sequence) and name in required))
     return arguments
 
 
 def keyword_arguments(tool: Tool, rule: str) -> list[str]:
-    """Returns the rule `rule` for `name=value, ...` with values as JSON. Only Python names can be written so."""
+    """Returns the rule `rule` for `name=value, ...` with values as JSON. Arguments whose names are not Python
+    identifiers are left out."""
     arguments = [argument for argument in arguments_of_tool(tool) if argument.name.isidentifier()]
     last = len(arguments)
     lines = [f"{rule}: {rule}_first_0", f"{rule}_first_{last}: {quoted('')}", f"{rule}_rest_{last}: {quoted('')}"]

@@ -1,15 +1,15 @@
-"""Formats whose arguments are JSON: calls as objects (Hermes, Llama, Mistral), or names before an object (Mistral, Kimi
+"""Formats with arguments in JSON: calls as objects (Hermes, Llama, Mistral), or names before an object (Mistral, Kimi
 K2, DeepSeek).
 
-A call as an object is `{"name": ..., "arguments": {...}}`, in either order; `parameters` may stand for `arguments`.
-Some mistakes of models can mean only one thing, and are read so:
+A call as an object is `{"name": ..., "arguments": {...}}`, in either order; the key can also be `parameters`. Some
+errors of models have only one possible meaning, and are accepted:
 
-    control characters inside strings (line breaks above all)     escaped
+    control characters inside strings (mostly line breaks)        escaped
     arguments missing or null                                     {}
-    arguments as a string that holds a JSON object                that object
-    the text ends (tag or end of answer) before the last brace    a call, if its arguments are whole
+    arguments as a string that contains a JSON object             that object
+    the text ends (tag or end of answer) before the last brace    a call, if its arguments are complete
 
-Anything else is no call.
+Any other text is not a call.
 """
 
 import re
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from motet.text.tokenizer import SENTENCEPIECE_SPACE
-from motet.text.tools.cursor import Cursor, EndOfText, NotACall, TextSpan, can_be_sent, decoded, repaired
+from motet.text.tools.cursor import Cursor, EndOfText, NotACall, TextSpan, decoded, is_encodable, repaired
 from motet.text.tools.grammar import NEWLINE, bare, call_rules, document, json_objects, repeated, tag, tagged
 from motet.text.tools.tool_format import (
     ParsedCall,
@@ -25,7 +25,7 @@ from motet.text.tools.tool_format import (
     ToolFormat,
     ToolRules,
     call_id,
-    region_reader,
+    region_parser,
     tool_named,
     tool_until,
 )
@@ -37,7 +37,7 @@ KEYS = frozenset({"name", "id", "type", *ARGUMENTS})
 CallStream = Iterator[ParsedCall | None]
 
 
-# Hermes 2 Pro and 3, Qwen 2.5 and 3, and with a list in the tag SmolLM2:
+# Hermes 2 Pro and 3, Qwen 2.5 and 3, and, with a list in the tag, SmolLM2:
 #
 # <tool_call>
 # {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -46,76 +46,77 @@ HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
 
 
 def _hermes_calls(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
-    """Reads objects one after the other, or a list of them. Skips a closing brace too many."""
-    cursor.space()
+    """Parses consecutive objects, or a list of objects. Skips surplus closing braces."""
+    cursor.skip_space()
     if cursor.peek() == "[":
         yield from _listed_objects(cursor, tools)
-        cursor.space()
+        cursor.skip_space()
         if not cursor.at_end():
             raise NotACall
         return
     while True:
         yield from _one_object(cursor, tools)
         while cursor.peek() in "} \t\r\n":
-            cursor.place += 1
+            cursor.position += 1
             yield None
 
 
 def _hermes_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
     region = f'"\\n" call "\\n" {tag(HERMES_END, special)}'
-    start = tagged(rules, special, begin=HERMES_BEGIN, region=region, closed=True, many=True)
+    start = tagged(rules, special, opening=HERMES_BEGIN, region=region, closed=True, one_call=True)
     return document(start, json_objects(rules.callable, "arguments"))
 
 
 HERMES = ToolFormat(
     name="hermes",
-    begins=(HERMES_BEGIN,),
-    ends=(HERMES_END,),
-    read=region_reader(_hermes_calls),
+    opening_tags=(HERMES_BEGIN,),
+    closing_tags=(HERMES_END,),
+    parse=region_parser(_hermes_calls),
     grammar=_hermes_grammar,
-    known_by=(HERMES_BEGIN,),
+    template_marks=(HERMES_BEGIN,),
 )
 
 
-# Llama 3 and 4 with tools of the user's own: bare JSON, at times behind a tag.
+# Llama 3 and 4 with the client's tools: bare JSON, sometimes after a tag.
 #
 # {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_time", "parameters": {}}
-def _llama_format(name: str, *, begin: str, ends: tuple[str, ...], header: str) -> ToolFormat:
+def _llama_format(name: str, *, opening: str, closing_tags: tuple[str, ...], header: str) -> ToolFormat:
     def calls(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
-        """Reads objects with `;`, space or a tag between. Each must be exactly a call: other JSON may be an answer."""
-        cursor.space()
+        """Parses objects with `;`, white space or a tag between them. Each object must be exactly a call, since other
+        JSON can be content."""
+        cursor.skip_space()
         while True:
             yield from _one_object(cursor, tools, exact=True)
-            cursor.space()
-            for between in (";", begin):
-                cursor.maybe(between)
-                cursor.space()
+            cursor.skip_space()
+            for between in (";", opening):
+                cursor.accept(between)
+                cursor.skip_space()
             if cursor.peek() != "{":
                 raise NotACall
 
     def grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-        start = bare(rules, special, first="{", begin=begin)
+        start = bare(rules, special, first="{", opening=opening)
         several = [f"calls: {repeated(rules, 'call', between=quoted('; '))}"]
         return document(start, several, json_objects(rules.callable, "parameters"))
 
     return ToolFormat(
         name=name,
-        begins=(begin,),
+        opening_tags=(opening,),
         bare="{",
-        ends=ends,
-        read=region_reader(calls),
+        closing_tags=closing_tags,
+        parse=region_parser(calls),
         grammar=grammar,
-        known_by=(header, '"parameters"'),
+        template_marks=(header, '"parameters"'),
     )
 
 
-LLAMA3_JSON = _llama_format("llama3_json", begin="<|python_tag|>", ends=(), header="<|start_header_id|>")
+LLAMA3_JSON = _llama_format("llama3_json", opening="<|python_tag|>", closing_tags=(), header="<|start_header_id|>")
 LLAMA4_JSON = _llama_format(
-    "llama4_json", begin="<|python_start|>", ends=("<|python_end|>",), header="<|header_start|>"
+    "llama4_json", opening="<|python_start|>", closing_tags=("<|python_end|>",), header="<|header_start|>"
 )
 
 
-# Mistral's models, three ways; the last two are of their newer tokenizers (v11 and v13):
+# Mistral's models, in three forms; the last two belong to their newer tokenizers (v11 and v13):
 #
 # [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]
 # [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}
@@ -125,115 +126,115 @@ MISTRAL_BEGIN, MISTRAL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 def _mistral_calls(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
     while True:
-        cursor.space()
+        cursor.skip_space()
         if cursor.peek() == "[":
             yield from _listed_objects(cursor, tools)
         else:
             tool = tool_until(cursor, tools, "{", "[")
-            if cursor.maybe(MISTRAL_ID):
-                cursor.until(MISTRAL_ARGS)
-            cursor.maybe(MISTRAL_ARGS)
+            if cursor.accept(MISTRAL_ID):
+                cursor.read_until(MISTRAL_ARGS)
+            cursor.accept(MISTRAL_ARGS)
             yield from json_arguments_of(cursor, tool)
-        cursor.space()
-        cursor.literal(MISTRAL_BEGIN)
+        cursor.skip_space()
+        cursor.expect(MISTRAL_BEGIN)
 
 
 def _mistral_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-    """A model whose vocabulary has `[ARGS]` writes names before arguments, any other writes a list."""
+    """Returns a grammar with names before arguments if the vocabulary has `[ARGS]`, otherwise one with a list."""
     if MISTRAL_ARGS in special:
         args = tag(MISTRAL_ARGS, special)
         region = repeated(rules, "call", between=tag(MISTRAL_BEGIN, special))
-        one = call_rules(rules.callable, lambda name, arguments: f"{quoted(name)} {args} {arguments}")
+        call = call_rules(rules.callable, lambda name, arguments: f"{quoted(name)} {args} {arguments}")
     else:
         region = f'"[" {repeated(rules, "call", between=quoted(", "))} "]"'
-        one = json_objects(rules.callable, "arguments")
-    return document(tagged(rules, special, begin=MISTRAL_BEGIN, region=region), one)
+        call = json_objects(rules.callable, "arguments")
+    return document(tagged(rules, special, opening=MISTRAL_BEGIN, region=region), call)
 
 
 MISTRAL = ToolFormat(
     name="mistral",
-    begins=(MISTRAL_BEGIN,),
-    inner=(MISTRAL_ID, MISTRAL_ARGS),
-    ends=(),
-    read=region_reader(_mistral_calls),
+    opening_tags=(MISTRAL_BEGIN,),
+    inner_tags=(MISTRAL_ID, MISTRAL_ARGS),
+    closing_tags=(),
+    parse=region_parser(_mistral_calls),
     grammar=_mistral_grammar,
-    known_by=(MISTRAL_BEGIN,),
-    new_call_id=partial(call_id, "", 9),  # the templates refuse any other kind
+    template_marks=(MISTRAL_BEGIN,),
+    new_call_id=partial(call_id, "", 9),  # Mistral's templates reject ids of another form
 )
 
 
 def _named_format(
     name: str,
-    begin: str,
+    opening: str,
     *,
-    end: str,
+    closing: str,
     call: tuple[tuple[str, ...], ...],
-    known_by: Sequence[str],
+    template_marks: Sequence[str],
     numbered: bool = False,
 ) -> ToolFormat:
-    """Makes a format of calls as a name and a JSON object.
+    """Makes a format with calls as a name and a JSON object.
 
-    `call`: the tags and texts before the name, between it and the object, and after the object; any white space may
-    surround each. `numbered`: names are written `functions.NAME:NUMBER`.
+    `call`: the tags and texts before the name, between the name and the object, and after the object. Any white space
+    can surround each of them. `numbered`: True if names have the form `functions.NAME:NUMBER`.
     """
     before, between, after = call
 
     def calls(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
         while True:
-            cursor.pass_over(*before)
+            cursor.expect_all(*before)
             if numbered:
-                tool = _numbered_tool(cursor.until(between[0]), tools)
+                tool = _numbered_tool(cursor.read_until(between[0]), tools)
             else:
                 tool = tool_until(cursor, tools, between[0][0])
-            cursor.pass_over(*between)
+            cursor.expect_all(*between)
             yield from json_arguments_of(cursor, tool)
-            cursor.pass_over(*after)
+            cursor.expect_all(*after)
             yield None
 
     def grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-        lead, middle, behind = (" ".join(tag(text, special) for text in texts) for texts in call)
+        start_tags, middle_tags, end_tags = (" ".join(tag(text, special) for text in texts) for texts in call)
 
-        def line(name: str, arguments: str) -> str:
-            written = f"{quoted(f'functions.{name}:')} NUMBER" if numbered else quoted(name)
-            return f"{lead} {written} {middle} {arguments} {behind}"
+        def line(tool_name: str, arguments: str) -> str:
+            called = f"{quoted(f'functions.{tool_name}:')} NUMBER" if numbered else quoted(tool_name)
+            return f"{start_tags} {called} {middle_tags} {arguments} {end_tags}"
 
-        region = f"{repeated(rules, 'call', between=f'{quoted(NEWLINE)}?')} {tag(end, special)}"
-        start = tagged(rules, special, begin=begin, region=region, closed=True)
+        region = f"{repeated(rules, 'call', between=f'{quoted(NEWLINE)}?')} {tag(closing, special)}"
+        start = tagged(rules, special, opening=opening, region=region, closed=True)
         return document(start, call_rules(rules.callable, line), ["NUMBER: /[0-9]{1,4}/"] if numbered else [])
 
     return ToolFormat(
         name=name,
-        begins=(begin,),
-        inner=tuple(text for texts in call for text in texts if text.startswith("<")),
-        ends=(end,),
-        read=region_reader(calls),
+        opening_tags=(opening,),
+        inner_tags=tuple(text for texts in call for text in texts if text.startswith("<")),
+        closing_tags=(closing,),
+        parse=region_parser(calls),
         grammar=grammar,
-        known_by=known_by,
+        template_marks=template_marks,
     )
 
 
-def _numbered_tool(written: str, tools: Sequence[Tool]) -> Tool:
-    match = re.fullmatch(r"\s*(?:functions\.)?(?P<name>.+):\d+\s*", written)
+def _numbered_tool(text: str, tools: Sequence[Tool]) -> Tool:
+    match = re.fullmatch(r"\s*(?:functions\.)?(?P<name>.+):\d+\s*", text)
     if match is None:
         raise NotACall
     return tool_named(match["name"], tools)
 
 
-# Kimi K2; its tags are special tokens, and it numbers its calls:
+# Kimi K2. Its tags are special tokens, and its calls have numbers:
 #
 # <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
 # <|tool_call_end|><|tool_calls_section_end|>
 KIMI_K2 = _named_format(
     "kimi_k2",
     "<|tool_calls_section_begin|>",
-    end="<|tool_calls_section_end|>",
+    closing="<|tool_calls_section_end|>",
     call=(("<|tool_call_begin|>",), ("<|tool_call_argument_begin|>",), ("<|tool_call_end|>",)),
     numbered=True,
-    known_by=("<|tool_calls_section_begin|>",),
+    template_marks=("<|tool_calls_section_begin|>",),
 )
 
 
-# DeepSeek's models. Their tags are special tokens, shown here without the unusual bars and blanks in them.
+# DeepSeek's models. Their tags are special tokens, which contain unusual bars and blanks that are left out here.
 #
 # deepseek_v3, and R1:
 #     <tool calls begin><tool call begin>function<tool sep>get_weather
@@ -251,68 +252,69 @@ FENCE, FENCE_END = "\n```json\n", "\n```"
 DEEPSEEK_V3 = _named_format(
     "deepseek_v3",
     DEEPSEEK_BEGIN,
-    end=DEEPSEEK_END,
+    closing=DEEPSEEK_END,
     call=((CALL, "function", SEPARATOR), (FENCE,), (FENCE_END, CALL_END)),
-    known_by=(DEEPSEEK_BEGIN, FENCE.strip()),
+    template_marks=(DEEPSEEK_BEGIN, FENCE.strip()),
 )
 DEEPSEEK_V31 = _named_format(
     "deepseek_v31",
     DEEPSEEK_BEGIN,
-    end=DEEPSEEK_END,
+    closing=DEEPSEEK_END,
     call=((CALL,), (SEPARATOR,), (CALL_END,)),
-    known_by=(DEEPSEEK_BEGIN,),
+    template_marks=(DEEPSEEK_BEGIN,),
 )
 
 
-# Calls, and arguments that are JSON, are read from an object.
+# Parsing of objects as calls, and of arguments in JSON.
 def _one_object(cursor: Cursor, tools: Sequence[Tool], *, exact: bool = False) -> CallStream:
-    """Reads the object that begins here as a call.
+    """Parses the object that starts here as a call.
 
-    `exact`: it must have arguments and only the keys of calls, since no tag says that it is a call.
+    `exact`: the object must have arguments and only the keys of calls, because no tag shows that it is a call.
     """
-    cursor.literal("{")
+    cursor.expect("{")
     members: dict[str, TextSpan] = {}
     try:
         _read_members(cursor, members, exact=exact)
         closed = True
     except EndOfText:
-        cursor.place = len(cursor.text)
+        cursor.position = len(cursor.text)
         closed = False
     call = _call_of(cursor, members, tools=tools, closed=closed, exact=exact)
     if call is not None:
         yield call
-    if call is None or not call.whole:
+    if call is None or not call.complete:
         raise EndOfText
 
 
 def _read_members(cursor: Cursor, members: dict[str, TextSpan], *, exact: bool) -> None:
-    """Reads keys and values into `members` up to the closing brace. Raises `EndOfText` if the text ends before."""
-    cursor.space()
-    while not cursor.maybe("}"):
+    """Adds keys and values to `members` up to the closing brace. Raises `EndOfText` if the text ends before."""
+    cursor.skip_space()
+    while not cursor.accept("}"):
         if members:
-            cursor.literal(",")
-        key = cursor.value()
-        if not key.whole:
+            cursor.expect(",")
+        key = cursor.read_value()
+        if not key.complete:
             raise EndOfText
         name = decoded(repaired(cursor.text[key.start : key.end]))
         if not isinstance(name, str) or name in members or (exact and name not in KEYS):
             raise NotACall
-        cursor.space()
-        cursor.literal(":")
-        cursor.space()
+        cursor.skip_space()
+        cursor.expect(":")
+        cursor.skip_space()
         cursor.peek()
-        members[name] = cursor.value()
-        if not members[name].whole:
+        members[name] = cursor.read_value()
+        if not members[name].complete:
             raise EndOfText
-        cursor.space()
+        cursor.skip_space()
 
 
 def _call_of(
     cursor: Cursor, members: Mapping[str, TextSpan], *, tools: Sequence[Tool], closed: bool, exact: bool
 ) -> ParsedCall | None:
-    """Returns the call of an object, `closed` or begun; None before its name and its arguments have begun."""
+    """Returns the call of an object; None before its name and the start of its arguments are known. `closed`: True if
+    the object is complete."""
     named = members.get("name")
-    if named is None or not named.whole:
+    if named is None or not named.complete:
         if closed:
             raise NotACall
         return None
@@ -322,54 +324,55 @@ def _call_of(
         raise NotACall
     if spans:
         return _from_value(cursor.text, tool.name, span=spans[0], closed=closed or cursor.final)
-    return ParsedCall(tool.name, "{}", whole=True) if closed else None
+    return ParsedCall(tool.name, "{}", complete=True) if closed else None
 
 
 def _listed_objects(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
-    """Reads a list of such objects, from its `[` to its `]`."""
-    cursor.literal("[")
+    """Parses a list of such objects, from its `[` to its `]`."""
+    cursor.expect("[")
     while True:
-        cursor.space()
+        cursor.skip_space()
         yield from _one_object(cursor, tools)
-        cursor.space()
-        if cursor.maybe("]"):
+        cursor.skip_space()
+        if cursor.accept("]"):
             yield None
             return
-        cursor.literal(",")
+        cursor.expect(",")
 
 
 def json_arguments_of(cursor: Cursor, tool: Tool) -> CallStream:
-    """Reads a call whose tool is known already: the object that begins here is its arguments."""
-    cursor.space()
+    """Parses a call whose tool is known already: the object that starts here contains its arguments."""
+    cursor.skip_space()
     if cursor.peek() != "{":
         raise NotACall
-    span = cursor.value()
+    span = cursor.read_value()
     call = _from_object(cursor.text, tool.name, span=span, closed=True)
     if call is not None:
         yield call
-    if not span.whole:
+    if not span.complete:
         raise EndOfText
 
 
 def _from_value(text: str, name: str, *, span: TextSpan, closed: bool) -> ParsedCall | None:
-    """Returns a call with the arguments in `span`; `closed`: whole arguments make it whole."""
+    """Returns a call with the arguments in `span`. `closed`: the call is complete if its arguments are."""
     start = text[span.start]
     if start == "{":
         return _from_object(text, name, span=span, closed=closed)
     if start not in '"n':
         raise NotACall
-    if not span.whole:
+    if not span.complete:
         return None
     value = "{}" if start == "n" else decoded(repaired(text[span.start : span.end]))
-    if not isinstance(value, str) or not isinstance(decoded(value), dict) or not can_be_sent(value):
+    if not isinstance(value, str) or not isinstance(decoded(value), dict) or not is_encodable(value):
         raise NotACall
-    return ParsedCall(name, value.strip(), whole=True) if closed else None
+    return ParsedCall(name, value.strip(), complete=True) if closed else None
 
 
 def _from_object(text: str, name: str, *, span: TextSpan, closed: bool) -> ParsedCall | None:
-    """Returns None while there is only a brace: the next character shows if it is JSON."""
-    written = repaired(text[span.start : span.end])
-    if span.whole and closed:
-        return ParsedCall(name, written, whole=True)
-    begun = written[:-1] if span.whole else written
-    return ParsedCall(name, begun, whole=False) if begun.strip() != "{" else None
+    """Returns a call with the object in `span`. Returns None while there is only a brace: the next character shows
+    whether the text is JSON."""
+    arguments = repaired(text[span.start : span.end])
+    if span.complete and closed:
+        return ParsedCall(name, arguments, complete=True)
+    partial_arguments = arguments[:-1] if span.complete else arguments
+    return ParsedCall(name, partial_arguments, complete=False) if partial_arguments.strip() != "{" else None

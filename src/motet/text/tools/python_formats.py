@@ -1,4 +1,4 @@
-"""Calls as Python writes them, read by `ast` and never run. A call is shown when it is whole.
+"""Formats with calls in Python syntax, which `ast` parses and which never run. A call is sent when it is complete.
 
 pythonic: Llama 4 and Llama 3.2's small models, Gorilla, ToolACE
     [get_weather(city="Paris", unit="celsius"), get_time()]
@@ -15,23 +15,23 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
 from motet.text.tools.grammar import NEWLINE, bare, call_rules, document, keyword_arguments, repeated, tag, tagged
-from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_until
+from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolRules, region_parser, tool_until
 from motet.text.tools.typed import quoted
 
-BEGIN, END = "<|python_start|>", "<|python_end|>"
-LINES, LINES_END = "<function_calls>", "</function_calls>"
+OPENING, CLOSING = "<|python_start|>", "<|python_end|>"
+LINES, LINES_CLOSING = "<function_calls>", "</function_calls>"
 
 
 def _listed_calls(cursor: Cursor, tools: Sequence[Tool]) -> Iterator[ParsedCall | None]:
-    cursor.space()
-    cursor.literal("[")
+    cursor.skip_space()
+    cursor.expect("[")
     while True:
         yield _call(cursor, tools)
-        if cursor.maybe("]"):
+        if cursor.accept("]"):
             break
-        cursor.literal(",")
+        cursor.expect(",")
     yield None
-    cursor.space()
+    cursor.skip_space()
     if not cursor.at_end():
         raise NotACall
 
@@ -42,23 +42,23 @@ def _calls_on_lines(cursor: Cursor, tools: Sequence[Tool]) -> Iterator[ParsedCal
 
 
 def _call(cursor: Cursor, tools: Sequence[Tool]) -> ParsedCall:
-    """Reads a call, and space around it."""
-    cursor.space()
+    """Returns the next call, and advances past white space before and after it."""
+    cursor.skip_space()
     name = tool_until(cursor, tools, "(").name
-    cursor.literal("(")
-    call = ParsedCall(name, _keywords_as_json(cursor), whole=True)
-    cursor.space()
+    cursor.expect("(")
+    call = ParsedCall(name, _keywords_as_json(cursor), complete=True)
+    cursor.skip_space()
     return call
 
 
 def _listed_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-    start = bare(rules, special, first="[", begin=BEGIN)
+    start = bare(rules, special, first="[", opening=OPENING)
     return document(start, [f'calls: "[" {repeated(rules, "call", between=quoted(", "))} "]"'], _call_rules(rules))
 
 
 def _lines_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-    region = f"{repeated(rules, 'call', between=quoted(NEWLINE))} {tag(LINES_END, special)}"
-    return document(tagged(rules, special, begin=LINES, region=region, closed=True), _call_rules(rules))
+    region = f"{repeated(rules, 'call', between=quoted(NEWLINE))} {tag(LINES_CLOSING, special)}"
+    return document(tagged(rules, special, opening=LINES, region=region, closed=True), _call_rules(rules))
 
 
 def _call_rules(rules: ToolRules) -> list[str]:
@@ -69,20 +69,20 @@ def _call_rules(rules: ToolRules) -> list[str]:
 
 PYTHONIC = ToolFormat(
     name="pythonic",
-    begins=(BEGIN,),
+    opening_tags=(OPENING,),
     bare="[",
-    ends=(END,),
-    read=region_reader(_listed_calls),
+    closing_tags=(CLOSING,),
+    parse=region_parser(_listed_calls),
     grammar=_listed_grammar,
-    known_by=("[func_name1(",),
+    template_marks=("[func_name1(",),
 )
 OLMO3 = ToolFormat(
     name="olmo3",
-    begins=(LINES,),
-    ends=(LINES_END,),
-    read=region_reader(_calls_on_lines),
+    opening_tags=(LINES,),
+    closing_tags=(LINES_CLOSING,),
+    parse=region_parser(_calls_on_lines),
     grammar=_lines_grammar,
-    known_by=(LINES,),
+    template_marks=(LINES,),
 )
 
 
@@ -103,10 +103,10 @@ _PREFIXED = re.compile(r"[A-Za-z0-9_]$")
 
 
 def _keywords_as_json(cursor: Cursor) -> str:
-    """Reads from behind the `(` of a call to its `)`, and returns the keywords as a JSON object.
+    """Advances from the position after the `(` of a call past its `)`, and returns the keywords as a JSON object.
 
-    Line breaks in a string, and escapes that Python does not know, stand for themselves. A string that is also JSON is
-    read as JSON, whose escapes are Python's except for `\\/` and pairs of surrogates.
+    Line breaks in a string, and escapes that Python does not have, stand for themselves. A string that is also valid
+    JSON is decoded as JSON, whose escapes differ from Python's only in `\\/` and pairs of surrogates.
     """
     source = _source(cursor)
     try:
@@ -116,21 +116,21 @@ def _keywords_as_json(cursor: Cursor) -> str:
         values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         if None in values or len(values) < len(call.keywords):
             raise NotACall
-        written = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        return written.encode("utf-16", "surrogatepass").decode("utf-16")  # pairs of surrogates become a character
+        arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return arguments.encode("utf-16", "surrogatepass").decode("utf-16")  # pairs of surrogates become a character
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as exc:
         raise NotACall from exc
 
 
 def _source(cursor: Cursor) -> str:
-    """Returns the text up to the bracket that closes the call, written so that Python can read it."""
+    """Returns the text up to the bracket that closes the call, changed so that it is valid Python."""
     source = [""]
     depth = ["("]
     while True:
-        match = _PIECE.match(cursor.text, cursor.place)
+        match = _PIECE.match(cursor.text, cursor.position)
         if match is None:  # the end, or a string that does not end
             raise EndOfText if cursor.at_end() or not _PREFIXED.search(source[-1]) else NotACall
-        piece, cursor.place = match[0], match.end()
+        piece, cursor.position = match[0], match.end()
         if piece in _CLOSING:
             depth.append(piece)
         elif piece in _CLOSING.values():
@@ -147,14 +147,15 @@ def _source(cursor: Cursor) -> str:
         source.append(piece)
 
 
-def _safe_string(written: str) -> str:
-    if written[0] == '"':
+def _safe_string(literal: str) -> str:
+    """Returns a Python string literal without escapes that Python does not have."""
+    if literal[0] == '"':
         try:
-            return repr(json.loads(written))
+            return repr(json.loads(literal))
         except ValueError:
             pass
-    triple = written[:3] in ('"""', "'''")
-    return _ESCAPE.sub(lambda match: _known_escape(match[0], triple=triple), written)
+    triple = literal[:3] in ('"""', "'''")
+    return _ESCAPE.sub(lambda match: _known_escape(match[0], triple=triple), literal)
 
 
 def _known_escape(text: str, *, triple: bool) -> str:

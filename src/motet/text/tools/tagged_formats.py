@@ -1,4 +1,5 @@
-"""Formats that put each argument between tags of its own, as text whose type the tool's schema gives (`typed`).
+"""Formats with separate tags for each argument. The argument is plain text; its type follows from the tool's schema
+(`typed`).
 
 qwen3_coder                                     minimax_m2
     <tool_call>                                     <minimax:tool_call>
@@ -9,7 +10,7 @@ qwen3_coder                                     minimax_m2
     </function>
     </tool_call>
 
-glm45: GLM 4.5 and 4.6, where only the end of the region shows that a call has no more arguments
+glm45: GLM 4.5 and 4.6. Only the end of the region shows that a call has no more arguments.
     <tool_call>get_weather
     <arg_key>city</arg_key>
     <arg_value>Paris</arg_value>
@@ -22,101 +23,109 @@ from dataclasses import dataclass
 from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
 from motet.text.tools.grammar import NEWLINE, arguments_of_tool, call_rules, document, json_rule, repeated, tag, tagged
-from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolRules, region_reader, tool_named, tool_until
+from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolRules, region_parser, tool_named, tool_until
 from motet.text.tools.typed import as_json, property_schema, quoted, types_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallTags:
-    """The texts around calls and arguments. Where one of them has white space, readers accept any or none."""
+    """The texts around calls and arguments. Where one of them has white space, the parser accepts any white space or
+    none."""
 
-    begin: str
-    end: str
-    call: str
-    """The text before the name of a tool; empty if only the region's tag precedes it."""
-    named: str
-    """The text after the name of a tool."""
-    argument: str
-    """The text before the name of an argument."""
-    keyed: tuple[str, ...]
-    """The texts between that name and the argument's text."""
-    argument_end: str
-    call_end: str
-    """The text after a call; empty if the region ends there."""
-    own_lines: bool
-    """True if an argument's text has lines of its own."""
+    opening: str
+    """Tag that opens a region of calls."""
+    closing: str
+    """Tag that closes a region of calls."""
+    before_name: str
+    """Text before the name of a tool; empty if the name directly follows the opening tag."""
+    after_name: str
+    """Text after the name of a tool."""
+    before_key: str
+    """Text before the name of an argument."""
+    after_key: tuple[str, ...]
+    """Texts between the name and the value of an argument."""
+    after_value: str
+    after_call: str
+    """Text after a call; empty if the region ends there."""
+    on_own_lines: bool
+    """True if the value of an argument is on separate lines."""
     one_call: bool
-    """True if each of several calls is a region of its own."""
+    """True if a region has only one call, so that several calls have several regions."""
 
     def format(
-        self, name: str, *, inner: tuple[str, ...] = (), begins: tuple[str, ...] = (), known_by: Sequence[str]
+        self,
+        name: str,
+        *,
+        inner_tags: tuple[str, ...] = (),
+        opening_tags: tuple[str, ...] = (),
+        template_marks: Sequence[str],
     ) -> ToolFormat:
-        """`begins`: more tags that open a region."""
+        """Returns the format with these tags. `opening_tags`: additional tags that open a region."""
         return ToolFormat(
             name=name,
-            begins=(self.begin, *begins),
-            inner=inner,
-            ends=(self.end,),
-            read=region_reader(self._calls),
+            opening_tags=(self.opening, *opening_tags),
+            inner_tags=inner_tags,
+            closing_tags=(self.closing,),
+            parse=region_parser(self._calls),
             grammar=self._grammar,
-            known_by=known_by,
+            template_marks=template_marks,
         )
 
     def _calls(self, cursor: Cursor, tools: Sequence[Tool]) -> Iterator[ParsedCall | None]:
-        cursor.space()
-        opened = cursor.peek() != "<"  # the tag of the region was that of the call
+        cursor.skip_space()
+        opened = cursor.peek() != "<"  # the tag that opened the region was the text before the name
         while True:
-            cursor.space()
+            cursor.skip_space()
             if not opened:
-                cursor.literal(self.call)
+                cursor.expect(self.before_name)
             opened = False
             call = CallWriter(self._tool(cursor, tools))
             try:
-                cursor.literal(self.named.strip())
-                cursor.space()
-                while not (cursor.maybe(self.call_end) if self.call_end else cursor.final and cursor.at_end()):
-                    cursor.literal(self.argument)
-                    key = cursor.until(self.keyed[0].strip())
-                    cursor.pass_over(*self.keyed)
-                    call.read_argument(cursor, key.strip(), end=self.argument_end, own_lines=self.own_lines)
-                    cursor.space()
+                cursor.expect(self.after_name.strip())
+                cursor.skip_space()
+                while not (cursor.accept(self.after_call) if self.after_call else cursor.final and cursor.at_end()):
+                    cursor.expect(self.before_key)
+                    key = cursor.read_until(self.after_key[0].strip())
+                    cursor.expect_all(*self.after_key)
+                    call.read_argument(cursor, key.strip(), end=self.after_value, on_own_lines=self.on_own_lines)
+                    cursor.skip_space()
             except EndOfText:
-                yield call.parsed(whole=False)
+                yield call.parsed(complete=False)
                 raise
-            yield call.parsed(whole=True)
+            yield call.parsed(complete=True)
             cursor.peek()
 
     def _tool(self, cursor: Cursor, tools: Sequence[Tool]) -> Tool:
-        start = cursor.place
+        start = cursor.position
         try:
-            return tool_until(cursor, tools, self.named.strip() or "\n", "<")
+            return tool_until(cursor, tools, self.after_name.strip() or "\n", "<")
         except EndOfText:
-            if self.call_end or not cursor.final:
+            if self.after_call or not cursor.final:
                 raise
-            cursor.place = len(cursor.text)  # a call without arguments may be only a name
+            cursor.position = len(cursor.text)  # a call without arguments can consist of its name
             return tool_named(cursor.text[start:].strip(), tools)
 
     def _grammar(self, rules: ToolRules, special: Mapping[str, int]) -> str:
-        behind = quoted(self.call_end + NEWLINE) if self.call_end else ""
-        one = call_rules(
+        after_call = quoted(self.after_call + NEWLINE) if self.after_call else ""
+        call = call_rules(
             rules.callable,
-            lambda name, arguments: f"{quoted(f'{self.call}{name}{self.named}')} {arguments} {behind}",
+            lambda name, arguments: f"{quoted(f'{self.before_name}{name}{self.after_name}')} {arguments} {after_call}",
             arguments=lambda tool, rule: self._arguments(tool, rule, special=special),
         )
-        line = quoted(NEWLINE) if self.call else ""
-        region = f"{line} {'call' if self.one_call else repeated(rules, 'call')} {tag(self.end, special)}"
-        start = tagged(rules, special, begin=self.begin, region=region, closed=True, many=self.one_call)
-        lazy = "" if self.argument_end in special else "[lazy]"
-        return document(start, one, [rf"text{lazy}: /(.|\n)*/ {tag(self.argument_end, special)}"])
+        line = quoted(NEWLINE) if self.before_name else ""
+        region = f"{line} {'call' if self.one_call else repeated(rules, 'call')} {tag(self.closing, special)}"
+        start = tagged(rules, special, opening=self.opening, region=region, closed=True, one_call=self.one_call)
+        lazy = "" if self.after_value in special else "[lazy]"
+        return document(start, call, [rf"text{lazy}: /(.|\n)*/ {tag(self.after_value, special)}"])
 
     def _arguments(self, tool: Tool, rule: str, *, special: Mapping[str, int]) -> list[str]:
         """Returns the rule `rule` for the tool's arguments as text, with a line break after each."""
         arguments = arguments_of_tool(tool)
         optional = ("" if argument.required else "?" for argument in arguments)
         lines = [f"{rule}: {' '.join(f'{rule}_{i}{mark}' for i, mark in enumerate(optional)) or quoted('')}"]
-        lead, end = tag(self.argument, special), tag(self.argument_end, special)
-        keyed = " ".join(tag(text, special) for text in self.keyed)
-        closed = f"{quoted(NEWLINE)} {end}" if self.own_lines else end
+        before_key, end = tag(self.before_key, special), tag(self.after_value, special)
+        after_key = " ".join(tag(text, special) for text in self.after_key)
+        closed = f"{quoted(NEWLINE)} {end}" if self.on_own_lines else end
         for i, argument in enumerate(arguments):
             texts = argument.texts()
             value = "text"
@@ -125,97 +134,98 @@ class CallTags:
                 value = f"{rule}_{i}_value {closed}"
             elif texts is not None:
                 value = f"({' | '.join(map(quoted, texts))}) {closed}"
-            lines.append(f"{rule}_{i}: {lead} {quoted(argument.name)} {keyed} {value} {quoted(NEWLINE)}")
+            lines.append(f"{rule}_{i}: {before_key} {quoted(argument.name)} {after_key} {value} {quoted(NEWLINE)}")
         return lines
 
 
 QWEN3_CODER = CallTags(
-    begin="<tool_call>",
-    end="</tool_call>",
-    call="<function=",
-    named=">\n",
-    argument="<parameter=",
-    keyed=(">\n",),
-    argument_end="</parameter>",
-    call_end="</function>",
-    own_lines=True,
+    opening="<tool_call>",
+    closing="</tool_call>",
+    before_name="<function=",
+    after_name=">\n",
+    before_key="<parameter=",
+    after_key=(">\n",),
+    after_value="</parameter>",
+    after_call="</function>",
+    on_own_lines=True,
     one_call=True,
 ).format(
     "qwen3_coder",
-    begins=("<function=",),  # the model sometimes leaves out `<tool_call>`
-    known_by=("<tool_call>", "<function=", "<parameter="),
+    opening_tags=("<function=",),  # the model sometimes omits `<tool_call>`
+    template_marks=("<tool_call>", "<function=", "<parameter="),
 )
 MINIMAX_M2 = CallTags(
-    begin="<minimax:tool_call>",
-    end="</minimax:tool_call>",
-    call='<invoke name="',
-    named='">\n',
-    argument='<parameter name="',
-    keyed=('">',),
-    argument_end="</parameter>",
-    call_end="</invoke>",
-    own_lines=False,
+    opening="<minimax:tool_call>",
+    closing="</minimax:tool_call>",
+    before_name='<invoke name="',
+    after_name='">\n',
+    before_key='<parameter name="',
+    after_key=('">',),
+    after_value="</parameter>",
+    after_call="</invoke>",
+    on_own_lines=False,
     one_call=False,
-).format("minimax_m2", known_by=("minimax:tool_call", "<invoke name="))
+).format("minimax_m2", template_marks=("minimax:tool_call", "<invoke name="))
 GLM45 = CallTags(
-    begin="<tool_call>",
-    end="</tool_call>",
-    call="",
-    named="\n",
-    argument="<arg_key>",
-    keyed=("</arg_key>", "\n", "<arg_value>"),
-    argument_end="</arg_value>",
-    call_end="",
-    own_lines=False,
+    opening="<tool_call>",
+    closing="</tool_call>",
+    before_name="",
+    after_name="\n",
+    before_key="<arg_key>",
+    after_key=("</arg_key>", "\n", "<arg_value>"),
+    after_value="</arg_value>",
+    after_call="",
+    on_own_lines=False,
     one_call=True,
 ).format(
     "glm45",
-    inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    known_by=("<tool_call>", "<arg_key>", "<arg_value>"),
+    inner_tags=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    template_marks=("<tool_call>", "<arg_key>", "<arg_value>"),
 )
 
 
 class CallWriter:
-    """Makes one JSON object of a call's arguments, which come one by one as text."""
+    """Combines the arguments of a call, each of which is text, in one JSON object."""
 
     def __init__(self, tool: Tool) -> None:
         self.tool = tool
         self._arguments: dict[str, str] = {}
-        """Name -> JSON text; the last one may be the beginning of a string."""
+        """Arguments in JSON by name. The last one can be the start of a string."""
 
-    def read_argument(self, cursor: Cursor, key: str, *, end: str, own_lines: bool) -> None:
-        """Reads the argument `key`, whose text goes on to the tag `end`; `own_lines`: tags stand on lines of their own.
+    def read_argument(self, cursor: Cursor, key: str, *, end: str, on_own_lines: bool) -> None:
+        """Adds the argument `key`, whose value extends to the tag `end`. `on_own_lines`: True if the value is on
+        separate lines.
 
-        At the end of the text the beginning of a string is added before `EndOfText` is raised.
+        If the text ends inside a string, the start of the string is added before `EndOfText` is raised.
         """
         if key in self._arguments:
             raise NotACall
         types = types_of(property_schema(self.tool, key), self.tool.parameters)
-        start = cursor.place + (own_lines and cursor.text.startswith("\n", cursor.place))
+        start = cursor.position + (on_own_lines and cursor.text.startswith("\n", cursor.position))
         try:
-            _pass_value(cursor, end, types=types)
+            _skip_to_end(cursor, end, types=types)
         except EndOfText:
             if types == {"string"}:
-                matcher = StopMatcher(StopStrings((end, f"\n{end}") if own_lines else (end,)))
-                matcher.feed(cursor.text[start:][-len(end) :])  # its end may be the beginning of `end`
+                matcher = StopMatcher(StopStrings((end, f"\n{end}") if on_own_lines else (end,)))
+                matcher.feed(cursor.text[start:][-len(end) :])  # the text can end with the start of `end`
                 self._arguments[key] = quoted(cursor.text[start : len(cursor.text) - matcher.num_held])[:-1]
             raise
-        text = cursor.text[min(start, cursor.place) : cursor.place]
-        self._arguments[key] = as_json(text.removesuffix("\n") if own_lines else text, types)
-        cursor.literal(end)
+        text = cursor.text[min(start, cursor.position) : cursor.position]
+        self._arguments[key] = as_json(text.removesuffix("\n") if on_own_lines else text, types)
+        cursor.expect(end)
 
-    def parsed(self, *, whole: bool) -> ParsedCall:
-        written = ", ".join(f"{quoted(name)}: {value}" for name, value in self._arguments.items())
-        return ParsedCall(self.tool.name, f"{{{written}{'}' if whole else ''}", whole)
+    def parsed(self, *, complete: bool) -> ParsedCall:
+        members = ", ".join(f"{quoted(name)}: {value}" for name, value in self._arguments.items())
+        return ParsedCall(self.tool.name, f"{{{members}{'}' if complete else ''}", complete)
 
 
-def _pass_value(cursor: Cursor, end: str, *, types: frozenset[str]) -> None:
-    """Moves on to the tag `end`; a tag inside a JSON string does not count."""
-    start = cursor.place
+def _skip_to_end(cursor: Cursor, end: str, *, types: frozenset[str]) -> None:
+    """Advances to the tag `end`. A tag inside a JSON string does not count."""
+    start = cursor.position
     if "string" not in types:
         try:
-            if not cursor.value().whole:
+            if not cursor.read_value().complete:
                 raise EndOfText
         except NotACall:
-            cursor.place = start
-    cursor.until(end)
+            cursor.position = start
+    cursor.read_until(end)

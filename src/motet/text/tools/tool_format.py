@@ -1,7 +1,11 @@
-"""The tools of a request, and the parts of a format in which a model calls them.
+"""The tools of a request, and the parts of a format in which a model calls tools.
 
-A format is data and pure functions: the tags around calls, a reader of the text between them, and a grammar that
-allows only such calls. For all formats alike, `text.answers` finds the tags in a stream and shows calls as they come.
+A format consists of data and pure functions: the tags around calls, a parser for the text between them, and a grammar
+that allows only such calls. For all formats, `text.answers` finds the tags in a stream and sends calls as they arrive:
+
+1. An opening tag starts a region of calls.
+2. As the region grows, it is parsed again and again. The parser returns calls that are complete or partial.
+3. A closing tag outside a string, or the end of the answer, ends the region.
 """
 
 import secrets
@@ -18,7 +22,7 @@ from motet.text.tools.cursor import Cursor, EndOfText, NotACall
 
 
 def call_id(prefix: str = "call_", length: int = 24) -> str:
-    """Makes an id like OpenAI's: `call_` and 24 letters and digits."""
+    """Returns a random id of a call. The default form is OpenAI's: `call_` and 24 letters and digits."""
     return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
 
 
@@ -28,114 +32,117 @@ class Tool:
 
     name: str
     parameters: Mapping[str, object]
-    """A JSON Schema of an object; empty: any object."""
+    """JSON Schema of an object. An empty schema allows any object."""
     strict: bool
+    """True if the arguments must follow the schema."""
 
 
 class ToolMode(StrEnum):
     AUTO = "auto"
-    """The model decides whether it calls."""
+    """The model decides whether it calls tools."""
     REQUIRED = "required"
-    """The answer is at least one call, and nothing else."""
+    """The answer consists of at least one call, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRules:
-    """The rules of a request for its calls. A named choice is `required` with that one tool."""
+    """The rules of a request for tool calls. A named `tool_choice` is `required` with this one tool."""
 
     callable: tuple[Tool, ...]
-    """The tools that may be called; the template may show more."""
+    """Tools that may be called. The template can show more tools to the model."""
     mode: ToolMode
     parallel: bool = True
-    """True if there may be more than one call."""
+    """True if an answer may have more than one call."""
 
 
 class ParsedCall(msgspec.Struct, frozen=True):
-    """A call as far as it has come."""
+    """A complete call, or the start of a call."""
 
     name: str
     arguments: str
-    """JSON text of an object. Until `whole` it is a beginning, which more text only makes longer, and without the last
-    brace."""
-    whole: bool
+    """JSON of an object. If the call is not complete, this is the start of the JSON, without the last brace; more text
+    only appends to it."""
+    complete: bool
 
 
 class ParsedRegion(msgspec.Struct, frozen=True):
     """The calls in a region between tags."""
 
     calls: tuple[ParsedCall, ...] = ()
-    """Calls of known tools. Only the last one may be unfinished; at the end of the answer such a call was cut off."""
+    """Calls of known tools. Only the last call can be incomplete; at the end of the answer it was then cut off."""
     malformed: bool = False
-    """True if the text after the whole calls is no call, and no more text can make it one."""
-    taken: int = 0
-    """Number of characters from the beginning to the end of the last whole call."""
+    """True if the text after the complete calls is not a call, and no continuation can make it one."""
+    num_parsed: int = 0
+    """Number of characters up to the end of the last complete call."""
 
     @property
-    def whole(self) -> bool:
-        """True if there are calls, all of them whole, and nothing else."""
-        return bool(self.calls) and not self.malformed and all(call.whole for call in self.calls)
+    def complete(self) -> bool:
+        """True if there are calls, all of them complete, and no other text."""
+        return bool(self.calls) and not self.malformed and all(call.complete for call in self.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFormat:
-    """How a family of models writes its calls."""
+    """The format in which a family of models calls tools."""
 
     name: str
-    """The format's name in `--tool-parser`."""
-    begins: tuple[str, ...]
+    """Name of the format in `--tool-parser`."""
+    opening_tags: tuple[str, ...]
     """Tags that open a region of calls."""
-    inner: tuple[str, ...] = ()
-    """More tags inside a region; if they are special tokens, the parser must see them."""
+    inner_tags: tuple[str, ...] = ()
+    """Other tags inside a region. If they are special tokens, the parser needs their text."""
     bare: str | None = None
-    """An answer that begins with this character is a region without tags."""
-    ends: tuple[str, ...]
-    """Tags that close a region; without any, the end of the answer does. A tag inside a string closes nothing: `read`
-    of the text up to and with it, not final, then gives a region that is neither malformed nor whole."""
-    read: Callable[[Cursor, Sequence[Tool]], ParsedRegion]
-    """(begin of a region's text, without its outer tags; tools that may be called) -> calls. It never raises;
-    `region_reader` makes one."""
+    """First character of answers that are a region without tags."""
+    closing_tags: tuple[str, ...]
+    """Tags that close a region. Without any, only the end of the answer closes it. A tag inside a string closes
+    nothing: `parse` of the text up to and including the tag, not final, then returns a region that is neither malformed
+    nor complete."""
+    parse: Callable[[Cursor, Sequence[Tool]], ParsedRegion]
+    """Parses a region from a cursor at the start of its text, without the outer tags, given the tools that may be
+    called. Never raises. `region_parser` makes such a function."""
     grammar: Callable[[ToolRules, Mapping[str, int]], str]
-    """(rules; special tokens of the model by their text) -> a Lark grammar whose `start` is only calls (`required`), or
-    text and calls (`auto`). A tag is written as `<[id]>` if it is a special token, else as a string. Raises
-    `GrammarError` for tools of which it cannot be made."""
-    known_by: Sequence[str]
-    """A chat template that contains all of these is for this format."""
+    """Returns a Lark grammar, given the rules and the ids of the model's special tokens by their texts. Its rule
+    `start` allows only calls (`required`), or text and calls (`auto`). A tag that is a special token is `<[id]>` in it,
+    any other tag a string. Raises `GrammarError` if a grammar for the tools is impossible."""
+    template_marks: Sequence[str]
+    """A chat template that contains all of these texts uses this format."""
     new_call_id: Callable[[], str] = call_id
-    """Makes the id of a call. Some formats have ids of their own kind, since templates show them to the model."""
+    """Makes the id of a call. Some formats have ids of a special form, because templates show them to the model."""
 
     @cached_property
     def end_tags(self) -> StopStrings:
-        return StopStrings(self.ends)
+        return StopStrings(self.closing_tags)
 
 
-def region_reader(
-    parse: Callable[[Cursor, Sequence[Tool]], Iterator[ParsedCall | None]],
+def region_parser(
+    parse_calls: Callable[[Cursor, Sequence[Tool]], Iterator[ParsedCall | None]],
 ) -> Callable[[Cursor, Sequence[Tool]], ParsedRegion]:
-    """Makes the `read` of a format from a generator that goes through a region.
+    """Makes the `parse` of a format from a generator that advances through a region.
 
-    The generator yields each call once the cursor is behind it, and None once the cursor is behind something else that
-    belongs to the calls. It raises `EndOfText` where the text ends, `NotACall` where anything else follows.
+    The generator yields each call once the cursor is after it, and None once the cursor is after other text that
+    belongs to the calls. It raises `EndOfText` where the text ends, and `NotACall` where any other text follows.
     """
 
-    def read(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
+    def parse(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
         calls: list[ParsedCall] = []
-        taken, malformed = 0, False
+        num_parsed, malformed = 0, False
         try:
-            for call in parse(cursor, tools):
+            for call in parse_calls(cursor, tools):
                 if call is not None:
                     calls.append(call)
-                if not calls or calls[-1].whole:
-                    taken = cursor.place
+                if not calls or calls[-1].complete:
+                    num_parsed = cursor.position
         except NotACall:
             malformed = True
         except EndOfText:
             pass
-        taken = len(cursor.text) - len(cursor.text[taken:].lstrip())
-        begun = bool(calls) and not calls[-1].whole
-        left_over = cursor.final and not begun and (not calls or taken < len(cursor.text))
-        return ParsedRegion(tuple(calls), malformed or left_over, taken if any(call.whole for call in calls) else 0)
+        num_parsed = len(cursor.text) - len(cursor.text[num_parsed:].lstrip())
+        is_partial = bool(calls) and not calls[-1].complete
+        has_other_text = cursor.final and not is_partial and (not calls or num_parsed < len(cursor.text))
+        has_complete_call = any(call.complete for call in calls)
+        return ParsedRegion(tuple(calls), malformed or has_other_text, num_parsed if has_complete_call else 0)
 
-    return read
+    return parse
 
 
 def tool_named(name: object, tools: Sequence[Tool]) -> Tool:
@@ -147,14 +154,15 @@ def tool_named(name: object, tools: Sequence[Tool]) -> Tool:
 
 
 def tool_until(cursor: Cursor, tools: Sequence[Tool], *stops: str) -> Tool:
-    """Reads the name of a tool, up to one of `stops`. Raises `NotACall` as soon as no tool's name begins so."""
-    start = cursor.place
+    """Returns the tool whose name extends to one of `stops`. Raises `NotACall` as soon as no name of a tool has this
+    start."""
+    start = cursor.position
     try:
-        return tool_named(cursor.until(*stops).strip(), tools)
+        return tool_named(cursor.read_until(*stops).strip(), tools)
     except EndOfText:
-        begun = cursor.text[start:]
+        partial_name = cursor.text[start:]
         for stop in stops:
-            begun = begun.partition(stop[0])[0]  # the name may be followed by the beginning of a stop
-        if any(tool.name.startswith(begun.strip()) for tool in tools):
+            partial_name = partial_name.partition(stop[0])[0]  # the start of a stop can follow the name
+        if any(tool.name.startswith(partial_name.strip()) for tool in tools):
             raise
         raise NotACall from None

@@ -1,23 +1,25 @@
-"""Gives arguments that a model writes as plain text the types of the tool's schema.
+"""Converts arguments that a model generates as plain text to the types of the tool's schema.
 
-A string stays as it is. Anything else is JSON, or Python's way to write it (`True`, `None`, `{'a': 1}`), since
-templates show earlier arguments so. Text that fits no type of the schema stays a string, so that the client sees it.
+A string is unchanged. Any other argument is JSON, or a Python literal (`True`, `None`, `{'a': 1}`), because templates
+show earlier arguments in this form. A text that fits none of the schema's types becomes a string, so that the client
+gets it.
 """
 
 import ast
 import json
 from collections.abc import Mapping
 
-from motet.text.tools.cursor import NotACall, can_be_sent, decoded
+from motet.text.tools.cursor import NotACall, decoded, is_encodable
 from motet.text.tools.tool_format import Tool
 
 ANY = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 MAX_REFERENCES = 16
-"""Longest chain of references that is followed."""
+"""Maximum length of a chain of references."""
 
 
 def property_schema(tool: Tool, name: str) -> Mapping[str, object]:
-    """Returns the schema of one argument, with its reference resolved; empty if it has none."""
+    """Returns the schema of one argument, with its reference resolved. An argument without a schema has an empty
+    one."""
     properties = tool.parameters.get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
     for _ in range(MAX_REFERENCES):
@@ -28,14 +30,15 @@ def property_schema(tool: Tool, name: str) -> Mapping[str, object]:
 
 
 def types_of(schema: Mapping[str, object], root: Mapping[str, object]) -> frozenset[str]:
-    """Returns the JSON types that a value may have. References, also circular ones, are looked up in `root` once."""
-    types, left, seen = frozenset[str](), [schema], set[str]()
-    while left:
-        match left.pop():
+    """Returns the JSON types that a schema allows. Each reference is resolved in `root` once, even if it is
+    circular."""
+    types, waiting, visited = frozenset[str](), [schema], set[str]()
+    while waiting:
+        match waiting.pop():
             case {"$ref": str() as reference}:
-                if reference not in seen:
-                    seen.add(reference)
-                    left.append(_referred(reference, root))
+                if reference not in visited:
+                    visited.add(reference)
+                    waiting.append(_referred(reference, root))
             case {"type": str() as kind}:
                 types |= frozenset({kind}) & ANY or ANY
             case {"type": list() as kinds}:
@@ -45,14 +48,14 @@ def types_of(schema: Mapping[str, object], root: Mapping[str, object]) -> frozen
             case {"const": value}:
                 types |= _kinds(value)
             case {"anyOf": list() as parts} | {"oneOf": list() as parts}:
-                left += [part for part in parts if isinstance(part, Mapping)]
+                waiting += [part for part in parts if isinstance(part, Mapping)]
             case _:
                 types |= ANY
     return types or ANY
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Returns the JSON text of what the model wrote as `text`."""
+    """Returns the JSON of an argument that the model generated as `text`."""
     bare = text.strip()
     if types != {"string"}:
         try:
@@ -73,10 +76,10 @@ def _from_python(text: str, types: frozenset[str]) -> str | None:
         return None
     try:
         value = ast.literal_eval(text)
-        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
-    return written if _kinds(value) & types and can_be_sent(written) else None
+    return encoded if _kinds(value) & types and is_encodable(encoded) else None
 
 
 _KINDS: Mapping[type, frozenset[str]] = {
@@ -91,14 +94,14 @@ _KINDS: Mapping[type, frozenset[str]] = {
 
 
 def _kinds(value: object) -> frozenset[str]:
-    """Returns the JSON types of a value; none if JSON has no such value."""
+    """Returns the JSON types of a value; an empty set for a value that JSON does not have."""
     if isinstance(value, float):
         return frozenset({"number", "integer"} if value.is_integer() else {"number"})
     return _KINDS.get(type(value), frozenset())
 
 
 def _referred(reference: object, root: Mapping[str, object]) -> Mapping[str, object]:
-    """Looks up a reference such as `#/$defs/Unit`; returns an empty schema if it leads nowhere."""
+    """Returns the schema of a reference such as `#/$defs/Unit`; an empty schema if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return {}
     place: object = root
