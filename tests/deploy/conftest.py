@@ -1,4 +1,4 @@
-"""Things that the servers of this folder's tests start with."""
+"""Fixtures with which the servers of this folder's tests start."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder without weights."""
+    """Returns a model folder without weights."""
     return save_tiny_tokenizer(tmp_path_factory.mktemp("model"))

@@ -1,4 +1,4 @@
-"""Scripted engines that can die, and a starter that makes them instead of processes."""
+"""Scripted engines that can die, and a starter that makes them in place of engine processes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def script(_: GenerateRequest, __: ChoiceStart) -> list[int]:
 
 
 class DyingEngine(FakeEngine):
-    """Takes a step each time `steps` is released. `die` ends it as the death of its process would."""
+    """Runs a step each time `steps` is released. `die` ends it as the death of its process would."""
 
     def __init__(
         self,
@@ -29,15 +29,15 @@ class DyingEngine(FakeEngine):
         role: Role = Role.BOTH,
         transfer: TransferAddress | None = None,
         leases: FakeLeases | None = None,
-        meets: bool = True,
+        connects: bool = True,
     ) -> None:
         self.steps = asyncio.Semaphore(0)
         super().__init__(script, info=fake_info(role=role, transfer=transfer), gate=self.steps, leases=leases)
         self.died = asyncio.Event()
         self.submitted = asyncio.Event()
-        self.met: list[TransferAddress] = []
-        self.has_met = asyncio.Event()
-        self._meets = meets
+        self.connected: list[TransferAddress] = []
+        self.has_connected = asyncio.Event()
+        self._connects = connects
 
     def generate(self, request: GenerateRequest) -> FakeGroup:
         self.submitted.set()
@@ -45,10 +45,10 @@ class DyingEngine(FakeEngine):
 
     async def send(self, order: EngineOrder) -> OrderAnswer:
         if isinstance(order, Connect):
-            if not self._meets:
-                raise TransferError("nobody answers there", FailureKind.UNREACHABLE)
-            self.met.append(order.address)
-            self.has_met.set()
+            if not self._connects:
+                raise TransferError("no server answers there", FailureKind.UNREACHABLE)
+            self.connected.append(order.address)
+            self.has_connected.set()
         return Done()
 
     def kill(self) -> None:
@@ -64,15 +64,15 @@ class DyingEngine(FakeEngine):
 
 
 class Starter:
-    """Takes the place of `NativeEngine.start`. Engines of a role in `hangs` never get ready, those in `errors` cannot
-    start. If `meet` is false, no engine can be met."""
+    """Replaces `NativeEngine.start`. Engines of a role in `hangs` never become ready, and engines of a role in `errors`
+    cannot start. `connect`: False if no engine can be connected to another."""
 
     def __init__(
         self,
         *,
         hangs: Sequence[Role] = (),
         errors: Mapping[Role, MotetError] | None = None,
-        meet: bool = True,
+        connect: bool = True,
         leases: FakeLeases | None = None,
     ) -> None:
         self.configs: list[EngineConfig] = []
@@ -82,7 +82,7 @@ class Starter:
         self._started = asyncio.Semaphore(0)
         self._hangs = hangs
         self._errors = {} if errors is None else errors
-        self._meet = meet
+        self._connect = connect
         self._leases = leases or FakeLeases()
 
     async def __call__(self, config: EngineConfig) -> DyingEngine:
@@ -98,13 +98,13 @@ class Starter:
         if config.role in self._errors:
             raise self._errors[config.role]
         transfer = None if config.role is Role.BOTH else TransferAddress(f"engine {number}", "127.0.0.1", number)
-        engine = DyingEngine(role=config.role, transfer=transfer, leases=self._leases, meets=self._meet)
+        engine = DyingEngine(role=config.role, transfer=transfer, leases=self._leases, connects=self._connect)
         self.engines.append(engine)
         self._started.release()
         return engine
 
     async def engine(self, number: int) -> DyingEngine:
-        """Waits for the engine with that number, counted from 0, and returns it. Ask in order."""
+        """Waits for the engine with that number, counted from 0, and returns it. Must be called in ascending order."""
         while len(self.engines) <= number:
             await self._started.acquire()
         return self.engines[number]

@@ -1,4 +1,4 @@
-"""Runs a gateway in the test's own loop, in front of servers that run there too, over real sockets."""
+"""Runs a gateway in the test's own event loop, with servers in the same loop as workers, over real sockets."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from motet.engines.http import server_client
 from motet.errors import StartupError
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
-from tests.deploy.running import InLoop, Running, until_heard
+from tests.deploy.running import InLoop, Running, until_reported
 
 HEARTBEAT_S = 0.02
 ADMIN = {"authorization": "Bearer admin"}
@@ -53,13 +53,13 @@ def plan_of(
     )
 
 
-async def why_none_answers(plan: GatewayPlan) -> str:
-    """Returns what a gateway says that found no worker in time. Its time begins when all have been asked: this machine
-    may be too busy for that within any short time."""
+async def failure_without_workers(plan: GatewayPlan) -> str:
+    """Returns the error of a gateway that finds no worker in time. Its time starts when a report of every worker has
+    been requested, which can take any time on a busy machine."""
     async with server_client() as client:
         gateway, models = make_gateway(plan, client)
         async with gateway.watched():
-            await until_heard(gateway.router.fleet)
+            await until_reported(gateway.router.fleet)
         with pytest.raises(StartupError) as caught:
             await first_models(gateway, models, timeout_s=0.0)
         await gateway.close()
@@ -68,7 +68,7 @@ async def why_none_answers(plan: GatewayPlan) -> str:
 
 class RunningGateway(InLoop[Gateway]):
     def __init__(self, *workers: Running | str, **settings: Any) -> None:
-        """`settings`: those of `plan_of`."""
+        """`settings`: settings of `plan_of`."""
         super().__init__(partial(run_gateway, plan_of(*workers, **settings)))
 
     @property
@@ -87,7 +87,7 @@ class RunningGateway(InLoop[Gateway]):
         self.gateway.router.fleet.check()
 
     async def until_state(self, server: Running | str, state: WorkerState | None) -> None:
-        """Returns once the worker is in that state. None means that it is not known any more."""
+        """Returns when the worker is in that state; None means that it has been removed."""
         fleet = self.gateway.router.fleet
         id = server if isinstance(server, str) else id_of(server)
         while (member.state if (member := fleet.get(id)) else None) is not state:
@@ -96,10 +96,10 @@ class RunningGateway(InLoop[Gateway]):
     async def chat(self) -> httpx.Response:
         return await self.http.post("/v1/chat/completions", json=BODY)
 
-    async def begun_chat(self, *servers: Running) -> tuple[httpx.Response, Running, list[Running]]:
-        """Returns a chat whose first tokens are there, the server that writes it, and the other servers."""
+    async def started_chat(self, *servers: Running) -> tuple[httpx.Response, Running, list[Running]]:
+        """Returns a chat with its first tokens, the server that generates it, and the other servers."""
         for server in servers:
             server.engine.steps.release()
         response = await self.http.send(self.http.build_request("POST", "/v1/chat/completions", json=BODY), stream=True)
-        (writing,) = [server for server in servers if server.engine.open]
-        return response, writing, [server for server in servers if server is not writing]
+        (generating,) = [server for server in servers if server.engine.open]
+        return response, generating, [server for server in servers if server is not generating]

@@ -1,4 +1,4 @@
-"""An `HttpServer` of any app on a free loopback port, in the test's own loop."""
+"""An `HttpServer` with any app on a free loopback port, in the test's own event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def serving(
 
 
 async def left(writer: asyncio.StreamWriter) -> None:
-    """Ends the client's side, whatever the server has done with the connection."""
+    """Closes the client's side, in any state of the connection."""
     writer.close()
     with suppress(ConnectionError):
         await writer.wait_closed()

@@ -1,4 +1,4 @@
-"""Runs servers in the test's own loop, with scripted engines that can die."""
+"""Runs servers in the test's own event loop, with scripted engines that can die."""
 
 import asyncio
 import json
@@ -23,15 +23,15 @@ from tests.deploy.dying import ANSWER, DyingEngine, Starter
 from tests.patience import PATIENCE_S
 
 CELL = CellConfig(prefill=1, decode=1, bypass_tokens=0)
-NOBODY = ("http://127.0.0.1:1", "http://127.0.0.1:2")
-"""Where no server listens."""
+NO_SERVERS = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+"""Addresses at which no server listens."""
 
 
 W = TypeVar("W", Cell, Gateway)
 
 
 class InLoop(Generic[W]):
-    """A server in the test's own loop, which runs while the `async with` lasts."""
+    """A server in the test's own event loop, which runs while the `async with` lasts."""
 
     def __init__(self, run: Callable[..., Awaitable[Outcome]]) -> None:
         self.signals = StopSignals()
@@ -43,7 +43,7 @@ class InLoop(Generic[W]):
         await asyncio.wait((self.ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             self.http = httpx.AsyncClient(base_url=self.serving.url, timeout=PATIENCE_S)
-            await until_heard(self.serving.workforce.router.fleet)
+            await until_reported(self.serving.workforce.router.fleet)
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -60,7 +60,7 @@ class InLoop(Generic[W]):
         return self._ready.result()
 
     def check(self) -> None:
-        """Raises if anything is left after a good end. Subclasses say how."""
+        """Raises if anything is left after an end without errors. Overridden by subclasses."""
 
     async def outcome(self) -> Outcome:
         return await self.ended
@@ -69,10 +69,10 @@ class InLoop(Generic[W]):
         self._ready.set_result(serving)
 
 
-async def until_heard(fleet: Fleet) -> None:
-    """Returns once every worker that can answer has: on a machine that stands still for a second, the first question to
-    it gets no answer in time."""
-    while any(one.state is WorkerState.STARTING and one.address not in NOBODY for one in fleet.members):
+async def until_reported(fleet: Fleet) -> None:
+    """Returns when every worker that can answer has answered: on a machine that stops for a second, the first request
+    gets no answer in time."""
+    while any(one.state is WorkerState.STARTING and one.address not in NO_SERVERS for one in fleet.members):
         await fleet.changes.wait()
 
 
@@ -119,13 +119,13 @@ class Running(InLoop[Cell]):
 
     async def submitted_chat(self) -> "asyncio.Future[httpx.Response]":
         """Sends a chat, and returns while it waits for its first token."""
-        self.engine.submitted.clear()  # another one may have been before it
+        self.engine.submitted.clear()  # a request before this one can have set it
         response = asyncio.ensure_future(self.chat())
         await self.engine.submitted.wait()
         return response
 
-    async def begun_chat(self) -> httpx.Response:
-        """Sends a chat, and returns when its first tokens are there to be read."""
+    async def started_chat(self) -> httpx.Response:
+        """Sends a chat, and returns when its first tokens can be read."""
         self.engine.steps.release()
         return await self.http.send(self._request(), stream=True)
 
@@ -134,7 +134,7 @@ class Running(InLoop[Cell]):
         return self.http.build_request("POST", "/v1/chat/completions", json=body)
 
 
-def ended_well(stream: str) -> bool:
+def is_complete(stream: str) -> bool:
     """Returns True if both choices of the chat finished."""
     return stream.count('"finish_reason":"stop"') == 2 and stream.endswith("data: [DONE]\n\n")
 
@@ -143,14 +143,14 @@ def texts(stream: str) -> list[str]:
     """Returns the texts of both choices, and fails unless the stream ended well."""
     *events, last = [part.removeprefix("data: ") for part in stream.split("\n\n") if part]
     assert last == "[DONE]", stream
-    written = ["", ""]
+    texts = ["", ""]
     finished = 0
     for event in events:
         for choice in json.loads(event)["choices"]:
-            written[choice["index"]] += choice["delta"].get("content") or ""
+            texts[choice["index"]] += choice["delta"].get("content") or ""
             finished += choice["finish_reason"] == "stop"
     assert finished == 2, stream
-    return written
+    return texts
 
 
 EXPECTED = [ANSWER, ANSWER]

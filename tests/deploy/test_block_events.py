@@ -1,4 +1,4 @@
-"""Prompt blocks that engines have: the ports that publish them, and how a gateway follows those of a worker."""
+"""Events about cached prompt blocks: the ports that publish them, and a gateway that follows a worker's events."""
 
 import logging
 
@@ -16,7 +16,7 @@ from motet.kv_events.follower import BlockSource, Subscription
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.settings.server_config import KVEventsConfig
 from motet.types import EngineKind
-from tests.deploy.kept import Follows, report
+from tests.deploy.keeper_scene import FakeFollower, report
 from tests.kv_events.names import apply_to
 from tests.patience import PATIENCE_S
 
@@ -26,7 +26,7 @@ FIRST, SECOND = (Stored(tuple(block_names(range(i, i + 8), 4, salt="")), None, t
 
 
 async def known_at(endpoint: str) -> set[bytes]:
-    """Returns the blocks that a new listener hears of."""
+    """Returns the blocks that a new subscriber receives."""
     subscription, reader = Subscription(BlockSource.of_motet(endpoint)), EventReader()
     names: set[bytes] = set()
     for message in (await subscription.replay(0, patience_s=PATIENCE_S, gap_s=PATIENCE_S)).messages:
@@ -37,7 +37,7 @@ async def known_at(endpoint: str) -> set[bytes]:
     return names
 
 
-async def test_an_engine_that_is_started_again_publishes_at_the_same_port() -> None:
+async def test_a_restarted_engine_publishes_at_the_same_port() -> None:
     events = BlockEvents(KVEventsConfig(kv_events_port=0))
     before = events.listener(4)
     endpoint = events.endpoint
@@ -69,7 +69,7 @@ async def test_every_engine_has_two_ports_of_its_own() -> None:
         await second.close()
 
 
-async def test_nothing_is_published_unless_asked_for() -> None:
+async def test_nothing_is_published_by_default() -> None:
     events = BlockEvents(KVEventsConfig())
     assert events.listener(4) is None and events.endpoint is None
     await events.close()
@@ -79,66 +79,66 @@ ID, HERE, THERE = "worker", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5559"
 
 
 async def test_blocks_of_a_worker_are_in_the_index_while_it_is_followed() -> None:
-    index, follows = PrefixIndex(), Follows()
-    following = WorkerEventFollower(ID, index, follow=follows)
-    await following.follow(report("first", block_events=HERE))
-    await follows.begun.acquire()
+    index, follows = PrefixIndex(), FakeFollower()
+    follower = WorkerEventFollower(ID, index, follow=follows)
+    await follower.follow(report("first", block_events=HERE))
+    await follows.started.acquire()
     assert index.blocks(ID) == 1
-    await following.follow(report("first"))
+    await follower.follow(report("first"))
     assert (index.blocks(ID), follows.open) == (0, 0)
 
 
 async def test_a_worker_is_followed_once_and_again_after_its_restart() -> None:
-    follows = Follows()
-    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
+    follows = FakeFollower()
+    follower = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
     for engine_id, endpoint in (("first", HERE), ("first", HERE), ("second", HERE), ("second", THERE)):
-        await following.follow(report(engine_id, block_events=endpoint))
+        await follower.follow(report(engine_id, block_events=endpoint))
         if follows.open == 0:
-            await follows.begun.acquire()
+            await follows.started.acquire()
     assert follows.sources == [HERE, HERE, THERE]
-    await following.stop()
+    await follower.stop()
     assert follows.open == 0
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("no socket")])
 async def test_an_error_while_following_is_only_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    follows = Follows(error)
-    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
+    follows = FakeFollower(error)
+    follower = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
     with caplog.at_level(logging.ERROR):
-        await following.follow(report("first", block_events=HERE))
-        await follows.begun.acquire()
-        await following.stop()
+        await follower.follow(report("first", block_events=HERE))
+        await follows.started.acquire()
+        await follower.stop()
     assert "block events of worker are not followed any more" in caplog.text
 
 
 async def test_an_invalid_endpoint_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    following = WorkerEventFollower(ID, PrefixIndex(), follow=Follows())
+    follower = WorkerEventFollower(ID, PrefixIndex(), follow=FakeFollower())
     with caplog.at_level(logging.WARNING):
-        await following.follow(report("first", block_events="nowhere"))
-        await following.stop()
+        await follower.follow(report("first", block_events="nowhere"))
+        await follower.stop()
     assert "'nowhere' is not an endpoint" in caplog.text
 
 
 @pytest.mark.parametrize("replay", [None, THERE])
-async def test_a_foreign_worker_names_the_port_where_it_replays_if_it_does(replay: str | None) -> None:
-    follows = Follows()
-    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
-    await following.follow(theirs(HERE, replay))
-    await follows.begun.acquire()
+async def test_a_third_party_worker_reports_its_port_for_replays_if_it_has_one(replay: str | None) -> None:
+    follows = FakeFollower()
+    follower = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
+    await follower.follow(vllm_report(HERE, replay))
+    await follows.started.acquire()
     assert (follows.sources, follows.replays) == ([HERE], [replay])
-    await following.stop()
+    await follower.stop()
 
 
-async def test_a_server_of_ours_replays_at_the_port_after() -> None:
-    follows = Follows()
-    following = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
-    await following.follow(report(block_events=HERE))
-    await follows.begun.acquire()
+async def test_a_motet_server_replays_at_the_next_port() -> None:
+    follows = FakeFollower()
+    follower = WorkerEventFollower(ID, PrefixIndex(), follow=follows)
+    await follower.follow(report(block_events=HERE))
+    await follows.started.acquire()
     assert follows.replays == ["tcp://127.0.0.1:5558"]
-    await following.stop()
+    await follower.stop()
 
 
-def theirs(endpoint: str, replay: str | None) -> EngineReport:
-    of_ours = report(block_events=endpoint)
-    info = msgspec.structs.replace(of_ours.info, kind=EngineKind.VLLM)
-    return msgspec.structs.replace(of_ours, info=info, block_replay=replay)
+def vllm_report(endpoint: str, replay: str | None) -> EngineReport:
+    motet = report(block_events=endpoint)
+    info = msgspec.structs.replace(motet.info, kind=EngineKind.VLLM)
+    return msgspec.structs.replace(motet, info=info, block_replay=replay)

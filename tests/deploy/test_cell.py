@@ -1,4 +1,4 @@
-"""How a cell of prefill and decode engines starts, survives losses, and ends."""
+"""The start, the losses and the end of a cell of prefill and decode engines."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from motet.errors import KVMemoryError
 from motet.settings.server_config import CellConfig
 from motet.types import Role
 from tests.deploy.dying import Starter
-from tests.deploy.running import CELL, Running, ended_well
+from tests.deploy.running import CELL, Running, is_complete
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -25,7 +25,7 @@ TWO_BY_TWO = CellConfig(prefill=2, decode=2, bypass_tokens=0)
 async def test_a_prompt_is_prefilled_on_one_engine_and_answered_by_the_other(folder: Path) -> None:
     async with Running(folder, cell=CELL) as server:
         server.engine.let_run()
-        assert ended_well((await server.chat()).text)
+        assert is_complete((await server.chat()).text)
         (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
         assert (len(prefill.prefills), len(prefill.requests)) == (1, 0)
         assert (decode.pulls, len(decode.requests)) == (1, 1)
@@ -47,13 +47,15 @@ async def test_the_status_lists_the_workers_of_a_cell_with_their_side_channels(f
         ]
 
 
-async def test_every_decode_engine_meets_every_prefill_engine_before_the_server_is_ready(folder: Path) -> None:
+async def test_decode_engines_connect_to_all_prefill_engines_before_the_server_is_ready(folder: Path) -> None:
     async with Running(folder, cell=TWO_BY_TWO) as server:
-        assert [[address.port for address in engine.met] for engine in server.starter.of(Role.DECODE)] == [[1, 2]] * 2
-        assert [engine.met for engine in server.starter.of(Role.PREFILL)] == [[], []]
+        assert [[address.port for address in engine.connected] for engine in server.starter.of(Role.DECODE)] == [
+            [1, 2]
+        ] * 2
+        assert [engine.connected for engine in server.starter.of(Role.PREFILL)] == [[], []]
 
 
-async def test_an_engine_that_comes_back_meets_only_engines_that_are_there(folder: Path) -> None:
+async def test_a_restarted_engine_is_connected_only_to_running_engines(folder: Path) -> None:
     async with Running(folder, cell=CELL, restarts=1) as server:
         (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
         decode.die()
@@ -61,17 +63,17 @@ async def test_an_engine_that_comes_back_meets_only_engines_that_are_there(folde
         fleet = server.cell.router.fleet
         while len(server.starter.engines) < 4 or any(one.state is not WorkerState.READY for one in fleet.members):
             await fleet.changes.wait()
-        assert server.starter.of(Role.DECODE)[1].met == [server.starter.of(Role.PREFILL)[1].info.transfer]
+        assert server.starter.of(Role.DECODE)[1].connected == [server.starter.of(Role.PREFILL)[1].info.transfer]
 
 
-async def test_engines_that_cannot_meet_are_a_warning_and_not_the_end(
+async def test_engines_that_cannot_be_connected_are_a_warning_only(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        async with Running(folder, cell=CELL, starter=Starter(meet=False)) as server:
+        async with Running(folder, cell=CELL, starter=Starter(connect=False)) as server:
             assert (await server.http.get("/health")).status_code == 200
     assert "decode-0 cannot fetch from prefill-0" in caplog.text
-    assert "nobody answers there" in caplog.text
+    assert "no server answers there" in caplog.text
 
 
 async def test_an_engine_that_cannot_start_ends_the_others_and_frees_the_port(folder: Path) -> None:
@@ -88,23 +90,23 @@ async def test_a_signal_during_the_start_ends_ready_engines_and_cancels_the_othe
     starter = Starter(hangs=[Role.DECODE])
     running = Running(folder, cell=TWO_BY_TWO, starter=starter)
 
-    async def ask_meanwhile() -> None:
+    async def signal_during_the_start() -> None:
         await starter.hanging.wait()
         running.signals.ask()
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask_meanwhile())
+        tasks.create_task(signal_during_the_start())
         async with running as server:
             assert await server.outcome() is Outcome.STOPPED_BEFORE_READY
     assert [engine.closed for engine in starter.engines] == [True, True]
     assert starter.cancelled == 2
 
 
-async def test_without_its_prefill_engines_a_cell_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_its_prefill_engines_a_cell_continues(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with Running(folder, cell=CELL) as server:
         server.engine.let_run()
         server.starter.of(Role.PREFILL)[0].die()
-        assert ended_well((await server.chat()).text)
+        assert is_complete((await server.chat()).text)
         assert (await server.http.get("/health")).status_code == 200
         assert (await server.http.get("/status")).json()["totals"]["bypasses"] == 1
         assert not server.ended.done()
@@ -117,7 +119,7 @@ async def test_one_decode_engine_is_enough(folder: Path) -> None:
         first.die()
         second.let_run()
         for _ in range(3):
-            assert ended_well((await server.chat()).text)
+            assert is_complete((await server.chat()).text)
         assert (await server.http.get("/health")).status_code == 200
 
 
@@ -133,14 +135,14 @@ async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> Non
         assert all(engine.closed for engine in server.starter.engines)
 
 
-async def test_answers_under_way_finish_before_the_engines_of_a_cell_are_closed(folder: Path) -> None:
+async def test_running_answers_finish_before_the_engines_of_a_cell_are_closed(folder: Path) -> None:
     async with Running(folder, cell=CELL) as server:
-        under_way = await server.begun_chat()
+        running = await server.started_chat()
         server.signals.ask()
         assert (await server.chat()).status_code == 503
         assert not any(engine.closed for engine in server.starter.engines)
         server.engine.let_run()
-        assert ended_well((await under_way.aread()).decode())
+        assert is_complete((await running.aread()).decode())
         assert await server.outcome() is Outcome.STOPPED
         assert all(engine.closed for engine in server.starter.engines)
 
@@ -149,8 +151,8 @@ async def test_restarts_are_counted(folder: Path) -> None:
     async with Running(folder, cell=CELL, restarts=1) as server:
         assert 'motet:engine_restarts_total{model_name="tiny",worker="decode-0"} 0.0' in await metrics(server)
         server.engine.die()
-        again = await server.starter.engine(2)
-        while all(worker.engine is not again for worker in server.cell.workers):
+        restarted = await server.starter.engine(2)
+        while all(worker.engine is not restarted for worker in server.cell.workers):
             await server.cell.router.fleet.changes.wait()
         assert 'motet:engine_restarts_total{model_name="tiny",worker="decode-0"} 1.0' in await metrics(server)
 

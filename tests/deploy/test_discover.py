@@ -15,7 +15,7 @@ from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetE
 from motet.ids import ModelName
 from motet.testing.fake_engine import fake_info
 from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, Role
-from tests.deploy.kept import report
+from tests.deploy.keeper_scene import report
 
 pytestmark = pytest.mark.anyio
 

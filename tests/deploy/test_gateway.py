@@ -1,4 +1,5 @@
-"""A gateway in front of servers: who answers, and how an answer goes on when its worker is lost or leaves."""
+"""A gateway with servers as workers: which worker answers, and answers that continue when their worker is lost or
+leaves."""
 
 import asyncio
 import os
@@ -15,7 +16,7 @@ from motet.settings.server_config import RoutingConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Role
 from tests.deploy.dying import Starter
-from tests.deploy.gateways import ADMIN, RunningGateway, address, id_of, plan_of, why_none_answers
+from tests.deploy.gateways import ADMIN, RunningGateway, address, failure_without_workers, id_of, plan_of
 from tests.deploy.running import EXPECTED, Running, texts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -49,14 +50,14 @@ async def test_a_fetched_tokenizer_leaves_no_file(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with Running(folder) as server, RunningGateway(server) as gateway:
-        assert os.listdir(tmp_path) == []  # it serves already, so not even a gateway that is killed leaves a file
+        assert os.listdir(tmp_path) == []  # it serves already, so even a killed gateway leaves no file
         server.engine.let_run()
         assert texts((await gateway.chat()).text) == EXPECTED
 
 
-async def test_an_answer_outlives_one_worker_after_the_other(folder: Path) -> None:
+async def test_an_answer_survives_the_loss_of_two_workers_in_a_row(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, Running(folder) as c, RunningGateway(a, b, c) as gateway:
-        response, first, others = await gateway.begun_chat(a, b, c)
+        response, first, others = await gateway.started_chat(a, b, c)
         parts = response.aiter_text()
         stream = await read_until(parts, tokens=2)
         first.engine.die()
@@ -72,7 +73,7 @@ async def test_an_answer_outlives_one_worker_after_the_other(folder: Path) -> No
 
 
 async def read_until(parts: AsyncIterator[str], *, tokens: int) -> str:
-    """Reads a stream until it has brought so many tokens."""
+    """Reads a stream until it contains this number of tokens."""
     read = ""
     while read.count('"delta":{"content":"') < tokens:
         read += await anext(parts)
@@ -80,7 +81,7 @@ async def read_until(parts: AsyncIterator[str], *, tokens: int) -> str:
 
 
 async def writing(*servers: Running) -> Running:
-    """Waits until one of the servers is given a group, and returns that one."""
+    """Waits until one of the servers gets a group, and returns it."""
     waits = {asyncio.ensure_future(server.engine.submitted.wait()): server for server in servers}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in pending:
@@ -90,7 +91,7 @@ async def writing(*servers: Running) -> Running:
 
 async def test_a_worker_that_is_stopped_gets_nothing_new_and_finishes_its_groups(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first, (other,) = await gateway.begun_chat(a, b)
+        response, first, (other,) = await gateway.started_chat(a, b)
         first.signals.ask()
         await gateway.until_state(first, WorkerState.DRAINING)
         other.engine.let_run()
@@ -101,16 +102,16 @@ async def test_a_worker_that_is_stopped_gets_nothing_new_and_finishes_its_groups
         await gateway.until_state(first, WorkerState.DEAD)
 
 
-async def test_an_answer_of_a_worker_that_does_not_wait_for_it_goes_on_elsewhere(folder: Path) -> None:
+async def test_an_answer_of_a_worker_that_ends_at_once_continues_on_another_worker(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first, (other,) = await gateway.begun_chat(a, b)
+        response, first, (other,) = await gateway.started_chat(a, b)
         first.signals.ask()
         first.signals.ask()
         other.engine.let_run()
         assert texts((await response.aread()).decode()) == EXPECTED
 
 
-async def test_a_worker_that_comes_back_under_its_address_is_another_one(folder: Path) -> None:
+async def test_a_new_server_at_the_address_of_a_worker_is_a_new_start(folder: Path) -> None:
     port = free_port()
     async with Running(folder, port=port) as first, RunningGateway(first) as gateway:
         gateway.gateway.router.fleet.cached_blocks.stored(id_of(first), [b"block"])
@@ -141,7 +142,7 @@ async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) ->
     port = free_port()
     patient = RoutingConfig(migration_wait_s=15.0)
     async with Running(folder, port=port) as first, RunningGateway(first, routing=patient) as gateway:
-        response, *_ = await gateway.begun_chat(first)
+        response, *_ = await gateway.started_chat(first)
         first.engine.die()
         assert await first.outcome() is Outcome.ENGINE_DIED
         async with Running(folder, port=port) as second:
@@ -149,12 +150,12 @@ async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) ->
             assert texts((await response.aread()).decode()) == EXPECTED
 
 
-async def test_a_worker_that_wants_another_key_is_not_used_and_the_reason_is_shown(folder: Path) -> None:
+async def test_a_worker_that_requires_another_key_is_unused_with_its_reason(folder: Path) -> None:
     async with Running(folder, api_keys=["client"], worker_key="secret") as server:
         async with RunningGateway(server, worker_key="secret") as gateway:
             server.engine.let_run()
             assert texts((await gateway.chat()).text) == EXPECTED
-        assert "with the same --worker-key" in await why_none_answers(plan_of(server))
+        assert "with the same --worker-key" in await failure_without_workers(plan_of(server))
 
 
 async def test_a_gateway_keeps_the_cached_prompts_of_its_keys_apart_on_its_workers(folder: Path) -> None:
@@ -169,7 +170,7 @@ async def test_a_gateway_keeps_the_cached_prompts_of_its_keys_apart_on_its_worke
 
 async def test_a_gateway_that_finds_no_worker_lists_the_state_of_each(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
-        said = await why_none_answers(plan_of(prefill, "http://127.0.0.1:1"))
+        said = await failure_without_workers(plan_of(prefill, "http://127.0.0.1:1"))
     assert f"{id_of(prefill)} ({address(prefill)}) is ready" in said
     assert "127.0.0.1:1 (http://127.0.0.1:1) is starting: " in said
 
@@ -190,7 +191,7 @@ async def test_prefill_and_decode_servers_work_together(folder: Path) -> None:
         Running(folder, role=Role.DECODE, starter=starters[2]) as b,
         RunningGateway(prefill, a, b) as gateway,
     ):
-        assert [server.engine.met for server in (a, b)] == [[prefill.engine.info.transfer]] * 2
+        assert [server.engine.connected for server in (a, b)] == [[prefill.engine.info.transfer]] * 2
         for server in (a, b):
             server.engine.let_run()
         for _ in range(2):
@@ -243,12 +244,12 @@ async def test_decode_does_without_a_lost_prefill_server_and_uses_it_again_when_
             engines = prefill_engines.engines
             assert [len(engine.prefills) for engine in engines] == [0, 1]
             assert decode.engine.pulls == 1
-            assert decode.engine.met == [engine.info.transfer for engine in engines]
+            assert decode.engine.connected == [engine.info.transfer for engine in engines]
 
 
 async def test_a_client_that_leaves_frees_its_group_on_the_worker(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
-        response, *_ = await gateway.begun_chat(server)
+        response, *_ = await gateway.started_chat(server)
         await response.aclose()
         while server.engine.open:
             await server.http.get("/health")

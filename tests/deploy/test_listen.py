@@ -19,11 +19,12 @@ from motet.deploy.server import favour_streams
 from motet.errors import ConfigError
 from motet.settings.server_config import ServerConfig
 from tests.deploy.listening import serving
+from tests.patience import PATIENCE_S
 
 NOFILE = resource.RLIMIT_NOFILE
 
 
-def test_port_0_takes_a_free_one() -> None:
+def test_port_0_means_a_free_port() -> None:
     with listen("127.0.0.1", 0) as first, listen("127.0.0.1", 0) as second:
         assert port_of(first) != port_of(second)
         assert url_of(first) == f"http://127.0.0.1:{port_of(first)}"
@@ -35,12 +36,12 @@ def test_a_taken_port_is_an_error_that_names_the_flag() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a..b"])
-def test_a_host_that_is_not_ours_is_an_error_that_names_the_flag(host: str) -> None:
+def test_a_host_of_another_machine_is_an_error_that_names_the_flag(host: str) -> None:
     with pytest.raises(ConfigError, match=f"--host {host}"):
         listen(host, 0)
 
 
-def test_a_url_is_one_that_a_client_on_this_machine_can_ask() -> None:
+def test_a_url_can_be_reached_by_a_client_on_this_machine() -> None:
     assert url_at("0.0.0.0", 8000) == "http://127.0.0.1:8000"
     assert url_at("::", 8000) == "http://[::1]:8000"
     assert url_at("10.0.0.7", 8000) == "http://10.0.0.7:8000"
@@ -48,7 +49,7 @@ def test_a_url_is_one_that_a_client_on_this_machine_can_ask() -> None:
 
 @pytest.mark.anyio
 async def test_accepted_connections_send_small_writes_at_once() -> None:
-    """Otherwise the second of two steps that come together waits until the first is acknowledged, up to 40 ms."""
+    """Otherwise the second of two steps in a row waits up to 40 ms until the first one is acknowledged."""
     async with serving(FastAPI(openapi_url=None)) as (server, reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
@@ -57,7 +58,7 @@ async def test_accepted_connections_send_small_writes_at_once() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_there_is_no_extension_for_a_send_that_is_not_uvicorns_own() -> None:
+def test_there_is_no_extension_for_a_send_other_than_uvicorns_own() -> None:
     async def send(message: dict[str, object]) -> None: ...
 
     assert writer_of(send) is None
@@ -66,7 +67,7 @@ def test_there_is_no_extension_for_a_send_that_is_not_uvicorns_own() -> None:
 @pytest.mark.parametrize("method", ["POST", "HEAD"])
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"6")]], ids=["chunks", "length"])
 @pytest.mark.anyio
-async def test_the_extension_writes_what_messages_would(method: str, headers: list[tuple[bytes, bytes]]) -> None:
+async def test_the_extension_sends_the_same_bytes_as_messages(method: str, headers: list[tuple[bytes, bytes]]) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for piece in (b"one", b"two"):
@@ -88,7 +89,7 @@ async def test_the_extension_writes_what_messages_would(method: str, headers: li
 
 
 @pytest.mark.anyio
-async def test_the_extension_waits_for_a_slow_reader_and_for_none_that_has_left() -> None:
+async def test_the_extension_waits_for_a_slow_reader_but_not_after_it_has_left() -> None:
     piece, written, gone = bytes(1 << 16), 0, asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,48 +109,48 @@ async def test_the_extension_waits_for_a_slow_reader_and_for_none_that_has_left(
     slow = asyncio.Event()
     async with serving(app) as (_, reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
-        await asyncio.wait_for(slow.wait(), 10)
+        await asyncio.wait_for(slow.wait(), PATIENCE_S)
         await reader.readuntil(b"\r\n\r\n")
         size = written * (len(piece) + len(b"10000\r\n\r\n"))
-        assert len(await reader.readexactly(size + len(piece))) > size, "the piece that had to wait comes too"
-    await asyncio.wait_for(gone.wait(), 10)
+        assert len(await reader.readexactly(size + len(piece))) > size, "the chunk that had to wait is sent, too"
+    await asyncio.wait_for(gone.wait(), PATIENCE_S)
 
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """Lowers this process's own limit for the length of a test, and yields the system's."""
+    """Lowers this process's own limit for the duration of a test, and yields the system's."""
     soft, hard = resource.getrlimit(NOFILE)
     resource.setrlimit(NOFILE, (512, hard))
     yield hard
     resource.setrlimit(NOFILE, (soft, hard))
 
 
-def test_a_low_limit_is_raised_to_what_is_wanted(hard: int) -> None:
+def test_a_low_limit_is_raised_to_the_requested_one(hard: int) -> None:
     assert allow_open_files(600) == 600
     assert resource.getrlimit(NOFILE) == (600, hard)
 
 
-def test_a_limit_is_raised_no_further_than_the_system_allows(hard: int) -> None:
-    wanted, given = (700, 700) if hard == resource.RLIM_INFINITY else (hard + 1, hard)
-    assert allow_open_files(wanted) == given
-    assert resource.getrlimit(NOFILE) == (given, hard)
+def test_a_limit_is_raised_at_most_to_that_of_the_system(hard: int) -> None:
+    requested, expected = (700, 700) if hard == resource.RLIM_INFINITY else (hard + 1, hard)
+    assert allow_open_files(requested) == expected
+    assert resource.getrlimit(NOFILE) == (expected, hard)
 
 
 def test_connections_leave_half_of_the_open_files_to_workers(hard: int) -> None:
-    def most(wanted: int) -> int:
-        return connection_limits(ServerConfig(served_model_name="", max_connections=wanted)).max_connections
+    def maximum(requested: int) -> int:
+        return connection_limits(ServerConfig(served_model_name="", max_connections=requested)).max_connections
 
-    assert (most(100), most(1000)) == (100, 256)
+    assert (maximum(100), maximum(1000)) == (100, 256)
 
 
-def test_a_higher_limit_is_left_alone(hard: int) -> None:
+def test_a_higher_limit_is_not_changed(hard: int) -> None:
     assert allow_open_files(100) == 512
     assert resource.getrlimit(NOFILE) == (512, hard)
 
 
 @pytest.mark.slow
 def test_the_garbage_collector_skips_objects_that_were_there_at_the_start() -> None:
-    gc.collect()  # tests before it may have left more than half of them behind
+    gc.collect()  # else most objects can be garbage of earlier tests
     tracked, frozen = len(gc.get_objects()), gc.get_freeze_count()
     favour_streams()
     assert gc.get_freeze_count() - frozen > tracked / 2
@@ -157,8 +158,8 @@ def test_the_garbage_collector_skips_objects_that_were_there_at_the_start() -> N
 
 
 @pytest.mark.slow
-def test_threads_take_memory_from_one_arena() -> None:
-    """Each had one of its own, and an API process grew by 27 MB an hour."""
+def test_threads_allocate_memory_from_one_arena() -> None:
+    """Regression: each thread had an arena of its own, and an API process grew by 27 MB per hour."""
     code = """
 import ctypes, threading
 from motet.deploy.server import share_arena
@@ -172,5 +173,5 @@ libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
 libc.fflush(None)
 """
     for shared, arenas in ((code, 1), (code.replace("share_arena()\n", ""), 2)):
-        told = subprocess.run([sys.executable, "-c", shared], capture_output=True, text=True, check=True).stdout
-        assert min(told.count("<heap nr="), 2) == arenas
+        report = subprocess.run([sys.executable, "-c", shared], capture_output=True, text=True, check=True).stdout
+        assert min(report.count("<heap nr="), 2) == arenas

@@ -23,11 +23,11 @@ PREFILL = TransferAddress("prefill", "127.0.0.1", 1)
 
 
 class Scene:
-    """A keeper whose clock moves only while it waits."""
+    """A keeper whose clock advances only while it sleeps."""
 
     def __init__(self, *, restarts: int = 3, starter: Starter | None = None) -> None:
         self.now_s = 0.0
-        self.waits_s: list[float] = []
+        self.sleeps_s: list[float] = []
         self.starter = starter or Starter()
         self.fleet = Fleet(clock=lambda: self.now_s)
         self.config = EngineConfig(model_path="", model_name="tiny", role=Role.DECODE)
@@ -65,22 +65,22 @@ class Scene:
         engine = await self.starter.engine(number)
         while (worker := self.fleet.reports()[1].worker) is None or worker.engine is not engine:
             await self.fleet.changes.wait()
-        assert engine.met == [PREFILL]  # it has met prefill before it gets a group
+        assert engine.connected == [PREFILL]  # it is connected to prefill before it gets a group
         return engine
 
     async def _sleep(self, wait_s: float) -> None:
-        self.waits_s.append(wait_s)
+        self.sleeps_s.append(wait_s)
         self.now_s += wait_s
 
 
-async def test_an_engine_that_dies_is_started_again_as_the_same_worker() -> None:
+async def test_an_engine_that_dies_is_restarted_as_the_same_worker() -> None:
     async with Scene() as scene:
         first = scene.starter.engines[0]
         first.die()
         second = await scene.ready_again(1)
         assert scene.state is WorkerState.READY
         assert first.closed and not second.closed
-        assert [engine.met for engine in (first, second)] == [[PREFILL], [PREFILL]]
+        assert [engine.connected for engine in (first, second)] == [[PREFILL], [PREFILL]]
         assert [len(engine.block_listeners) for engine in (first, second)] == [2, 2]  # the index, and the publisher
         assert scene.keeper.restarted == 1
     assert second.closed
@@ -91,7 +91,7 @@ async def test_the_keeper_waits_longer_each_time_and_then_gives_up() -> None:
         for number in range(3):
             (await scene.ready_again(number)).die()
         last = await scene.ready_again(3)
-        assert scene.waits_s == [0.25, 0.5, 1.0]
+        assert scene.sleeps_s == [0.25, 0.5, 1.0]
         last.die()
         await scene.keeper.given_up.wait()
         assert (scene.state, scene.fleet.catalog.serving().worker_expected) == (WorkerState.DEAD, False)
@@ -105,7 +105,7 @@ async def test_an_engine_that_ran_for_long_has_all_its_restarts_again() -> None:
             scene.now_s += STEADY_S
             engine.die()
         await scene.ready_again(5)
-        assert scene.waits_s == [0.25] * 5
+        assert scene.sleeps_s == [0.25] * 5
 
 
 async def test_without_restarts_an_engine_is_given_up_at_once() -> None:
@@ -115,13 +115,13 @@ async def test_without_restarts_an_engine_is_given_up_at_once() -> None:
         assert len(scene.starter.configs) == 1
 
 
-async def test_an_engine_that_cannot_start_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_cannot_start_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     errors: dict[Role, ModelLoadError] = {}
     async with Scene(restarts=2, starter=Starter(errors=errors)) as scene:
         errors[Role.DECODE] = ModelLoadError("the disk is gone")
         scene.starter.engines[0].die()
         await scene.keeper.given_up.wait()
-        assert scene.waits_s == [0.25, 0.5]
+        assert scene.sleeps_s == [0.25, 0.5]
         assert len(scene.starter.configs) == 3
     assert "the disk is gone" in caplog.text
 
@@ -136,7 +136,7 @@ async def test_closing_a_keeper_while_its_engine_starts_leaves_nothing() -> None
     assert scene.starter.cancelled == 1
 
 
-async def test_an_engine_s_cached_blocks_are_known_until_it_dies() -> None:
+async def test_the_cached_blocks_of_an_engine_are_known_until_it_dies() -> None:
     async with Scene() as scene:
         first = scene.starter.engines[0]
         for listener in first.block_listeners:
@@ -154,32 +154,32 @@ def test_the_wait_is_bounded() -> None:
 CONFIGS = {name: EngineConfig(model_path="", model_name=name) for name in ("a", "b", "c")}
 
 
-class SlowEndings:
-    """Starts that never end by themselves. Each takes longer than the last to clear up when cancelled."""
+class SlowStarts:
+    """Starts that run until they are cancelled. Each one takes longer than the previous one to clean up."""
 
     def __init__(self, *, fails: str = "") -> None:
-        self.begun: list[str] = []
-        self.all_begun = asyncio.Event()
-        self.cleared: list[str] = []
+        self.started: list[str] = []
+        self.all_started = asyncio.Event()
+        self.cleaned_up: list[str] = []
         self._fails = fails
 
     async def __call__(self, config: EngineConfig) -> LocalEngine:
-        self.begun.append(config.model_name)
-        if len(self.begun) == len(CONFIGS):
-            self.all_begun.set()
+        self.started.append(config.model_name)
+        if len(self.started) == len(CONFIGS):
+            self.all_started.set()
         if config.model_name == self._fails:
             raise StartupError("no memory")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            for _ in range(len(self.begun) * list(CONFIGS).index(config.model_name)):
+            for _ in range(len(self.started) * list(CONFIGS).index(config.model_name)):
                 await asyncio.sleep(0)
-            self.cleared.append(config.model_name)
+            self.cleaned_up.append(config.model_name)
             raise
         raise AssertionError
 
 
-def keepers(starts: SlowEndings) -> list[LocalKeeper]:
+def keepers(starts: SlowStarts) -> list[LocalKeeper]:
     events, fleet = BlockEvents(KVEventsConfig()), Fleet()
     return [
         LocalKeeper(
@@ -195,18 +195,18 @@ def keepers(starts: SlowEndings) -> list[LocalKeeper]:
     ]
 
 
-async def test_a_start_that_is_cancelled_lets_every_engine_clear_up() -> None:
-    starts = SlowEndings()
+async def test_a_start_that_is_cancelled_lets_every_engine_clean_up() -> None:
+    starts = SlowStarts()
     starting = asyncio.create_task(start_all(keepers(starts)))
-    await starts.all_begun.wait()
+    await starts.all_started.wait()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert starts.cleared == ["a", "b", "c"]
+    assert starts.cleaned_up == ["a", "b", "c"]
 
 
 async def test_an_engine_that_cannot_start_ends_the_others() -> None:
-    starts = SlowEndings(fails="b")
+    starts = SlowStarts(fails="b")
     with pytest.raises(StartupError, match="no memory"):
         await start_all(keepers(starts))
-    assert starts.cleared == ["a", "c"]
+    assert starts.cleaned_up == ["a", "c"]

@@ -81,7 +81,7 @@ async def test_two_servers_behind_one_address_have_two_ids(folder: Path) -> None
 
 async def test_a_drained_worker_finishes_its_groups_and_stays(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first, (other,) = await gateway.begun_chat(a, b)
+        response, first, (other,) = await gateway.started_chat(a, b)
         drained = await gateway.http.post(f"/workers/{id_of(first)}/drain", headers=ADMIN)
         assert (drained.status_code, drained.json()["state"]) == (202, "draining")
         other.engine.let_run()
@@ -95,7 +95,7 @@ async def test_a_drained_worker_finishes_its_groups_and_stays(folder: Path) -> N
 
 async def test_a_worker_that_leaves_may_finish_its_groups(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first, _ = await gateway.begun_chat(a, b)
+        response, first, _ = await gateway.started_chat(a, b)
         assert (await leave(gateway, first, drain_s=15)).status_code == 202
         assert (await leave(gateway, first, drain_s=0)).status_code == 202
         assert set(await ids(gateway)) == {id_of(a), id_of(b)}
@@ -109,7 +109,7 @@ async def test_a_worker_that_leaves_may_finish_its_groups(folder: Path) -> None:
 
 async def test_a_group_that_a_leaving_worker_does_not_finish_in_time_goes_on_elsewhere(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
-        response, first, (other,) = await gateway.begun_chat(a, b)
+        response, first, (other,) = await gateway.started_chat(a, b)
         await leave(gateway, first, drain_s=0)
         await gateway.until_state(first, None)
         other.engine.let_run()
@@ -254,7 +254,7 @@ async def test_a_line_that_comes_back_while_its_worker_leaves_brings_it_back(fol
     async with Running(folder) as a, Running(folder) as b:
         write(file, f"{address(a)}\n")
         async with RunningGateway(file=file) as gateway:
-            response, *_ = await gateway.begun_chat(a)
+            response, *_ = await gateway.started_chat(a)
             write(file, "")
             await gateway.until_state(a, WorkerState.DRAINING)
             write(file, f"{address(a)}\n{address(b)}\n")

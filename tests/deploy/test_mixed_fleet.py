@@ -32,13 +32,13 @@ def gateway_to(folder: Path, *workers: Running | FakeVLLM | FakeOpenAI) -> Runni
 
 async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> None:
     async with (
-        Running(folder) as ours,
+        Running(folder) as motet,
         FakeVLLM(adapters=("poet",)) as vllm,
         texts_peer() as texts,
-        gateway_to(folder, ours, vllm, texts) as gateway,
+        gateway_to(folder, motet, vllm, texts) as gateway,
     ):
-        ours.engine.let_run()
-        name = ours.engine.info.model
+        motet.engine.let_run()
+        name = motet.engine.info.model
         assert gateway.models == [name, MODEL, "poet", TEXTS]
         listed = (await gateway.http.get("/v1/models")).json()["data"]
         assert [card["id"] for card in listed] == [name, MODEL, "poet", TEXTS]
@@ -59,9 +59,9 @@ async def test_every_model_of_every_kind_is_listed_and_answers(folder: Path) -> 
         vllm.check()
 
 
-async def test_a_server_of_ours_with_vllm_s_metrics_is_found_to_be_one_of_ours(folder: Path) -> None:
-    async with Running(folder, metric_prefix="vllm") as ours, gateway_to(folder, ours) as gateway:
-        scrape_of((await ours.http.get("/metrics")).content)  # raises unless it could be taken for a vLLM server
+async def test_a_motet_server_with_vllms_metrics_is_detected_as_a_motet_server(folder: Path) -> None:
+    async with Running(folder, metric_prefix="vllm") as motet, gateway_to(folder, motet) as gateway:
+        scrape_of((await motet.http.get("/metrics")).content)  # raises unless it could be taken for a vLLM server
         (worker,) = (await gateway.http.get("/status")).json()["workers"]
         assert (worker["kind"], worker["state"]) == ("motet", "ready")
 
@@ -81,15 +81,15 @@ async def test_a_model_is_known_while_its_last_worker_is_away_until_that_leaves(
 
 
 async def test_a_model_keeps_its_compiled_grammars_while_others_come_and_go(folder: Path) -> None:
-    """Each change of the fleet used to make every model anew, and the vocabulary of its grammars with it."""
-    async with Running(folder) as ours, texts_peer() as texts, gateway_to(folder, ours, texts) as gateway:
-        served = gateway.service.served(ours.engine.info.model)
+    """Regression: each change of the fleet made every model again, with the vocabulary of its grammars."""
+    async with Running(folder) as motet, texts_peer() as texts, gateway_to(folder, motet, texts) as gateway:
+        served = gateway.service.served(motet.engine.info.model)
         before_change, grammars = gateway.gateway.router.fleet.catalog.models(), served.grammars
         await gateway.http.delete(f"/workers/{texts.url.removeprefix('http://')}", headers=ADMIN)
         await gateway.until_state(texts.url.removeprefix("http://"), None)
-        assert gateway.models == [ours.engine.info.model]
+        assert gateway.models == [motet.engine.info.model]
         assert gateway.gateway.router.fleet.catalog.models() is not before_change
-        assert gateway.service.served(ours.engine.info.model).grammars is grammars
+        assert gateway.service.served(motet.engine.info.model).grammars is grammars
 
 
 async def test_a_gateway_with_text_upstreams_alone_needs_no_tokenizer(folder: Path) -> None:
@@ -102,14 +102,14 @@ async def test_a_gateway_with_text_upstreams_alone_needs_no_tokenizer(folder: Pa
         assert_error(refused, status=400, code="unsupported_model")
 
 
-async def test_a_vllm_server_is_asked_in_texts_if_named_as_openai(folder: Path) -> None:
-    """A server of ours may be asked so too: its own templates, limits and keys hold."""
-    async with Running(folder) as ours, RunningGateway(f"{address(ours)},openai") as gateway:
-        ours.engine.let_run()
+async def test_a_motet_server_is_used_as_a_text_upstream_if_named_as_openai(folder: Path) -> None:
+    """The templates, limits and keys of the Motet server apply then."""
+    async with Running(folder) as motet, RunningGateway(f"{address(motet)},openai") as gateway:
+        motet.engine.let_run()
         (worker,) = (await gateway.http.get("/status")).json()["workers"]
-        assert (worker["id"], worker["kind"]) == (id_of(ours), "openai")
+        assert (worker["id"], worker["kind"]) == (id_of(motet), "openai")
         body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "seed": 3}
-        here, there = [await http.post("/v1/chat/completions", json=body) for http in (gateway.http, ours.http)]
+        here, there = [await http.post("/v1/chat/completions", json=body) for http in (gateway.http, motet.http)]
         texts = [[choice["message"]["content"] for choice in answer.json()["choices"]] for answer in (here, there)]
         assert texts[0] == texts[1]
 
@@ -126,7 +126,7 @@ async def test_a_text_upstream_that_is_lost_gets_nothing_until_it_is_back(folder
         assert (await gateway.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
-async def test_a_text_upstream_that_leaves_during_a_probe_is_asked_no_more(folder: Path) -> None:
+async def test_a_text_upstream_that_leaves_during_a_probe_gets_no_more_requests(folder: Path) -> None:
     async with texts_peer() as texts, FakeVLLM() as vllm, gateway_to(folder, vllm) as gateway:
         texts.shut()
         id = texts.url.removeprefix("http://")

@@ -1,4 +1,4 @@
-"""A decode server and the prefill servers that it asks."""
+"""A decode server and the prefill servers to which it sends requests."""
 
 import asyncio
 from pathlib import Path
@@ -14,12 +14,12 @@ from motet.settings.server_config import CellConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import GenerateRequest, Role
 from tests.deploy.dying import Starter
-from tests.deploy.running import Running, ended_well
+from tests.deploy.running import Running, is_complete
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-def asking(*urls: str) -> CellConfig:
+def cell_with(*urls: str) -> CellConfig:
     return CellConfig(prefill_urls=urls, bypass_tokens=0)
 
 
@@ -39,11 +39,11 @@ async def test_a_decode_server_meets_its_prefill_server_and_has_prompts_prefille
     leases = FakeLeases()
     async with Running(folder, role=Role.PREFILL, starter=Starter(leases=leases)) as prefill:
         url = str(prefill.http.base_url)
-        async with Running(folder, role=Role.DECODE, cell=asking(url), starter=Starter(leases=leases)) as decode:
-            await decode.engine.has_met.wait()
-            assert decode.engine.met == [prefill.engine.info.transfer]
+        async with Running(folder, role=Role.DECODE, cell=cell_with(url), starter=Starter(leases=leases)) as decode:
+            await decode.engine.has_connected.wait()
+            assert decode.engine.connected == [prefill.engine.info.transfer]
             decode.engine.let_run()
-            assert ended_well((await decode.chat()).text)
+            assert is_complete((await decode.chat()).text)
             assert (len(prefill.engine.prefills), decode.engine.pulls) == (1, 1)
             assert leases.held == {}
             decode.signals.ask()
@@ -52,7 +52,7 @@ async def test_a_decode_server_meets_its_prefill_server_and_has_prompts_prefille
 
 
 async def test_a_decode_server_lists_its_prefill_servers_by_their_urls_each_once(folder: Path) -> None:
-    cell = asking("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:1/v1/")
+    cell = cell_with("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:1/v1/")
     async with Running(folder, role=Role.DECODE, cell=cell) as decode:
         workers = (await decode.http.get("/status")).json()["workers"]
         assert [(worker["id"], worker["role"], worker["address"]) for worker in workers] == [
@@ -63,9 +63,9 @@ async def test_a_decode_server_lists_its_prefill_servers_by_their_urls_each_once
 
 
 async def test_without_its_prefill_server_a_decode_server_does_everything_itself(folder: Path) -> None:
-    async with Running(folder, role=Role.DECODE, cell=asking("http://127.0.0.1:1")) as decode:
+    async with Running(folder, role=Role.DECODE, cell=cell_with("http://127.0.0.1:1")) as decode:
         decode.engine.let_run()
-        assert ended_well((await decode.chat()).text)
+        assert is_complete((await decode.chat()).text)
         assert decode.engine.pulls == 0
         assert (await decode.http.get("/status")).json()["totals"]["bypasses"] == 1
 
@@ -76,18 +76,18 @@ async def test_a_prefill_server_is_asked_with_its_key_and_refuses_others(folder:
     async with prefill:
         url = str(prefill.http.base_url)
         async with Running(
-            folder, role=Role.DECODE, cell=asking(url), worker_key="secret", starter=Starter(leases=leases)
+            folder, role=Role.DECODE, cell=cell_with(url), worker_key="secret", starter=Starter(leases=leases)
         ) as decode:
             decode.engine.let_run()
-            assert ended_well((await decode.chat()).text)
+            assert is_complete((await decode.chat()).text)
             assert decode.engine.pulls == 1
-        async with Running(folder, role=Role.DECODE, cell=asking(url), worker_key="another") as decode:
+        async with Running(folder, role=Role.DECODE, cell=cell_with(url), worker_key="another") as decode:
             shown = await prefill_of(decode)
             assert shown["state"] == "dead"
             assert "answered 401" in str(shown["note"])
             assert "--worker-key" in str(shown["note"])
             decode.engine.let_run()
-            assert ended_well((await decode.chat()).text)
+            assert is_complete((await decode.chat()).text)
     assert len(prefill.engine.prefills) == 1
 
 
@@ -95,12 +95,12 @@ async def test_a_prefill_server_with_another_model_is_not_asked_and_the_reason_i
     async with Running(folder, role=Role.PREFILL) as prefill:
         prefill.engine.info = replace(prefill.engine.info, model=ModelName("large"))
         url = str(prefill.http.base_url)
-        async with Running(folder, role=Role.DECODE, cell=asking(url)) as decode:
+        async with Running(folder, role=Role.DECODE, cell=cell_with(url)) as decode:
             shown = await prefill_of(decode)
             assert (shown["state"], shown["role"]) == ("dead", "prefill")
             assert "has the model large, and this server fake" in str(shown["note"])
             decode.engine.let_run()
-            assert ended_well((await decode.chat()).text)
+            assert is_complete((await decode.chat()).text)
     assert prefill.engine.prefills == []
 
 
@@ -108,21 +108,21 @@ async def test_a_prefill_server_that_is_started_again_is_met_again(folder: Path)
     leases, port = FakeLeases(), free_port()
     first = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), port=port)
     async with first:
-        cell = asking(str(first.http.base_url))
+        cell = cell_with(str(first.http.base_url))
         decode = Running(folder, role=Role.DECODE, cell=cell, starter=Starter(leases=leases))
         await decode.__aenter__()
         decode.engine.let_run()
-        assert ended_well((await decode.chat()).text)
+        assert is_complete((await decode.chat()).text)
     try:
         await until_prefill(decode, WorkerState.DEAD)
-        assert ended_well((await decode.chat()).text)
+        assert is_complete((await decode.chat()).text)
         assert decode.engine.pulls == 1
         again = Starter(leases=leases)
         again.configs.extend(first.starter.configs)  # so its engine gets another id
         async with Running(folder, role=Role.PREFILL, starter=again, port=port) as second:
             await until_prefill(decode, WorkerState.READY)
-            assert ended_well((await decode.chat()).text)
-            assert [address.engine_id for address in decode.engine.met] == ["engine 1", "engine 2"]
+            assert is_complete((await decode.chat()).text)
+            assert [address.engine_id for address in decode.engine.connected] == ["engine 1", "engine 2"]
             assert (len(second.engine.prefills), decode.engine.pulls) == (1, 2)
     finally:
         await decode.__aexit__(None, None, None)
@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_prefilled_leaves_nothing
 
     async with Running(folder, role=Role.PREFILL) as prefill:
         prefill.engine.during_prefill = for_ever
-        async with Running(folder, role=Role.DECODE, cell=asking(str(prefill.http.base_url))) as decode:
+        async with Running(folder, role=Role.DECODE, cell=cell_with(str(prefill.http.base_url))) as decode:
             chat = asyncio.ensure_future(decode.chat())
             await begun.wait()
             chat.cancel()
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_prefilled_leaves_nothing
 
 async def test_a_decode_server_ends_with_its_engine_whatever_prefill_servers_there_are(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
-        async with Running(folder, role=Role.DECODE, cell=asking(str(prefill.http.base_url))) as decode:
+        async with Running(folder, role=Role.DECODE, cell=cell_with(str(prefill.http.base_url))) as decode:
             decode.engine.die()
             assert await decode.outcome() is Outcome.ENGINE_DIED
         assert not prefill.ended.done()

@@ -11,7 +11,7 @@ import pytest
 
 from motet.deploy.gateway_models import TokenizerRules
 from motet.engine import WorkerState
-from tests.deploy.gateways import RunningGateway, plan_of, why_none_answers
+from tests.deploy.gateways import RunningGateway, failure_without_workers, plan_of
 from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM
@@ -102,7 +102,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
             server.check()
 
 
-async def test_both_servers_get_the_client_s_names_of_request_and_session(folder: Path) -> None:
+async def test_both_servers_get_the_clients_ids_of_request_and_session(folder: Path) -> None:
     names = {"x-request-id": "client-1", "x-session-id": "talk"}
     async with pair_of(folder) as (network, prefill, decode, gateway):
         await until_met(network, decode)
@@ -115,10 +115,10 @@ async def test_both_servers_get_the_client_s_names_of_request_and_session(folder
             assert named.session_id == "talk"
 
 
-async def test_an_unused_ticket_is_given_back_under_the_client_s_request_name(folder: Path) -> None:
+async def test_an_unused_ticket_is_released_under_the_clients_request_id(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
         await until_met(network, decode)
-        decode.switches.too_busy = 1  # decode refuses the request at first, so the ticket is given back
+        decode.switches.too_busy = 1  # decode refuses the request at first, so the ticket is released
         decode.named.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
         assert answer.status_code == 200
@@ -136,8 +136,8 @@ async def test_a_server_with_a_connector_but_no_role_decodes_what_another_prefil
         assert network.transfers == 2
 
 
-async def test_a_decode_server_that_dies_in_mid_answer_is_not_noticed(folder: Path) -> None:
-    """The choices are greedy: when one is asked for again with what was written, it goes on as it would have."""
+async def test_a_decode_server_that_dies_during_an_answer_is_not_noticed(folder: Path) -> None:
+    """The choices are greedy: a choice that is requested again with its output tokens continues in the same way."""
     network = Network()
     async with FakeVLLM(network=network) as a, FakeVLLM(network=network) as b:
         async with gateway_of(folder, a, b) as gateway:
@@ -221,7 +221,7 @@ async def test_adapters_are_models_of_the_workers_that_have_them(folder: Path) -
         assert_error(unnamed, status=400, param="model")
 
 
-async def test_a_server_that_was_started_again_is_another_one(folder: Path) -> None:
+async def test_a_server_that_has_restarted_is_used_again(folder: Path) -> None:
     async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
         await server.kill()
         await gateway.until_state(server.url.removeprefix("http://"), WorkerState.DEAD)
@@ -241,11 +241,11 @@ async def test_a_worker_whose_engine_died_gets_nothing_until_it_is_back(folder: 
         assert await generated(gateway, 1, seed=1) == seeded(1, 1)
 
 
-async def test_a_worker_with_another_tokenizer_than_ours_is_not_used(folder: Path) -> None:
+async def test_a_worker_with_another_tokenizer_than_the_gateway_is_not_used(folder: Path) -> None:
     async with FakeVLLM() as server:
         server.switches.tokens_of_text = [1, 2, 3]
         plan = plan_of(server.url, tokenizers=TokenizerRules({}, others=folder))
-        assert f"has another tokenizer for {MODEL} than this gateway" in await why_none_answers(plan)
+        assert f"has another tokenizer for {MODEL} than this gateway" in await failure_without_workers(plan)
 
 
 async def test_each_worker_is_sent_its_own_key(folder: Path) -> None:
@@ -256,7 +256,7 @@ async def test_each_worker_is_sent_its_own_key(folder: Path) -> None:
             assert await generated(gateway, 2, seed=1) == seeded(2, 1)
 
 
-async def test_a_worker_that_wants_another_key_is_shown_with_that_reason(folder: Path) -> None:
+async def test_a_worker_that_requires_another_key_is_shown_with_that_reason(folder: Path) -> None:
     async with FakeVLLM() as right, FakeVLLM() as wrong:
         wrong.switches.api_key = "secret"
         async with gateway_of(folder, right, wrong) as gateway:
@@ -289,7 +289,7 @@ async def test_an_adapter_loaded_at_run_time_is_a_model_until_it_is_unloaded(
 
 
 async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(folder: Path) -> None:
-    """The gateway had not heard of the loss yet, and used to tell clients that the model does not exist."""
+    """Regression: the gateway did not know of the loss so far, and answered that the model does not exist."""
     async with (
         FakeVLLM(adapters=("poet",)) as one,
         FakeVLLM(adapters=("poet",)) as other,
@@ -318,7 +318,7 @@ async def asked_of_poet(gateway: RunningGateway) -> httpx.Response:
 
 
 async def test_a_server_that_does_not_report_its_blocks_gets_several_groups_at_once(folder: Path) -> None:
-    """If it counted as having no blocks, nothing would seem to fit beside another group."""
+    """If it counted as having no blocks, a second group would seem not to fit."""
     async with FakeVLLM() as server:
         server.switches.tells_blocks = False
         async with gateway_of(folder, server) as gateway:

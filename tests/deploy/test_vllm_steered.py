@@ -1,4 +1,4 @@
-"""Groups that are steered in front of played vLLM servers: what ends there, and what choices cost that begin later."""
+"""Steered groups on fake vLLM servers: choices that end early, and the cost of choices that start later."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ PATH = "/inference/v1/generate"
 
 @contextlib.asynccontextmanager
 async def in_front(folder: Path, *, apart: bool) -> AsyncIterator[tuple[FakeVLLM, RunningGateway]]:
-    """A gateway, and the server that decodes for it, which waits for steps. `apart`: another one prefills."""
+    """Yields a decode server that waits for steps, and its gateway. `apart`: True if another server prefills."""
     if apart:
         async with pair_of(folder) as (network, _, decode, gateway):
             await until_met(network, decode)
@@ -38,8 +38,8 @@ async def in_front(folder: Path, *, apart: bool) -> AsyncIterator[tuple[FakeVLLM
             yield server, gateway
 
 
-async def begin(server: FakeVLLM, *, apart: bool, requests: int) -> None:
-    """Lets each of so many requests write its first token."""
+async def start(server: FakeVLLM, *, apart: bool, requests: int) -> None:
+    """Lets this number of requests generate their first token."""
     if apart:  # the others follow the first token of the one with the ticket
         await server.until(lambda: server.open == 1)
         server.step()
@@ -61,9 +61,9 @@ async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(
         aborted = server.books.aborted
         asked = body(N, seed=SEED, stop_token_ids=[LAST]) | {"group": {"stop_when": {"finished": 1}}}
         answering = asyncio.ensure_future(gateway.http.post(PATH, json=asked))
-        await begin(server, apart=apart, requests=N)
+        await start(server, apart=apart, requests=N)
         server.step(3)
-        await server.until(lambda: server.open == 0)  # though it waits for steps
+        await server.until(lambda: server.open == 0)  # although it waits for steps
         told = of_choice((await answering).json())
         assert {index: finish for index, (finish, _) in told.items()} == {0: "abort", 1: "stop", 2: "abort"}
         for index, (_, tokens) in told.items():
@@ -103,20 +103,20 @@ async def test_the_confidence_of_choices_is_known(folder: Path, scale_out: bool)
 
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 async def test_a_choice_of_a_group_that_is_one_request_is_ended_for_its_client(folder: Path, apart: bool) -> None:
-    """vLLM writes it on, unheard, until nobody needs the request any more."""
+    """vLLM continues to generate it, unread, until the request has no other open choices."""
     async with in_front(folder, apart=apart) as (server, gateway):
         asked = body(N, seed=SEED, stop_token_ids=[LAST]) | {"stream": True}
-        beginning = asyncio.ensure_future(begin(server, apart=apart, requests=2 if apart else 1))
+        starting = asyncio.ensure_future(start(server, apart=apart, requests=2 if apart else 1))
         async with gateway.http.stream("POST", PATH, json=asked) as response:
-            await beginning
+            await starting
             lines = response.aiter_lines()
-            told = [await next_chunk(lines)]
+            chunks = [await next_chunk(lines)]
             for index in (0, 2):
-                path = f"/v1/groups/{told[0]['request_id']}/choices/{index}"
+                path = f"/v1/groups/{chunks[0]['request_id']}/choices/{index}"
                 assert (await gateway.http.delete(path)).json()["ended"] is True
             server.step(3)
-            await server.until(lambda: server.open == 0)  # though choices 0 and 2 have not ended there
-            while told[-1]:
-                told.append(await next_chunk(lines))
-    ends = {c["index"]: c["finish_reason"] for chunk in told[:-1] for c in chunk["choices"] if c["finish_reason"]}
+            await server.until(lambda: server.open == 0)  # although choices 0 and 2 have not ended there
+            while chunks[-1]:
+                chunks.append(await next_chunk(lines))
+    ends = {c["index"]: c["finish_reason"] for chunk in chunks[:-1] for c in chunk["choices"] if c["finish_reason"]}
     assert ends == {0: "abort", 1: "stop", 2: "abort"}

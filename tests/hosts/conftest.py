@@ -1,4 +1,4 @@
-"""Hosts for servers to run on."""
+"""Hosts on which servers run."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -15,5 +15,5 @@ def network() -> Iterator[Mapping[str, Host]]:
         try:
             joined = stack.enter_context(hosts("one", "two", "three", "four", "client"))
         except NoNetwork as error:
-            pytest.skip(f"network namespaces cannot be made here: {error}")
+            pytest.skip(f"network namespaces cannot be created here: {error}")
         yield joined

@@ -2,8 +2,8 @@
 
     host ── eth0 ══════ port ── switch ── port ══════ eth0 ── host        each host and the switch: a namespace
 
-The machine's own network is not touched. A link is cut at the switch, as if somebody pulled the plug there: nothing
-comes through, and neither end of a connection hears that it has ended.
+The machine's own network is not changed. A link is cut at the switch, like an unplugged cable: no data passes, and
+neither end of a connection is informed.
 """
 
 import ctypes
@@ -16,33 +16,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUBNET = "10.87.0"
-"""Nobody outside sees these addresses, so every network that is made here may have the same ones."""
+"""Addresses of the hosts. They are not visible outside the namespaces, so all networks can use the same ones."""
 CLONE_NEWNET = 0x40000000
-"""A constant of <sched.h>."""
+"""Constant of <sched.h>."""
 NAMESPACES = Path("/run/netns")
 
 
 class NoNetwork(Exception):
-    """Namespaces cannot be made here; the message says why."""
+    """Namespaces cannot be created here; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Host:
+    """A network namespace with one link."""
+
     address: str
     namespace: str
     switch: str
-    """Name of the namespace that its link leads to."""
+    """Name of the namespace at the other end of its link."""
     port: str
-    """Name of the link's end there."""
+    """Name of the other end of its link."""
 
     @property
     def under(self) -> Sequence[str]:
-        """Goes before a command, which then runs on this host."""
+        """Returns a prefix for commands, with which they run on this host."""
         return ("ip", "netns", "exec", self.namespace)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Sockets that this thread makes in the `with` belong to this host for good."""
+        """Sockets that this thread creates inside the `with` belong to this host, also afterwards."""
         with open("/proc/thread-self/ns/net") as before, open(NAMESPACES / self.namespace) as inside:
             _enter(inside.fileno())
             try:
@@ -52,6 +54,7 @@ class Host:
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
+        """Cuts the link of the host while the `with` lasts."""
         ip("-n", self.switch, "link", "set", self.port, "down")
         try:
             yield
@@ -59,7 +62,7 @@ class Host:
             ip("-n", self.switch, "link", "set", self.port, "up")
 
     def bytes_received(self) -> int:
-        """Bytes that have come over its link so far."""
+        """Returns the number of bytes received over its link so far."""
         (link,) = json.loads(ip("-n", self.namespace, "-s", "-j", "link", "show", "eth0"))
         received = link["stats64"]["rx"]["bytes"]
         assert isinstance(received, int)
@@ -68,20 +71,20 @@ class Host:
 
 @contextmanager
 def hosts(*names: str) -> Iterator[Mapping[str, Host]]:
-    """Yields the hosts by name, all joined. Whatever runs on one must end before. Raises NoNetwork."""
+    """Yields the hosts by name, all connected to one switch. Processes on them must end before. Raises NoNetwork."""
     run = secrets.token_hex(4)  # two runs on one machine must not share names
     with ExitStack() as stack:
         switch = stack.enter_context(_namespace(f"motet-{run}-switch"))
         ip("-n", switch, "link", "add", "switch", "type", "bridge")
         ip("-n", switch, "link", "set", "switch", "up")
         yield {
-            name: _joined(stack.enter_context(_namespace(f"motet-{run}-{name}")), switch, number)
+            name: _connected(stack.enter_context(_namespace(f"motet-{run}-{name}")), switch, number)
             for number, name in enumerate(names, start=1)
         }
 
 
 def ip(*arguments: str) -> str:
-    """Runs an `ip` command and returns what it prints. Raises NoNetwork."""
+    """Runs an `ip` command and returns its output. Raises NoNetwork."""
     try:
         return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True).stdout
     except OSError as error:
@@ -100,7 +103,7 @@ def _namespace(name: str) -> Iterator[str]:
         ip("netns", "delete", name)  # a link ends with the namespace of either end
 
 
-def _joined(namespace: str, switch: str, number: int) -> Host:
+def _connected(namespace: str, switch: str, number: int) -> Host:
     host = Host(f"{SUBNET}.{number}", namespace, switch, f"port{number}")
     link = ("link", "add", "eth0", "netns", namespace, "type", "veth", "peer", "name", host.port, "netns", switch)
     ip("-n", switch, *link)

@@ -1,4 +1,4 @@
-"""Servers on hosts, and what a client on a host of its own sees of them."""
+"""Servers on hosts, and clients for them on a separate host."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ from tests.hosts.network import Host
 from tests.patience import PATIENCE_S
 from tests.status import SeenWorker, metric_sum
 
-Seen = TypeVar("Seen")
+T = TypeVar("T")
 
 PATH = "/v1/completions"
 OVER_TCP = {"UCX_TLS": "tcp"}
-"""UCX takes processes of one kernel for processes of one host, and would move KV through their memory."""
+"""Without this, UCX would move KV through shared memory, since all hosts have one kernel."""
 KEYS = {"MOTET_CLUSTER_KEY": "of the cluster", "MOTET_WORKER_KEY": "of-workers", "MOTET_INSECURE": "true"}
-"""Servers trust each other; clients have no keys."""
+"""Keys of the servers; clients need none."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> SeenWorker:
-        """Returns the engine of a server that has only one."""
+        """Returns the engine of a server with one engine."""
         return self.workers[0]
 
     def worker(self, server: "Server") -> SeenWorker:
@@ -61,7 +61,7 @@ class Server:
     url: str
     http: httpx.Client
 
-    def ask(self, body: Body) -> Answer:
+    def complete(self, body: Body) -> Answer:
         return complete_answer(self.http.post(PATH, json=body))
 
     @contextmanager
@@ -87,7 +87,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Streaming:
-    """An answer that is being read."""
+    """A streamed answer."""
 
     response: httpx.Response
     reader: Reader = field(default_factory=Reader)
@@ -97,12 +97,12 @@ class Streaming:
         return self.response.iter_lines()
 
     def is_from(self, url: str) -> bool:
-        """Returns True if the server at that URL writes it, or did before it moved. A gateway tells it at once, and a
-        server whose engine is slow to answer tells no figures of its own."""
+        """Returns True if the server at that URL generates the answer, or did before it moved. This header of a gateway
+        is available at once, while a server with a slow engine reports no figures."""
         return url.removeprefix("http://") == self.response.headers["x-motet-worker"]
 
     def read_some(self, *, choices: int) -> None:
-        """Reads until so many choices have begun."""
+        """Reads until this number of choices have text."""
         while not sum(bool(choice.text) for choice in self.reader.answer.choices.values()) >= choices:
             self.reader.line(next(self.lines))
 
@@ -112,22 +112,22 @@ class Streaming:
         return self.reader.complete()
 
 
-def eventually(look: Callable[[], Seen], holds: Callable[[Seen], bool]) -> Seen:
-    """Returns the first thing seen for which `holds` is true."""
+def eventually(read: Callable[[], T], holds: Callable[[T], bool]) -> T:
+    """Returns the first value for which `holds` is true."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while not holds(seen := look()):
-        assert time.monotonic() < deadline_s, f"it stays so: {seen}"
+    while not holds(value := read()):
+        assert time.monotonic() < deadline_s, f"last value: {value}"
         time.sleep(0.02)
-    return seen
+    return value
 
 
 @contextmanager
 def serving(forking: ForkingProcess, host: Host, port: int, command: str, *arguments: str) -> Iterator[Server]:
     """Runs a server. Its clients must be on a host of the same network."""
-    where = ("--host", host.address)
+    address = ("--host", host.address)
     environ = {**environment(), **OVER_TCP, **KEYS}
     with (
-        forking.server([*arguments, *where], command=command, port=port, environ=environ, under=host.under) as child,
+        forking.server([*arguments, *address], command=command, port=port, environ=environ, under=host.under) as child,
         httpx.Client(base_url=child.url, timeout=2 * PATIENCE_S) as http,
     ):
         yield Server(host, child.url, http)

@@ -1,4 +1,4 @@
-"""Writes model folders with just enough in them to pass the checks."""
+"""Creates model folders with the minimum content that passes the checks."""
 
 import json
 from pathlib import Path

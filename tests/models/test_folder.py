@@ -13,11 +13,11 @@ from tests.models.model_folders import write_model, write_safetensors
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
 
-def test_a_whole_folder_passes(tmp_path: Path) -> None:
+def test_a_complete_folder_passes(tmp_path: Path) -> None:
     check_model(write_model(tmp_path))
 
 
-def test_a_sharded_folder_passes_when_every_shard_is_there(tmp_path: Path) -> None:
+def test_a_sharded_folder_passes_when_every_shard_exists(tmp_path: Path) -> None:
     write_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}}
@@ -30,7 +30,7 @@ def test_a_sharded_folder_passes_when_every_shard_is_there(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("break_it", "says"),
+    ("break_it", "message"),
     [
         (lambda m: (m / "config.json").unlink(), "config.json is missing"),
         (lambda m: (m / "config.json").write_text("{"), "config.json is broken"),
@@ -38,23 +38,23 @@ def test_a_sharded_folder_passes_when_every_shard_is_there(tmp_path: Path) -> No
         (lambda m: (m / "config.json").write_text("{}"), "has no model_type"),
         (lambda m: (m / "config.json").write_bytes(b"\xff\xfe"), "config.json is broken"),
         (lambda m: (m / "model.safetensors").unlink(), "has no weights"),
-        (lambda m: (m / "model.safetensors").write_bytes(b""), "is no safetensors file"),
-        (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 64), "is no safetensors file"),
+        (lambda m: (m / "model.safetensors").write_bytes(b""), "is not a safetensors file"),
+        (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 64), "is not a safetensors file"),
         (lambda m: (m / "model.safetensors").write_bytes(b"\x04" + bytes(7) + b"nope"), "broken header"),
         (lambda m: (m / "model.safetensors").write_text(LFS_POINTER), "git lfs pull"),
         (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
     ],
 )
-def test_the_error_names_what_is_wrong(tmp_path: Path, break_it: Callable[[Path], object], says: str) -> None:
+def test_the_error_names_what_is_wrong(tmp_path: Path, break_it: Callable[[Path], object], message: str) -> None:
     break_it(write_model(tmp_path))
     with pytest.raises(ModelLoadError) as caught:
         check_model(tmp_path)
-    assert says in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize("lost", [1, 7, 8])
-def test_weights_cut_off_at_the_end_are_found(tmp_path: Path, lost: int) -> None:
+def test_truncated_weights_are_detected(tmp_path: Path, lost: int) -> None:
     file = write_model(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-lost])
-    with pytest.raises(ModelLoadError, match="its header promises"):
+    with pytest.raises(ModelLoadError, match="but its header states"):
         check_model(tmp_path)

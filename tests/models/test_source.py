@@ -1,4 +1,4 @@
-"""The name of a model leads to a folder."""
+"""The name of a model is resolved to a folder."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from motet.models.smollm2 import FOLDER
 from tests.models.model_folders import write_model
 
 
-def test_a_folder_is_used_where_it_is(tmp_path: Path) -> None:
+def test_a_folder_is_used_in_place(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     assert resolve(str(folder), cache=tmp_path) == folder
 
 
-def test_the_default_model_comes_from_the_cache_once_it_is_there(tmp_path: Path) -> None:
+def test_the_default_model_comes_from_the_cache_when_it_exists(tmp_path: Path) -> None:
     write_model(tmp_path / FOLDER)
     assert resolve("smollm2", cache=tmp_path) == tmp_path / FOLDER
     assert resolve_tokenizer("smollm2", cache=tmp_path) == tmp_path / FOLDER
@@ -30,7 +30,7 @@ def test_a_tokenizer_needs_no_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./gone", "/gone", "~/gone-model", "../gone"])
-def test_a_path_without_a_folder_is_not_looked_for_on_the_hub(tmp_path: Path, name: str) -> None:
+def test_a_path_without_a_folder_is_not_searched_on_the_hub(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelLoadError, match="there is no such folder"):
         resolve(name, cache=tmp_path)
 
@@ -43,6 +43,6 @@ def test_a_file_is_refused_as_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "a b", "über/modell?"])
-def test_the_error_for_an_invalid_name_says_what_is_allowed(tmp_path: Path, name: str) -> None:
+def test_the_error_for_an_invalid_name_states_what_is_allowed(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelLoadError, match="neither a folder nor a name on the hub"):
         resolve(name, cache=tmp_path)

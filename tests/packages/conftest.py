@@ -1,4 +1,4 @@
-"""A wheel, and an environment in which it is installed as users have it."""
+"""A wheel, and an environment in which it is installed as it is for users."""
 
 import shutil
 import subprocess
@@ -17,12 +17,12 @@ SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--wheel", metavar="FILE", help="a wheel to try; without it, one is made of this tree")
+    parser.addoption("--wheel", metavar="FILE", help="a wheel to test; by default, a wheel of this tree is built")
 
 
 @pytest.fixture(scope="session")
 def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that the run names, or one of this tree with the kernels that are compiled already."""
+    """Returns the wheel of the option, or builds one from this tree with the kernels that are compiled already."""
     if named := request.config.getoption("--wheel", None):
         return Path(str(named)).resolve()
     tree = tmp_path_factory.mktemp("tree")
@@ -33,7 +33,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             )
         else:
             shutil.copy(ROOT / name, tree)
-    # Setuptools compiles nothing that lies in its folder and is newer than the sources.
+    # Setuptools does not compile files that are in its build folder and newer than the sources.
     built = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / KERNELS
     built.mkdir(parents=True)
     for kind in KINDS:
@@ -47,7 +47,8 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel, and sees the packages that it needs where they are."""
+    """Returns the folder with the programs of an environment that has the wheel, and uses the other installed
+    packages."""
     home = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     packages = Path(sysconfig.get_path("purelib"))
@@ -59,7 +60,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bare(home: Path) -> dict[str, str]:
-    """Returns the environment of somebody who has no compiler, no checkout and no settings of ours."""
+    """Returns the environment variables of a user without a compiler, a checkout or settings of Motet."""
     hidden = ("PYTHON", "MOTET_", "PIP_", "COVERAGE")
     kept = {name: value for name, value in environment().items() if not name.startswith(hidden)}
     return {**kept, "PATH": str(home / "bin"), "HOME": str(home)}

@@ -1,8 +1,9 @@
-"""Reads a Dockerfile, and carries it out without a container engine: in folders with Debian, under chroot.
+"""Parses a Dockerfile, and executes it without a container engine: in folders with Debian, under chroot.
 
-Each stage is a copy of Debian's smallest system, which stands for `debian:bookworm-slim`: the same packages, made by
-debootstrap and kept in the cache folder. What runs there has mounts and processes of its own, which end with it; the
-network is the machine's. pip's settings on this machine hold there too, and files that they name are under /host.
+Each stage is a copy of Debian's smallest system in place of `debian:bookworm-slim`: the same packages, made by
+debootstrap and stored in the cache folder. Commands run there with mounts and processes of their own, which end with
+the command; they share the machine's network. pip's settings on this machine apply there too, and files that they
+name are under /host.
 """
 
 import json
@@ -31,6 +32,8 @@ ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 
 @dataclass(frozen=True)
 class Instruction:
+    """One instruction of a Dockerfile."""
+
     word: str
     rest: str
 
@@ -63,8 +66,8 @@ class Stage:
         as_user = ["chroot", f"--userspec={self.user}", str(self.folder), "/usr/bin/env", "-i", *variables]
         inner = ["/bin/sh", "-c", f"cd {self.workdir} && exec {shlex.join(command)}"]
         for place in places:
-            meant = self.folder / HOST.strip("/") / str(place).strip("/")
-            meant.mkdir(parents=True, exist_ok=True) if place.is_dir() else touch(meant)
+            target = self.folder / HOST.strip("/") / str(place).strip("/")
+            target.mkdir(parents=True, exist_ok=True) if place.is_dir() else touch(target)
         return [*ISOLATED, "sh", "-c", " && ".join([*mounts, f"exec {shlex.join([*as_user, *inner])}"])]
 
     def run(self, *command: str, environ: Mapping[str, str] | None = None) -> str:
@@ -78,7 +81,7 @@ class Stage:
 
 @dataclass
 class Build:
-    """Carries out a Dockerfile, one instruction after the other."""
+    """Executes a Dockerfile, one instruction after the other."""
 
     context: Path
     """The folder that COPY copies from."""
@@ -91,8 +94,8 @@ class Build:
         """Returns the last stage so far."""
         return list(self.stages.values())[-1]
 
-    def carry_out(self, one: Instruction) -> None:
-        """Raises KeyError for an instruction that it does not know."""
+    def execute(self, one: Instruction) -> None:
+        """Executes an instruction. Raises KeyError for an unknown one."""
         known: dict[str, Callable[[str], None]] = {
             "FROM": self._from,
             "RUN": self._run,
@@ -109,7 +112,7 @@ class Build:
 
     def _from(self, rest: str) -> None:
         base, _, name = rest.partition(" AS ")
-        assert base == BASE, f"{base}: only {BASE} can be made here"
+        assert base == BASE, f"{base}: only {BASE} is supported here"
         self.stages[name] = Stage(debian(self.folder / (name or "last")))
 
     def _run(self, rest: str) -> None:
@@ -134,7 +137,7 @@ class Build:
 
 
 def debian(folder: Path) -> Path:
-    """Copies Debian's smallest system to a folder. Skips the test where it cannot be made."""
+    """Copies Debian's smallest system to a folder. Skips the test if it cannot be built."""
     if os.geteuid() or not shutil.which("debootstrap"):
         pytest.skip("this needs root and debootstrap, a package of Debian")
     kept = cache_folder(environment()) / f"debian-{SUITE}"
@@ -166,7 +169,8 @@ def pip_configuration() -> Iterator[tuple[str, str]]:
 
 
 def pip_places() -> set[Path]:
-    """Returns the files and folders that pip's settings name; beside an index in a folder, also its files."""
+    """Returns the files and folders that pip's settings name. For an index in a folder, this is the folder around
+    it."""
     named = (Path(place) for _, value in pip_configuration() for place in PLACE.findall(value))
     return {place.parent if place.name == "simple" else place for place in named if place.exists()}
 

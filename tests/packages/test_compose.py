@@ -1,4 +1,4 @@
-"""`deploy/docker/compose.yaml`: its form, its secrets, and its services run as it says, each on a host of its own.
+"""`deploy/docker/compose.yaml`: its form, its secrets, and its services, each run on a host of its own.
 
 `compose_schema.json` is the schema of the Compose Specification (compose-spec/compose-spec, Apache-2.0).
 """
@@ -34,7 +34,7 @@ N = 4
 
 
 def services(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the services with their variables replaced. Raises KeyError for one that must be set and is not."""
+    """Returns the services with their variables replaced. Raises KeyError if a required variable is missing."""
 
     def value(match: re.Match[str]) -> str:
         name, sign, default = match.groups()
@@ -55,12 +55,12 @@ def test_there_are_a_gateway_a_prefill_and_two_decode_servers() -> None:
 
 
 @pytest.mark.parametrize("missing", SECRETS)
-def test_secrets_come_from_outside_and_nothing_starts_without_them(missing: str) -> None:
+def test_secrets_come_from_the_environment_and_are_required(missing: str) -> None:
     with pytest.raises(KeyError, match=missing):
         services({name: value for name, value in SECRETS.items() if name != missing})
 
 
-def test_no_service_may_do_more_than_it_needs_and_only_the_gateway_is_published() -> None:
+def test_services_have_minimal_rights_and_only_the_gateway_is_published() -> None:
     for name, service in services(SECRETS).items():
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and "user" not in service
         assert "privileged" not in service and "no-new-privileges:true" in service["security_opt"]
@@ -75,11 +75,11 @@ def test_every_server_keeps_the_health_check_of_the_image() -> None:
 
 @contextmanager
 def named(network: Mapping[str, Host]) -> Iterator[None]:
-    """Lets each host find the others by name, as in a network of containers."""
+    """Lets each host resolve the names of the others, as in a network of containers."""
     lines = ["127.0.0.1 localhost", *(f"{host.address} {name}" for name, host in network.items())]
     with ExitStack() as stack:
         for host in network.values():
-            folder = Path("/etc/netns") / host.namespace  # `ip netns exec` puts its files over those in /etc
+            folder = Path("/etc/netns") / host.namespace  # `ip netns exec` mounts its files over the files in /etc
             folder.mkdir(parents=True)
             stack.callback(folder.rmdir)
             (folder / "hosts").write_text("\n".join(lines) + "\n")
@@ -90,19 +90,19 @@ def named(network: Mapping[str, Host]) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.hosts
 def test_the_services_serve_a_group_with_one_transfer(folder: Path, forking: ForkingProcess) -> None:
-    """Each service runs with its own command and environment; only the model is another one."""
-    meant = services({**SECRETS, "MOTET_MODEL": str(folder)})
-    meant.pop("model")
+    """Each service runs with its own command and environment; only the model is different."""
+    defined = services({**SECRETS, "MOTET_MODEL": str(folder)})
+    defined.pop("model")
     with ExitStack() as stack:
         try:
-            network = stack.enter_context(hosts(*meant))
+            network = stack.enter_context(hosts(*defined))
         except NoNetwork as error:
-            pytest.skip(f"network namespaces cannot be made here: {error}")
+            pytest.skip(f"network namespaces cannot be created here: {error}")
         stack.enter_context(named(network))
-        *engines, gateway = (server(service, host=network[name], forking=forking) for name, service in meant.items())
+        *engines, gateway = (server(service, host=network[name], forking=forking) for name, service in defined.items())
         with ThreadPoolExecutor(len(engines)) as pool:
             list(pool.map(stack.enter_context, engines))
-        stack.enter_context(gateway)  # which waits for the others, as `depends_on` says
+        stack.enter_context(gateway)  # after the others, as in `depends_on`
         with network["gateway"].entered():
             client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=PATIENCE_S))
             client.headers["Authorization"] = f"Bearer {SECRETS['MOTET_API_KEYS']}"
@@ -117,11 +117,11 @@ def server(service: Mapping[str, Any], *, host: Host, forking: ForkingProcess) -
 
 
 def check(client: httpx.Client) -> None:
-    asked = {"model": "tiny", "prompt": "words " * 60, "n": N, "max_tokens": 4, "seed": 1, "ignore_eos": True}
-    answer = client.post("/v1/completions", json=asked)
+    body = {"model": "tiny", "prompt": "words " * 60, "n": N, "max_tokens": 4, "seed": 1, "ignore_eos": True}
+    answer = client.post("/v1/completions", json=body)
     assert answer.status_code == httpx.codes.OK, answer.text
     assert [choice["index"] for choice in answer.json()["choices"]] == list(range(N))
     status = client.get("/status").json()
     assert sorted(worker["role"] for worker in status["workers"]) == ["decode", "decode", "prefill"]
     assert (status["totals"]["prefills"], status["totals"]["transfers"]) == (1, 1)
-    assert client.post("/v1/completions", json=asked, headers={"Authorization": "Bearer other"}).status_code == 401
+    assert client.post("/v1/completions", json=body, headers={"Authorization": "Bearer other"}).status_code == 401

@@ -1,4 +1,4 @@
-"""`deploy/docker/Dockerfile`: what it promises, and its lines carried out where there is no container engine."""
+"""`deploy/docker/Dockerfile`: its properties, and the execution of its instructions without a container engine."""
 
 import re
 import shutil
@@ -32,31 +32,31 @@ def test_lines_are_joined_and_comments_left_out() -> None:
     assert [(one.word, one.rest) for one in found] == [("FROM", "x AS y"), ("RUN", "a && c"), ("USER", "d")]
 
 
-def test_the_image_runs_as_a_user_who_is_not_root_and_says_how_it_is() -> None:
+def test_the_image_does_not_run_as_root_and_has_a_health_check() -> None:
     assert rests("USER")[-1] not in ("root", "0")
     assert len(rests("HEALTHCHECK")) == 1
 
 
-def test_the_image_holds_no_secret() -> None:
-    """A key in ENV or ARG can be read by whoever has the image."""
+def test_the_image_contains_no_secret() -> None:
+    """Everyone with the image can read a key in ENV or ARG."""
     assert not re.search(r"KEY|TOKEN|SECRET|PASSWORD", " ".join([*rests("ENV"), *rests("ARG")]))
 
 
-def test_everything_that_is_copied_is_there() -> None:
+def test_all_copied_files_exist() -> None:
     copied = (rest.split()[:-1] for rest in rests("COPY") if not rest.startswith("--from="))
     assert all((ROOT / name).exists() for names in copied for name in names)
 
 
 @pytest.mark.slow
 @pytest.mark.image
-def test_a_linter_finds_nothing_wrong() -> None:
+def test_a_linter_reports_nothing() -> None:
     if not shutil.which("npx"):
         pytest.skip("there is no npm on this machine")
     command = ["npx", "--yes", LINTER, "lint", str(FILE)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"{LINTER} cannot be fetched")
+        pytest.skip(f"{LINTER} cannot be downloaded")
     if "npm error" in done.stderr:
         pytest.skip(f"{LINTER} cannot be installed: {done.stderr}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,7 +66,7 @@ def test_a_linter_finds_nothing_wrong() -> None:
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     build = Build(ROOT, tmp_path_factory.mktemp("image"))
     for one in instructions(FILE.read_text()):
-        build.carry_out(one)
+        build.execute(one)
     yield build.stage
     shutil.rmtree(build.folder)  # 2 GB
 
@@ -74,7 +74,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.mark.long
 @pytest.mark.image
 @pytest.mark.timeout(3000)
-def test_every_line_can_be_carried_out_and_the_image_answers_as_its_user(image: Stage, folder: Path) -> None:
+def test_all_instructions_can_be_executed_and_the_image_answers_as_its_user(image: Stage, folder: Path) -> None:
     """`--kernels compiled` refuses to start without kernels, and the image has no compiler."""
     model = shutil.copytree(folder, image.folder / MODEL.strip("/"))
     subprocess.run(["chmod", "-R", "a+rX", str(model)], check=True)  # the image's user reads it
@@ -86,10 +86,10 @@ def test_every_line_can_be_carried_out_and_the_image_answers_as_its_user(image: 
         inside = image.inside(*image.entrypoint, *command[command.index("serve") :], environ={"MOTET_PORT": str(PORT)})
         return subprocess.Popen(inside, **more)
 
-    asked = {"model": "tiny", "prompt": "a", "n": 3, "max_tokens": 4, "seed": 1, "ignore_eos": True}
+    body = {"model": "tiny", "prompt": "a", "n": 3, "max_tokens": 4, "seed": 1, "ignore_eos": True}
     with ChildServer([MODEL, *TINY, "--kernels", "compiled"], port=PORT, popen=start) as server:
         image.run(*image.healthcheck, environ={"MOTET_PORT": str(PORT)})
-        answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S).json()
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     with pytest.raises(AssertionError, match="refused"):
         image.run(*image.healthcheck, environ={"MOTET_PORT": str(PORT)})

@@ -163,7 +163,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 def place(item: pytest.Function) -> tuple[int, bool, bool, bool]:
-    """Returns the sort key of a test. A process gets its next tests when it has two left, so long tests come before."""
+    """Returns the sort key of a test. A process gets its next tests when two are left, and these must not be long."""
     is_long = "under_load" in item.name or "without_controller" in item.name
     return (
         GROUPS.index(group_of(item.nodeid)),

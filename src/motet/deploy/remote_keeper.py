@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MAX_COUNTED_HEARTBEATS = 2
-"""Maximum number of heartbeats by which one unanswered request extends a silence. For the rest of the time, this
-process itself did not run."""
+"""Maximum number of heartbeats that one unanswered request adds to a silence. For the rest of the time, this process
+itself did not run."""
 STALL_S = 300.0
 TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)

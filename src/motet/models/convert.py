@@ -1,7 +1,7 @@
-"""Writes a GGUF file as a model folder: bfloat16 safetensors, tokenizer, chat template.
+"""Converts a GGUF file to a model folder: bfloat16 safetensors, tokenizer, chat template.
 
-It is a program of its own, because it is the only part of `motet.models` that needs torch, and so that its memory is
-freed at its end: python -m motet.models.convert FILE.gguf FOLDER
+It is a separate program, because it is the only part of `motet.models` that needs torch, and so that its memory is
+freed when it ends: python -m motet.models.convert FILE.gguf FOLDER
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Checks a model folder before an engine is started on it; an error says in one line what is missing or broken."""
+"""Checks a model folder before an engine starts with it. An error states in one line what is missing or broken."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ MAX_HEADER_BYTES = 100 * 2**20
 
 
 def check_model(folder: Path) -> None:
-    """Raises `ModelLoadError` unless config and weights are there and complete."""
+    """Raises `ModelLoadError` unless config and weights exist and are complete."""
     config = read_object(folder / "config.json")
     if "model_type" not in config:
         raise ModelLoadError(f"{folder / 'config.json'} has no model_type: it is not a transformers model")
@@ -24,13 +24,13 @@ def check_model(folder: Path) -> None:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises `ModelLoadError` unless a tokenizer is there."""
+    """Raises `ModelLoadError` unless there is a tokenizer."""
     if not (folder / TOKENIZER).is_file():
         raise ModelLoadError(f"{folder} has no {TOKENIZER}: name a model that has one with --tokenizer")
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """Yields the files with the weights: those in the index, or all."""
+    """Yields the files with the weights: the files in the index, or all safetensors files."""
     if (folder / INDEX).is_file():
         places = read_object(folder / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
@@ -58,7 +58,7 @@ def check_safetensors(file: Path) -> tuple[dict[str, Any], int]:
                 raise ModelLoadError(f"{file} is a git-lfs pointer, not weights: run `git lfs pull` in its repository")
             header_bytes = int.from_bytes(start, "little")
             if len(start) < HEADER_LENGTH_BYTES or not 0 < header_bytes <= min(size, MAX_HEADER_BYTES):
-                raise ModelLoadError(f"{file} is no safetensors file ({size} bytes): download it again")
+                raise ModelLoadError(f"{file} is not a safetensors file ({size} bytes): download it again")
             header = json.loads(opened.read(header_bytes))
     except FileNotFoundError as exc:
         raise ModelLoadError(f"{file} is missing: download the model again") from exc
@@ -67,11 +67,11 @@ def check_safetensors(file: Path) -> tuple[dict[str, Any], int]:
     except ValueError as exc:
         raise ModelLoadError(f"{file} has a broken header: download it again") from exc
     header.pop("__metadata__", None)
-    data_begin = HEADER_LENGTH_BYTES + header_bytes
-    promised = data_begin + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if promised != size:
-        raise ModelLoadError(f"{file} has {size} bytes where its header promises {promised}: download it again")
-    return header, data_begin
+    data_start = HEADER_LENGTH_BYTES + header_bytes
+    expected = data_start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if expected != size:
+        raise ModelLoadError(f"{file} has {size} bytes, but its header states {expected}: download it again")
+    return header, data_start
 
 
 def read_object(file: Path) -> dict[str, object]:
@@ -79,7 +79,7 @@ def read_object(file: Path) -> dict[str, object]:
     try:
         content = json.loads(file.read_text())
     except FileNotFoundError as exc:
-        raise ModelLoadError(f"{file} is missing: {file.parent} is no model folder") from exc
+        raise ModelLoadError(f"{file} is missing: {file.parent} is not a model folder") from exc
     except OSError as exc:
         raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:

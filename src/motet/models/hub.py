@@ -1,6 +1,6 @@
-"""Models from the Hugging Face hub, kept in its own cache; without a connection, from that cache alone.
+"""Models from the Hugging Face hub, stored in its own cache; without a connection, only from that cache.
 
-The hub's client is imported where it is used: that takes a fifth of a second, and a local folder does not need it.
+The hub's client is imported where it is used: the import takes 0.2 s, and a local folder does not need it.
 """
 
 import re
@@ -17,7 +17,8 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    """Returns the folder with a model's files of these patterns, downloaded unless there. Raises ModelLoadError."""
+    """Returns a folder with the files of a model that match the patterns; downloads missing ones. Raises
+    ModelLoadError."""
     from huggingface_hub import constants, errors, snapshot_download
 
     shown = name if revision is None else f"{name} at {revision}"
@@ -32,15 +33,15 @@ def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...]) -> Path
         raise ModelLoadError(f"{shown}: the model has no such revision") from exc
     except errors.LocalEntryNotFoundError as exc:
         offline = f"is not in the cache, and {constants.ENDPOINT} cannot be reached"
-        why = "could not be downloaded" if online else offline
-        raise ModelLoadError(f"{shown} {why}: check the connection, or give a local folder") from exc
+        reason = "could not be downloaded" if online else offline
+        raise ModelLoadError(f"{shown} {reason}: check the connection, or use a local folder") from exc
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as exc:
         raise ModelLoadError(f"{shown} could not be downloaded: {exc}") from exc
     return Path(folder)
 
 
 def is_reachable() -> bool:
-    """Returns True if the hub answers at all: its own client has no time-out and would hang behind a firewall."""
+    """Returns True if the hub answers. The hub's own client has no timeout and would hang behind a firewall."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():

@@ -1,8 +1,8 @@
-"""Turns the name of a model, as people write it, into a folder that has been checked; and lists local models.
+"""Resolves the name of a model to a checked folder, and lists local models.
 
-1. a path (`./m`, `/models/m`, or any folder that exists): checked, and used where it is
-2. `smollm2`, the default model: made once, kept in the cache folder
-3. anything else is a name on the hub, kept in the hub's own cache
+1. a path (`./m`, `/models/m`, or any folder that exists): checked, and used in place
+2. `smollm2`, the default model: made once, stored in the cache folder
+3. any other name is a name on the hub, stored in the hub's own cache
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from pathlib import Path
 from motet.errors import ModelLoadError
 from motet.models.folder import check_model, check_tokenizer
 from motet.models.hub import HUB_NAME, MODEL_PATTERNS, TOKENIZER_PATTERNS, fetch
-from motet.models.smollm2 import DEFAULT_MODEL, Say, Smollm2, quietly
+from motet.models.smollm2 import DEFAULT_MODEL, Say, Smollm2, silent
 
 
-def resolve(name: str, *, cache: Path, revision: str | None = None, say: Say = quietly) -> Path:
-    """Finds or fetches a model, and returns its folder; its tokenizer may be elsewhere. Raises ModelLoadError."""
+def resolve(name: str, *, cache: Path, revision: str | None = None, say: Say = silent) -> Path:
+    """Finds or downloads a model, and returns its folder, which can lack a tokenizer. Raises ModelLoadError."""
     folder = _found(name, cache, patterns=MODEL_PATTERNS, revision=revision, say=say)
     check_model(folder)
     return folder
 
 
-def resolve_tokenizer(name: str, *, cache: Path, say: Say = quietly) -> Path:
-    """Finds or fetches a folder with a tokenizer; nothing else of it is needed. Raises `ModelLoadError`."""
+def resolve_tokenizer(name: str, *, cache: Path, say: Say = silent) -> Path:
+    """Finds or downloads a folder with a tokenizer, which can lack everything else. Raises `ModelLoadError`."""
     folder = _found(name, cache, patterns=TOKENIZER_PATTERNS, revision=None, say=say)
     check_tokenizer(folder)
     return folder
@@ -33,7 +33,7 @@ def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str |
     if path.is_dir():
         return path.resolve()
     if path.exists():
-        raise ModelLoadError(f"{name} is a file: give the folder that holds config.json and the weights")
+        raise ModelLoadError(f"{name} is a file: name the folder that contains config.json and the weights")
     if name.startswith(("/", "./", "../", "~")):
         raise ModelLoadError(f"{name}: there is no such folder")
     if name == DEFAULT_MODEL:
@@ -52,13 +52,13 @@ class LocalModel:
 
     name: str
     size_bytes: int
-    """0 if the model is not here yet."""
+    """Size in bytes; 0 if the model has not been downloaded."""
     path: Path
 
 
 def kept_models(cache: Path) -> list[LocalModel]:
-    """Returns the default model first, here or not; then those in the hub's cache, by name."""
-    from huggingface_hub import scan_cache_dir  # here, as in `hub`
+    """Returns the default model, downloaded or not, and then the models in the hub's cache, by name."""
+    from huggingface_hub import scan_cache_dir  # imported here, as in `hub`
     from huggingface_hub.errors import CacheNotFound
 
     folder = Smollm2(cache).folder

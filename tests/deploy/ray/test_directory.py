@@ -6,7 +6,7 @@ import pytest
 
 from motet.deploy.ray.directory import EXPIRY_S, WITHDRAWN_S, Directory, DirectoryVersion, Listing, WorkerStage
 from motet.types import Role
-from tests.deploy.ray.directories import Clock, worker
+from tests.deploy.ray.directories import Clock, settle, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -125,7 +125,7 @@ async def test_a_change_wakes_every_waiter_once() -> None:
     assert [[listed.id for listed in listing.workers] for listing in listings] == [["a"]] * 3
     again = clocked.waiting(listings[0].version)
     clocked.directory.announce(worker("a"))
-    await asyncio.wait([again], timeout=0.01)
+    await settle()
     assert not again.done()
     clocked.directory.withdraw("a")
     assert (await again).workers == ()

@@ -14,7 +14,7 @@ from motet.deploy.ray.directory import (
 )
 from motet.settings.named_worker import NamedWorker
 from motet.types import EngineKind, Role
-from tests.deploy.ray.directories import FakeDirectory, ended, until_listed, worker
+from tests.deploy.ray.directories import FakeDirectory, ended, settle, until_listed, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -108,7 +108,7 @@ async def test_a_change_wakes_waiters_and_an_earlier_change_is_not_missed() -> N
     await copy.change(revision)
     waiting = asyncio.ensure_future(copy.change(copy.revision))
     copy.apply(listing(FIRST, 2, worker("a")))
-    await asyncio.wait([waiting], timeout=0.01)
+    await settle()
     assert not waiting.done()
     copy.apply(listing(FIRST, 3))
     await waiting
@@ -151,7 +151,7 @@ async def test_workers_stay_while_the_directory_is_unavailable_and_one_line_is_l
 
 
 async def test_an_old_directory_that_still_answers_is_not_called_without_a_pause() -> None:
-    """Its version never equals the known one, so it answers at once."""
+    """The version of such a directory never equals the known one, so it answers at once."""
     directory, waits = FakeDirectory(), Waits()
     copy = DirectoryCopy(directory, sleep=waits)
     copy.apply(directory.inner.listing())

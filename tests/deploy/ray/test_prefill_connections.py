@@ -10,7 +10,7 @@ from motet.deploy.ray.prefill_connections import PrefillConnections, until_conne
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
-from tests.deploy.ray.directories import FakeDirectory, ended, worker
+from tests.deploy.ray.directories import FakeDirectory, ended, settle, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -218,7 +218,7 @@ def decoding(*connected: str, stage: WorkerStage = WorkerStage.READY, id: str = 
 
 
 async def is_waiting(task: "asyncio.Task[None]") -> bool:
-    await asyncio.wait([task], timeout=0.01)
+    await settle()
     return not task.done()
 
 

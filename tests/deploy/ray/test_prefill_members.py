@@ -49,7 +49,7 @@ class DirectCell:
 
 
 async def until_member(decode: RunningWorker, url: str, state: WorkerState | None) -> None:
-    """Returns when the worker at that URL is in that state; None: when it has been removed."""
+    """Returns when the worker at that URL is in that state. None means that it has been removed."""
     fleet = decode.worker.serving.workforce.router.fleet
     while next((member.state for member in fleet.members if member.address == url), None) is not state:
         await fleet.changes.wait()

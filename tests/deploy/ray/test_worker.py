@@ -19,7 +19,7 @@ from motet.settings.ray_config import RayConfig
 from motet.settings.server_config import EngineConfig
 from motet.types import Role
 from tests.deploy.dying import DEAD, DyingEngine, Starter
-from tests.deploy.ray.directories import UNAVAILABLE, FakeDirectory, ended, worker
+from tests.deploy.ray.directories import UNAVAILABLE, FakeDirectory, ended, settle, worker
 from tests.deploy.ray.workers import QUICK, LeakCheck, RunningWorker
 from tests.patience import PATIENCE_S
 
@@ -50,7 +50,7 @@ async def test_two_workers_that_start_at_the_same_time_connect_before_both_are_r
     await asyncio.gather(prefill.worker.start(), decode.worker.start())
     for one in (prefill, decode):
         assert directory.stages(one.id) == [WorkerStage.CONNECTING, WorkerStage.READY]
-    assert decode.engine.met == [prefill.engine.info.transfer]
+    assert decode.engine.connected == [prefill.engine.info.transfer]
     await asyncio.gather(prefill.worker.close(), decode.worker.close())
     await decode.worker.close()
     assert directory.inner.listing().workers == ()
@@ -82,11 +82,11 @@ async def test_a_restarted_engine_is_connected_again(folder: Path) -> None:
         assert prefill.engine_id in decode.announced_connections  # prefill is ready only then
         prefill.engine.die()
         new_prefill = await starter.engine(2)
-        await directory.until(lambda: new_prefill.info.transfer in decode.engine.met)
+        await directory.until(lambda: new_prefill.info.transfer in decode.engine.connected)
         decode.engine.die()
         new_decode = await starter.engine(3)
-        await new_decode.has_met.wait()
-        assert new_decode.met == [new_prefill.info.transfer]
+        await new_decode.has_connected.wait()
+        assert new_decode.connected == [new_prefill.info.transfer]
         prefill.worker.check()
         decode.worker.check()
 
@@ -245,7 +245,7 @@ async def test_changes_are_announced_at_once_and_the_rest_every_few_seconds() ->
         quiet.connected += (str(number),)
         quiet.announcer.note_change()
         await quiet.directory.until(lambda number=number: len(quiet.sent) == number)  # type: ignore[misc]
-    await asyncio.wait([keeping], timeout=0.01)
+    await settle()
     await ended(keeping)
     assert quiet.sent == [(WorkerStage.CONNECTING, ("1",)), (WorkerStage.CONNECTING, ("1", "2"))]
 

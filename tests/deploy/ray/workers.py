@@ -92,7 +92,7 @@ def dying(engine: Engine) -> DyingEngine:
 
 
 class LeakCheck:
-    """Tasks and listening sockets of the process at the start of a test. There must be no others at its end."""
+    """Tasks and listening sockets of the process at the start of a test. It must have no others at the end."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.all_tasks()

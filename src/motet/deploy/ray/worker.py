@@ -170,7 +170,7 @@ class RayWorker:
             )
         tasks.start(self._copy.follow())
         self._announced = True
-        # Before anything else, so that of two workers that start at the same time one finds the other.
+        # Before anything else: if two workers start at the same time, one finds the other.
         await self._announcer.reach(WorkerStage.CONNECTING, limit_s=limits.reach_s)
         tasks.start(self._stay_announced())
         if self._connections is not None:

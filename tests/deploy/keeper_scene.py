@@ -1,4 +1,4 @@
-"""A scripted worker elsewhere, and its keeper with a clock that only the test moves."""
+"""A scripted worker on another server, and its keeper with a clock that the test advances."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ def report(
     return EngineReport(version="0", engine_id=engine_id, state=state, info=fake_info(), block_events=block_events)
 
 
-class Follows:
-    """Takes the place of following a worker's blocks: it reports one block, and waits for its end."""
+class FakeFollower:
+    """Replaces the follower of a worker's blocks: it reports one block, and runs until it is cancelled."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.sources: list[str] = []
         self.replays: list[str | None] = []
         self.open = 0
-        self.begun = asyncio.Semaphore(0)
+        self.started = asyncio.Semaphore(0)
         self._error = error
 
     async def __call__(self, source: BlockSource, listener: BlockListener) -> None:
@@ -40,7 +40,7 @@ class Follows:
         self.replays.append(source.replay)
         self.open += 1
         listener([Stored((b"name",), None, ())])
-        self.begun.release()
+        self.started.release()
         try:
             if self._error is not None:
                 raise self._error
@@ -49,8 +49,8 @@ class Follows:
             self.open -= 1
 
 
-class KeptFake(FakeEngine):
-    """An engine that remembers the errors it was ended with."""
+class FakeKeptEngine(FakeEngine):
+    """An engine that records the errors with which it was lost."""
 
     def __init__(self, engine_id: str) -> None:
         super().__init__(lambda *_: [0])
@@ -61,20 +61,20 @@ class KeptFake(FakeEngine):
         self.losses.append(error)
 
 
-class Kept:
-    """A keeper whose questions get `answers`, one after the other. Whatever takes time moves the clock."""
+class KeeperScene:
+    """A keeper whose requests get `answers`, one after the other. Sleeping and answering advance the clock."""
 
     def __init__(self, *, role: Role | None = None) -> None:
         self.now_s = 100.0
         self.fleet = Fleet(clock=lambda: self.now_s)
-        self.engines: list[KeptFake] = []
-        self.welcomed: list[Worker] = []
+        self.engines: list[FakeKeptEngine] = []
+        self.joined: list[Worker] = []
         self.problem: str | None = None
-        self.unusable: BaseException | None = None
+        self.join_error: BaseException | None = None
         self.answers: Iterator[EngineReport | BaseException] = iter(())
         self.answer_takes_s: Iterator[float] = repeat(0.0)
-        self.asked_s: list[float] = []
-        self.follows = Follows()
+        self.requested_s: list[float] = []
+        self.follows = FakeFollower()
         self.fleet.expect(ID, URL, role=role)
         self.keeper = RemoteKeeper(
             ID,
@@ -97,31 +97,31 @@ class Kept:
         return self.member.state
 
     @property
-    def engine(self) -> KeptFake:
-        """The engine that was made last."""
+    def engine(self) -> FakeKeptEngine:
+        """Returns the engine that was made last."""
         return self.engines[-1]
 
-    async def look(self, *answers: EngineReport | MotetError, each_s: float = 1.0) -> None:
-        """Lets the keeper look once for each answer, with so much time before each look."""
+    async def check(self, *answers: EngineReport | MotetError, each_s: float = 1.0) -> None:
+        """Lets the keeper check the worker once for each answer, `each_s` after the previous check."""
         self.answers = iter(answers)
         for _ in answers:
             self.now_s += each_s
             await self.keeper.check()
 
     async def _report(self) -> EngineReport:
-        self.asked_s.append(self.now_s)
+        self.requested_s.append(self.now_s)
         self.now_s += next(self.answer_takes_s)
         answer = next(self.answers)
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    async def _join(self, report: EngineReport) -> KeptFake:
-        if self.unusable is not None:
-            raise self.unusable
-        self.engines.append(KeptFake(report.engine_id))
+    async def _join(self, report: EngineReport) -> FakeKeptEngine:
+        if self.join_error is not None:
+            raise self.join_error
+        self.engines.append(FakeKeptEngine(report.engine_id))
         worker = Worker(ID, self.engine, URL, local=False)
-        self.welcomed.append(worker)
+        self.joined.append(worker)
         self.fleet.put(worker)
         return self.engine
 
