@@ -72,7 +72,7 @@ def sample_rows(params: SamplingParams, rows: int, *, fork: bool) -> list[Sample
     return [
         SampleRow(
             logits_row=0 if fork else row,
-            state=ChoiceSampling(params, seed=row, prompt=PROMPT_TOKENS, eos_token_ids=(0,), written=GENERATED),
+            state=ChoiceSampling(params, seed=row, prompt=PROMPT_TOKENS, eos_token_ids=(0,), output_tokens=GENERATED),
             position=len(PROMPT) + len(GENERATED),
         )
         for row in range(rows)

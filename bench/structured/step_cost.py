@@ -13,7 +13,7 @@ from statistics import median
 import torch
 
 from bench.client.fresh_prompts import TEXT
-from motet.engines.native.sample.edits import Masks
+from motet.engines.native.sample.edits import GrammarMasks
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.grammar.compiled_grammar import Grammars
 from motet.text.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ def _measured(tokens: list[int], grammars: Grammars, vocab_size: int, eos: int, 
         ChoiceSampling(params, seed=i, prompt=prompt, eos_token_ids=(eos,), matcher=compiled.matcher())
         for i in range(n)
     ]
-    masks, logits = Masks(vocab_size, torch.device("cpu")), torch.randn(n, -(-vocab_size // 256) * 256)
+    masks, logits = GrammarMasks(vocab_size, torch.device("cpu")), torch.randn(n, -(-vocab_size // 256) * 256)
     x, spare = torch.empty_like(logits), torch.empty_like(logits)
     seconds: list[tuple[float, float, float]] = []
     for token_id in tokens:

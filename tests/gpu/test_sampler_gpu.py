@@ -1,4 +1,4 @@
-"""The sampler on CUDA draws, choice for choice, what it draws on the CPU from the same float32 logits."""
+"""On CUDA, the sampler samples the same tokens as on the CPU from the same float32 logits."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.top_logprobs import prompt_logprobs
 from motet.types import SamplingParams, TokenLogprob
 from tests.devices import ON_GPU
+from tests.engines.native.sample.parameter_sets import PARAMETER_SETS
 from tests.engines.native.sample.reference import Past
-from tests.engines.native.sample.ways import WAYS
 
 pytestmark = list(ON_GPU)
 
@@ -42,18 +42,18 @@ def assert_same_scores(on_cpu: Sequence[TokenLogprob | None], on_gpu: Sequence[T
             assert [token_id for token_id, _ in gpu.top] == [token_id for token_id, _ in cpu.top]
 
 
-@pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
-def test_cuda_draws_what_the_cpu_draws(params: SamplingParams) -> None:
+@pytest.mark.parametrize("params", PARAMETER_SETS.values(), ids=PARAMETER_SETS.keys())
+def test_cuda_samples_the_same_tokens_as_the_cpu(params: SamplingParams) -> None:
     logits = logits_of(0)
-    pasts = [Past(seed, prompt=range(100), written=(7, 7, 900)) for seed in range(4 * ROWS)]
+    pasts = [Past(seed, prompt=range(100), output_tokens=(7, 7, 900)) for seed in range(4 * ROWS)]
     rows = [past.sample_row(place % ROWS, params) for place, past in enumerate(pasts)]
     assert_same(sample(logits, rows, "cpu"), sample(logits, rows, "cuda"))
 
 
-def test_cuda_draws_a_mixed_step_as_it_draws_each_choice_alone() -> None:
+def test_cuda_samples_a_mixed_step_like_each_choice_alone() -> None:
     logits = logits_of(1)
-    kinds = list(WAYS.values())
-    rows = [Past(row, written=(3,)).sample_row(row, kinds[row % len(kinds)]) for row in range(ROWS)]
+    kinds = list(PARAMETER_SETS.values())
+    rows = [Past(row, output_tokens=(3,)).sample_row(row, kinds[row % len(kinds)]) for row in range(ROWS)]
     together = sample(logits, rows, "cuda")
     for row in range(ROWS):
         alone = sample(logits[row : row + 1], [SampleRow(0, rows[row].state, rows[row].position)], "cuda")
@@ -70,7 +70,7 @@ def test_of_equal_logits_the_lower_id_wins_on_cuda_too() -> None:
 def test_a_row_that_is_not_finite_is_flagged_on_cuda() -> None:
     logits = logits_of(3, rows=2)
     logits[0, 777] = torch.nan
-    for params in WAYS.values():
+    for params in PARAMETER_SETS.values():
         bad, good = sample(logits, [Past().sample_row(row, params) for row in (0, 1)], "cuda")
         assert not bad.finite
         assert good.finite

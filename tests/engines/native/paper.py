@@ -68,7 +68,7 @@ def group_of(request: GenerateRequest, arrival: int = 0) -> Group:
             group,
             [start.index],
             ChoiceSampling(
-                request.sampling, seed=start.seed, prompt=prompt, eos_token_ids=(), written=start.output_tokens
+                request.sampling, seed=start.seed, prompt=prompt, eos_token_ids=(), output_tokens=start.output_tokens
             ),
             list(start.output_tokens),
         )

@@ -11,7 +11,7 @@ import torch
 
 from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.core import EngineCore
-from motet.engines.native.sample.compiled_draws import CompiledDraws
+from motet.engines.native.sample.compiled_sampling import CompiledSampling
 from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.sampler import Sampler
 from motet.types import VERBATIM_FIELDS, Grammar, GrammarKind, LogprobsMode, SamplingParams
@@ -68,7 +68,7 @@ def test_the_engine_reads_every_sampling_field(core: EngineCore, name: str) -> N
 def sampler(request: pytest.FixtureRequest) -> Sampler:
     kind = str(request.param)
     return Sampler(
-        VOCAB, CPU, filters=TorchFilters(VOCAB) if kind == "torch" else CompiledDraws(VOCAB, kernels_of(kind))
+        VOCAB, CPU, filters=TorchFilters(VOCAB) if kind == "torch" else CompiledSampling(VOCAB, kernels_of(kind))
     )
 
 
@@ -79,7 +79,7 @@ def test_each_implementation_of_the_sampler_reads_every_field(sampler: Sampler, 
 
     def sampled(fields: Mapping[str, object]) -> list[int]:
         params = SamplingParams(max_tokens=9, **fields)  # type: ignore[arg-type]
-        rows = [Past(seed, written=(5, 5, 7)).sample_row(0, params) for seed in range(200)]
+        rows = [Past(seed, output_tokens=(5, 5, 7)).sample_row(0, params) for seed in range(200)]
         return [token.token_id for token in sampler.sample(logits, rows)]
 
     assert sampled({**others, name: value}) != sampled(others)

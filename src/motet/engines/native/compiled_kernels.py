@@ -42,7 +42,7 @@ class KernelBatch(Structure):
     )
 
 
-class Drawing(Structure):
+class SamplingArguments(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_choices", "vocab", "stride", "most_best", "num_named")),
         *((name, c_void_p) for name in ("logits", "rows", "temperature", "top_k", "top_p", "log_min_p")),
@@ -100,7 +100,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     sizes = (c_int32 * 7)()
     found.motet_sizes(sizes)
     structs = PackedLinear, Layer, Model, KernelBatch
-    ours = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(Drawing)]
+    ours = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(SamplingArguments)]
     if list(sizes) != ours:
         raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {ours})")
     found.motet_supported.restype = c_int32
@@ -120,7 +120,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.motet_close.restype = None
     found.motet_open_draws.argtypes = (c_int32, c_int32)
     found.motet_open_draws.restype = c_void_p
-    found.motet_draw.argtypes = (c_void_p, POINTER(Drawing))
+    found.motet_draw.argtypes = (c_void_p, POINTER(SamplingArguments))
     found.motet_draw.restype = None
     found.motet_close_draws.argtypes = (c_void_p,)
     found.motet_close_draws.restype = None

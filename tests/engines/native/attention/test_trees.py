@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from motet.engines.native.attention.attention_plan import STRETCH, TrunkRead, num_stretches
 from motet.engines.native.attention.group_attention import StepAttention
-from motet.engines.native.attention.trees import MOST_LEVELS, SharingGain, branches, keys_joined
+from motet.engines.native.attention.trees import MAX_BRANCH_LEVELS, SharingGain, branches, keys_joined
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import LayerAttention
@@ -20,7 +20,7 @@ from tests.property_settings import examples
 
 SIZE = 32
 """Tokens in a block of the trunks on paper: a stretch has eight."""
-ALWAYS = SharingGain(rows_at_once=10**6, least_keys=0)
+ALWAYS = SharingGain(rows_at_once=10**6, min_keys_saved=0)
 SHAPES = [
     Shape(4, 2, 32, torch.bfloat16),
     Shape(6, 2, 16),
@@ -103,9 +103,9 @@ def trunks(*tables: Sequence[int], rows: int = 1, missing: int = 0) -> list[Trun
     ]
 
 
-def grown(reads: Sequence[TrunkRead], worth: SharingGain = ALWAYS) -> list[tuple[int, int, int, int]]:
+def grown(reads: Sequence[TrunkRead], gain: SharingGain = ALWAYS) -> list[tuple[int, int, int, int]]:
     """Returns the branches as (first row, end of rows, first key, end of keys)."""
-    found = branches(reads, block_size=SIZE, worth=worth)
+    found = branches(reads, block_size=SIZE, gain=gain)
     return [(one.begin, one.end, one.begin_key, one.end_key) for one in found]
 
 
@@ -115,7 +115,7 @@ STEM, LEFT, RIGHT = range(20), range(100, 120), range(200, 220)  # two stretches
 def test_what_trunks_have_in_common_is_read_once_up_to_the_last_whole_stretch() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *RIGHT])  # 640 keys in common
     assert grown(reads) == [(0, 2, 0, 512), (0, 1, 512, 1280), (1, 2, 512, 1280)]
-    assert keys_joined(branches(reads, block_size=SIZE, worth=ALWAYS)) == 512
+    assert keys_joined(branches(reads, block_size=SIZE, gain=ALWAYS)) == 512
 
 
 def test_branches_fork_again() -> None:
@@ -151,7 +151,7 @@ def test_a_trunk_shorter_than_two_stretches_is_not_cut() -> None:
 
 def test_a_branch_that_saves_too_little_is_skipped_but_not_its_sub_branches() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *LEFT], [*STEM, *LEFT, 1], [*STEM[:8], *RIGHT])
-    assert grown(reads, SharingGain(rows_at_once=10, least_keys=1000)) == [
+    assert grown(reads, SharingGain(rows_at_once=10, min_keys_saved=1000)) == [
         (0, 3, 0, 1024),
         (0, 1, 1024, 1280),
         (1, 2, 1024, 1280),
@@ -162,8 +162,8 @@ def test_a_branch_that_saves_too_little_is_skipped_but_not_its_sub_branches() ->
 
 def test_groups_that_fill_a_reading_by_themselves_are_read_alone() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *RIGHT], rows=16)
-    assert len(grown(reads, SharingGain(rows_at_once=16, least_keys=1))) == 2
-    assert len(grown(reads, SharingGain(rows_at_once=32, least_keys=1))) == 3
+    assert len(grown(reads, SharingGain(rows_at_once=16, min_keys_saved=1))) == 2
+    assert len(grown(reads, SharingGain(rows_at_once=32, min_keys_saved=1))) == 3
 
 
 def test_a_row_shares_few_branches_however_deep_the_tree_is() -> None:
@@ -171,7 +171,7 @@ def test_a_row_shares_few_branches_however_deep_the_tree_is() -> None:
     tables = [[*range(8 * depth), *range(1000 * depth, 1000 * depth + 20)] for depth in range(20, 0, -1)]
     found = grown(trunks(*tables))
     shared = [one for one in found if one[1] - one[0] > 1]
-    assert max(sum(begin <= row < end for begin, end, *_ in shared) for row in range(20)) == MOST_LEVELS
+    assert max(sum(begin <= row < end for begin, end, *_ in shared) for row in range(20)) == MAX_BRANCH_LEVELS
     for row, table in enumerate(tables):
         own = sorted((begin, end) for first, last, begin, end in found if first <= row < last)
         assert own[0][0] == 0 and own[-1][1] == len(table) * SIZE

@@ -78,7 +78,7 @@ def _attend_item(
     size, device = step.storage.block_size, rows.device
     places = torch.arange(begin, end, device=device)
     slots = step.ints.tables.long()[table + places // size] * size + places % size
-    siblings = step.geometry.siblings
+    siblings = step.geometry.heads_per_kv_head
     keys = step.storage.keys[layer][slots].float().repeat_interleave(siblings, dim=1)
     values = step.storage.values[layer][slots].float().repeat_interleave(siblings, dim=1)
     weighed = torch.einsum("rhd,khd->rhk", rows.float(), keys) * scores.scale

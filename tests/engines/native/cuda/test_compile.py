@@ -76,7 +76,7 @@ def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, b
     options, name = tile_shape(block_m, head_dim, dtype=dtype), NAMES[dtype]
     constants = {
         "HEAD_DIM": head_dim,
-        "SIBLINGS": 4,
+        "HEADS_PER_KV_HEAD": 4,
         "BLOCK_SIZE": 16,
         "BLOCK_M": block_m,
         "BLOCK_N": options.pop("BLOCK_N"),

@@ -18,8 +18,8 @@ from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.waits import Waits
 from tests.engines.native.drive import group, prompt_of, run
 from tests.engines.native.recorder import WrappedRunner
+from tests.engines.native.sample.parameter_sets import PARAMETER_SETS
 from tests.engines.native.sample.reference import Past
-from tests.engines.native.sample.ways import WAYS
 from tests.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.slow
@@ -35,10 +35,10 @@ def test_operations_that_wait_for_the_device_are_found() -> None:
     assert len(waits.found) == 4
 
 
-@pytest.mark.parametrize("params", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("params", PARAMETER_SETS.values(), ids=PARAMETER_SETS.keys())
 def test_sampling_does_not_wait_for_the_device(params: SamplingParams) -> None:
     logits = 3 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
-    rows = [Past(seed, prompt=range(100), written=(7, 7, 900)).sample_row(seed % 8, params) for seed in range(32)]
+    rows = [Past(seed, prompt=range(100), output_tokens=(7, 7, 900)).sample_row(seed % 8, params) for seed in range(32)]
     with Waits() as waits:
         Sampler(1000, torch.device("cpu"), filters=TorchFilters(1000)).sample(logits, rows)
     assert waits.found == []

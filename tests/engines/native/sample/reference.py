@@ -1,4 +1,4 @@
-"""A plain reference of the sampler in float64: one choice at a time, the whole vocabulary, a full sort."""
+"""A plain reference of the sampler in float64: one choice at a time, the complete vocabulary, a full sort."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ Row = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Past:
-    """The past of a choice: its prompt, its written tokens and its seed."""
+    """The past of a choice: its prompt, its output tokens and its seed."""
 
     seed: int = 0
     prompt: Sequence[int] = (1,)
-    written: Sequence[int] = ()
+    output_tokens: Sequence[int] = ()
     eos_token_ids: tuple[int, ...] = field(default=(0,))
 
     @property
     def position(self) -> int:
-        return len(self.prompt) + len(self.written)
+        return len(self.prompt) + len(self.output_tokens)
 
     @property
     def uniform(self) -> float:
@@ -38,23 +38,23 @@ class Past:
             seed=self.seed,
             prompt=PromptTokens(self.prompt),
             eos_token_ids=self.eos_token_ids,
-            written=self.written,
+            output_tokens=self.output_tokens,
         )
         return SampleRow(logits_row, state, self.position)
 
 
 def edited(logits: Row, params: SamplingParams, past: Past) -> Row:
     x = logits.copy()
-    if len(past.written) < params.min_tokens:
+    if len(past.output_tokens) < params.min_tokens:
         ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(past.eos_token_ids))
         x[list(ending)] = -np.inf
     if params.allowed_token_ids:
         x[[token_id for token_id in range(len(x)) if token_id not in params.allowed_token_ids]] = -np.inf
     for token_id, bias in params.logit_bias.items():
         x[token_id] += bias
-    for token_id in {*past.prompt, *past.written}:
+    for token_id in {*past.prompt, *past.output_tokens}:
         x[token_id] *= 1 / params.repetition_penalty if x[token_id] > 0 else params.repetition_penalty
-    for token_id, count in Counter(past.written).items():
+    for token_id, count in Counter(past.output_tokens).items():
         x[token_id] -= count * params.frequency_penalty + params.presence_penalty
     return x
 

@@ -1,4 +1,4 @@
-"""Which tokens top-k, top-p and min-p keep, and which one is drawn: every implementation of `Filters` against a slow
+"""The tokens that top-k, top-p and min-p keep, and the sampled token: every implementation of `Filters` against a slow
 definition, where it is hardest to find the last token kept."""
 
 import math
@@ -11,7 +11,7 @@ import torch
 
 from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.sample.candidates import masses
-from motet.engines.native.sample.compiled_draws import CompiledDraws
+from motet.engines.native.sample.compiled_sampling import CompiledSampling
 from motet.engines.native.sample.filters import Filters, TorchFilters
 from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.sampler import Sampler
@@ -30,7 +30,7 @@ def made(request: pytest.FixtureRequest) -> Made:
 
     def filters(vocab_size: int) -> Filters:
         if request.param in KINDS:
-            return CompiledDraws(vocab_size, kernels_of(request.param))
+            return CompiledSampling(vocab_size, kernels_of(request.param))
         return TorchFilters(vocab_size) if request.param == "torch" else TorchFilters(vocab_size, widths=())
 
     return lambda vocab_size: Sampler(vocab_size, CPU, filters=filters(vocab_size))
@@ -96,15 +96,15 @@ def kept(logits: torch.Tensor, params: SamplingParams) -> set[int]:
     values = logits[0].tolist()
     weights_of = [Fraction(weight) for weight in probabilities(logits, params)[0].tolist()]
     front = sorted(range(VOCAB), key=lambda token_id: (-values[token_id], token_id))
-    whole = Fraction(float(masses(probabilities(logits, params)).sum()))
+    total = Fraction(float(masses(probabilities(logits, params)).sum()))
     if params.top_k:
         front = front[: params.top_k]
-        whole = Fraction(float(sum(weights_of[token_id] for token_id in front)))
+        total = Fraction(float(sum(weights_of[token_id] for token_id in front)))
     if params.top_p < 1.0:
-        goal, mass = float(params.top_p * float(whole)), Fraction(0)
+        target, mass = float(params.top_p * float(total)), Fraction(0)
         for size, token_id in enumerate(front, 1):
             mass += weights_of[token_id]
-            if float(mass) >= goal:
+            if float(mass) >= target:
                 front = front[:size]
                 break
     least = torch.tensor(math.log(params.min_p) if params.min_p else -torch.inf)
@@ -112,13 +112,13 @@ def kept(logits: torch.Tensor, params: SamplingParams) -> set[int]:
     return {token_id for token_id in front if above[token_id] and values[token_id] > -torch.inf}
 
 
-def sample(sampler: Sampler, logits: torch.Tensor, params: SamplingParams, draws: int) -> list[Sampled]:
-    return sampler.sample(logits, [Past(seed).sample_row(0, params) for seed in range(draws)])
+def sample(sampler: Sampler, logits: torch.Tensor, params: SamplingParams, num_choices: int) -> list[Sampled]:
+    return sampler.sample(logits, [Past(seed).sample_row(0, params) for seed in range(num_choices)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("logits", LOGITS.values(), ids=LOGITS.keys())
-def test_tokens_are_kept_and_drawn_as_in_the_slow_definition(made: Made, logits: torch.Tensor) -> None:
+def test_tokens_are_kept_and_sampled_as_in_the_slow_definition(made: Made, logits: torch.Tensor) -> None:
     for name, params in PARAMS.items():
         expected = kept(logits, params)
         listing = msgspec.structs.replace(params, logprobs=VOCAB, logprobs_mode=LogprobsMode.PROCESSED)
@@ -127,24 +127,24 @@ def test_tokens_are_kept_and_drawn_as_in_the_slow_definition(made: Made, logits:
         assert {token_id for token_id, logprob in listed.logprob.top if logprob > -torch.inf} == expected, name
         left = probabilities(logits, params)[0, :VOCAB].double().numpy()
         left[[token_id for token_id in range(VOCAB) if token_id not in expected]] = 0.0
-        drawn = [sampled.token_id for sampled in sample(made(VOCAB), logits, params, 40)]
-        assert drawn == [token_of(left, Past(seed).uniform) for seed in range(40)], name
+        sampled = [one.token_id for one in sample(made(VOCAB), logits, params, 40)]
+        assert sampled == [token_of(left, Past(seed).uniform) for seed in range(40)], name
 
 
 @pytest.mark.parametrize("spread", [1.5, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_thousands_of_kept_tokens_are_drawn_as_in_the_plain_reference(
+def test_thousands_of_kept_tokens_are_sampled_as_in_the_plain_reference(
     made: Made, dtype: torch.dtype, spread: float
 ) -> None:
     logits = normal(11, spread, 49_152).to(dtype)
     params = SamplingParams(max_tokens=9, temperature=1.3, top_p=0.95)
     expected = weights(logits[0].double().numpy(), params)
     assert (expected > 0).sum() > 4096
-    drawn = [sampled.token_id for sampled in sample(made(49_152), logits, params, 50)]
-    assert drawn == [token_of(expected, Past(seed).uniform) for seed in range(50)]
+    sampled = [one.token_id for one in sample(made(49_152), logits, params, 50)]
+    assert sampled == [token_of(expected, Past(seed).uniform) for seed in range(50)]
 
 
-def test_a_lane_that_is_no_distribution_leaves_those_beside_it_alone(made: Made) -> None:
+def test_a_lane_that_is_not_a_distribution_leaves_other_lanes_unchanged(made: Made) -> None:
     good = normal(12, 1.0)
     broken = [torch.full((1, VOCAB), value) for value in (torch.nan, torch.inf, -torch.inf)]
     half = good.clone()

@@ -12,8 +12,8 @@ from motet.engines.native.sample.top_logprobs import prompt_logprobs
 from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.types import LogprobsMode, SamplingParams, TokenLogprob
 from tests.engines.native.grammars import EOS_IDS, NUMBER, matcher_of
+from tests.engines.native.sample.parameter_sets import PARAMETER_SETS
 from tests.engines.native.sample.reference import Past, edited, weights
-from tests.engines.native.sample.ways import WAYS
 from tests.tiny_models import VOCAB_SIZE
 
 CPU = torch.device("cpu")
@@ -45,10 +45,10 @@ def test_prompt_logprobs_equal_the_float64_log_softmax(k: int) -> None:
         check_against_float64(row, score, k)
 
 
-def test_drawn_tokens_are_scored_by_the_raw_logits_whatever_changed_the_draw() -> None:
+def test_sampled_tokens_are_scored_by_raw_logits_with_any_parameters() -> None:
     logits = logits_of(4)
     params = SamplingParams(max_tokens=9, temperature=0.5, top_k=9, logit_bias={17: 90.0}, logprobs=5)
-    rows = [Past(seed, written=(4,)).sample_row(seed % 4, params) for seed in range(8)]
+    rows = [Past(seed, output_tokens=(4,)).sample_row(seed % 4, params) for seed in range(8)]
     for place, sampled in enumerate(Sampler(VOCAB, CPU).sample(logits, rows)):
         assert sampled.token_id == 17
         assert sampled.logprob is not None
@@ -56,34 +56,34 @@ def test_drawn_tokens_are_scored_by_the_raw_logits_whatever_changed_the_draw() -
         check_against_float64(logits[place % 4], sampled.logprob, 5)
 
 
-def test_each_choice_gets_as_many_top_tokens_as_it_asked_for() -> None:
+def test_each_choice_gets_the_requested_number_of_top_tokens() -> None:
     logits = logits_of(1)
-    asked = [None, 0, 3, 20, None, 1]
-    rows = [Past(7).sample_row(0, SamplingParams(max_tokens=9, logprobs=k)) for k in asked]
+    requested = [None, 0, 3, 20, None, 1]
+    rows = [Past(7).sample_row(0, SamplingParams(max_tokens=9, logprobs=k)) for k in requested]
     sampled = Sampler(VOCAB, CPU).sample(logits, rows)
-    assert [None if s.logprob is None else len(s.logprob.top) for s in sampled] == asked
+    assert [None if s.logprob is None else len(s.logprob.top) for s in sampled] == requested
     assert len({s.logprob.logprob for s in sampled if s.logprob is not None}) == 1
 
 
 def processed(params: SamplingParams, logits: torch.Tensor, past: Past) -> torch.Tensor:
-    """Returns the log-probabilities [vocabulary] of the distribution from which a token is drawn, in float64; a greedy
-    choice has neither temperature nor filters."""
+    """Returns the log-probabilities [vocabulary] of the distribution from which a token is sampled, in float64; a
+    greedy choice has neither temperature nor filters."""
     row = logits.double().numpy()
     if params.greedy:
         return torch.log_softmax(torch.from_numpy(edited(row, params, past)), -1)
     return torch.from_numpy(weights(row, params, past)).log()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_processed_log_probabilities_are_of_the_distribution_that_is_drawn_from(way: str) -> None:
+@pytest.mark.parametrize("name", PARAMETER_SETS)
+def test_processed_log_probabilities_are_those_of_the_sampled_distribution(name: str) -> None:
     named = (3, 7, 120)
     changed = {"logprobs": 4, "logprobs_mode": LogprobsMode.PROCESSED}
-    params = msgspec.structs.replace(WAYS[way], **changed)
-    beside = msgspec.structs.replace(params, logprobs=0, logprob_token_ids=named)
+    params = msgspec.structs.replace(PARAMETER_SETS[name], **changed)
+    with_named = msgspec.structs.replace(params, logprobs=0, logprob_token_ids=named)
     logits = 2 * torch.randn(2, 1000, generator=torch.Generator().manual_seed(5))
-    pasts = [Past(seed, prompt=range(100, 150), written=(120, 7, 7, 900)) for seed in range(6)]
+    pasts = [Past(seed, prompt=range(100, 150), output_tokens=(120, 7, 7, 900)) for seed in range(6)]
     raw = msgspec.structs.replace(params, logprobs_mode=LogprobsMode.RAW)
-    rows = [past.sample_row(past.seed % 2, one) for past in pasts for one in (params, raw, beside)]
+    rows = [past.sample_row(past.seed % 2, one) for past in pasts for one in (params, raw, with_named)]
     sampled = Sampler(1000, CPU).sample(logits, rows)
     for place, one in enumerate(sampled[::3]):
         exact = processed(params, logits[place % 2], pasts[place])
@@ -94,16 +94,18 @@ def test_processed_log_probabilities_are_of_the_distribution_that_is_drawn_from(
         kept = [pair for pair in one.logprob.top if pair[1] > -math.inf]
         assert len(kept) == min(4, int((exact > -math.inf).sum()))
         assert [value for _, value in kept] == pytest.approx([float(exact[id]) for id, _ in kept], abs=2e-5)
-        told = sampled[3 * place + 2].logprob
-        assert told is not None
-        assert [id for id, _ in told.top] == list(dict.fromkeys((one.token_id, *named)))
-        assert [value for _, value in told.top] == pytest.approx([float(exact[id]) for id, _ in told.top], abs=2e-5)
+        named_logprob = sampled[3 * place + 2].logprob
+        assert named_logprob is not None
+        assert [id for id, _ in named_logprob.top] == list(dict.fromkeys((one.token_id, *named)))
+        assert [value for _, value in named_logprob.top] == pytest.approx(
+            [float(exact[id]) for id, _ in named_logprob.top], abs=2e-5
+        )
     alone = [Sampler(1000, CPU).sample(logits, [row])[0] for row in rows]
     assert alone == sampled
     assert [one.token_id for one in sampled[::3]] == [one.token_id for one in sampled[1::3]]
 
 
-def test_siblings_of_one_row_beside_a_stranger_have_their_own_ranks() -> None:
+def test_choices_of_one_row_have_their_own_ranks_next_to_another_group() -> None:
     """As many choices as lanes, and still not one in each: the second sibling was ranked in the stranger's row."""
     modes = (LogprobsMode.PROCESSED, LogprobsMode.RAW)
     params = [SamplingParams(max_tokens=9, temperature=2.0, logprobs=0, logprobs_mode=mode) for mode in modes]
@@ -126,18 +128,18 @@ def test_processed_log_probabilities_know_the_grammar() -> None:
     assert one.logprob.logprob == pytest.approx(float(exact[one.token_id]), abs=2e-5)
 
 
-def test_named_tokens_are_scored_behind_the_drawn_one_and_as_alone() -> None:
+def test_named_tokens_are_scored_after_the_sampled_token_and_as_alone() -> None:
     logits = logits_of(3)
     greedy = SamplingParams(max_tokens=9, temperature=0.0)
-    asked: list[tuple[int, ...]] = [(7, 2999, 0), (), (5,), (int(logits[1].argmax()), 4, 4)]
-    params = [SamplingParams(max_tokens=9, logprobs=0 if ids else 3, logprob_token_ids=ids) for ids in asked]
+    requested: list[tuple[int, ...]] = [(7, 2999, 0), (), (5,), (int(logits[1].argmax()), 4, 4)]
+    params = [SamplingParams(max_tokens=9, logprobs=0 if ids else 3, logprob_token_ids=ids) for ids in requested]
     rows = [Past(seed).sample_row(row, one) for seed, (row, one) in enumerate(zip((0, 1, 2, 1), params, strict=True))]
     rows[3] = Past(3).sample_row(
-        1, SamplingParams(max_tokens=9, temperature=0.0, logprobs=0, logprob_token_ids=asked[3])
+        1, SamplingParams(max_tokens=9, temperature=0.0, logprobs=0, logprob_token_ids=requested[3])
     )
     rows.append(Past(4).sample_row(0, greedy))
     sampled = Sampler(VOCAB, CPU).sample(logits, rows)
-    for row, ids, one in zip((0, 1, 2, 1), asked, sampled, strict=False):
+    for row, ids, one in zip((0, 1, 2, 1), requested, sampled, strict=False):
         assert one.logprob is not None
         exact = torch.log_softmax(logits[row].double(), -1)
         listed = [id for id, _ in one.logprob.top]

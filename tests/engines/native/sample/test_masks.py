@@ -1,4 +1,4 @@
-"""Tokens that a grammar forbids are -inf before anything else is done to logits, whoever shares the batch."""
+"""Tokens that a grammar forbids are -inf before any other change of the logits, with any other choices in the batch."""
 
 from collections.abc import Sequence
 
@@ -8,32 +8,32 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from motet.engines.native.sample.edits import Masks
+from motet.engines.native.sample.edits import GrammarMasks
 from motet.engines.native.sample.lanes import SampleRow, plan_batches
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
 from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.types import Grammar, SamplingParams
 from tests.engines.native.grammars import EOS_IDS, NUMBER, PERSON, WORD, matcher_of, tiny_tokenizer
-from tests.engines.native.sample.ways import WAYS
+from tests.engines.native.sample.parameter_sets import PARAMETER_SETS
 from tests.tiny_models import VOCAB_SIZE
 
 CPU = torch.device("cpu")
 WIDTH = 512
-"""Size of the vocabulary, padded to whole blocks."""
+"""Size of the vocabulary, padded to a multiple of the block."""
 
 
 def state_of(
     params: SamplingParams, grammar: Grammar | None = None, text: str = "", *, seed: int = 0
 ) -> ChoiceSampling:
-    written = tiny_tokenizer().encode(text) if text else []
+    output_tokens = tiny_tokenizer().encode(text) if text else []
     return ChoiceSampling(
         params,
         seed=seed,
         prompt=PromptTokens((5, 6)),
         eos_token_ids=EOS_IDS,
-        written=written,
-        matcher=None if grammar is None else matcher_of(grammar, written),
+        output_tokens=output_tokens,
+        matcher=None if grammar is None else matcher_of(grammar, output_tokens),
     )
 
 
@@ -64,7 +64,7 @@ def test_only_forbidden_tokens_of_lanes_with_a_grammar_are_changed(order: Sequen
     before = torch.full((len(order), WIDTH), -torch.inf)
     before[:, :VOCAB_SIZE] = logits_of(len(order))
     x = before.to(device, copy=True)
-    masks = Masks(VOCAB_SIZE, torch.device(device))
+    masks = GrammarMasks(VOCAB_SIZE, torch.device(device))
     masks.apply(x, masks.fill([states[i] for i in order]), spare=torch.empty_like(x))
     for row, i in enumerate(order):
         left = expected[i]
@@ -73,18 +73,20 @@ def test_only_forbidden_tokens_of_lanes_with_a_grammar_are_changed(order: Sequen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [way for way in WAYS if not WAYS[way].allowed_token_ids])  # those have tests below
+@pytest.mark.parametrize(
+    "name", [name for name in PARAMETER_SETS if not PARAMETER_SETS[name].allowed_token_ids]
+)  # those have tests below
 @pytest.mark.parametrize(("grammar", "text"), [(PERSON, "{"), (PERSON, '{"name": "an'), (NUMBER, "12345")])
-def test_a_grammar_samples_as_if_the_logits_lacked_the_forbidden_tokens(way: str, grammar: Grammar, text: str) -> None:
-    params = msgspec.structs.replace(WAYS[way], min_tokens=0)
+def test_a_grammar_samples_as_if_the_logits_lacked_the_forbidden_tokens(name: str, grammar: Grammar, text: str) -> None:
+    params = msgspec.structs.replace(PARAMETER_SETS[name], min_tokens=0)
     logits = logits_of(40)
     without = logits.masked_fill(~allowed(grammar, text), -torch.inf)
     bound = [SampleRow(row, state_of(params, grammar, text, seed=row), 7) for row in range(40)]
     free = [SampleRow(row, state_of(params, None, text, seed=row), 7) for row in range(40)]
     sampler = Sampler(VOCAB_SIZE, CPU)
-    drawn = [one.token_id for one in sampler.sample(logits, bound)]
-    assert drawn == [one.token_id for one in sampler.sample(without, free)]
-    assert len(set(drawn)) > 1
+    sampled = [one.token_id for one in sampler.sample(logits, bound)]
+    assert sampled == [one.token_id for one in sampler.sample(without, free)]
+    assert len(set(sampled)) > 1
 
 
 def test_a_grammar_and_the_allowed_tokens_allow_what_both_do() -> None:
@@ -92,18 +94,18 @@ def test_a_grammar_and_the_allowed_tokens_allow_what_both_do() -> None:
     params = msgspec.structs.replace(PLAIN, allowed_token_ids=(*both, 5))
     rows = [SampleRow(row, state_of(params, NUMBER, seed=row), 3) for row in range(40)]
     logits = logits_of(40)
-    drawn = [one.token_id for one in Sampler(VOCAB_SIZE, CPU).sample(logits, rows)]
+    sampled = [one.token_id for one in Sampler(VOCAB_SIZE, CPU).sample(logits, rows)]
     only = torch.full_like(logits, -torch.inf)
     only[:, both] = logits[:, both]
     free = [SampleRow(row, state_of(PLAIN, seed=row), 3) for row in range(40)]
-    assert drawn == [one.token_id for one in Sampler(VOCAB_SIZE, CPU).sample(only, free)]
+    assert sampled == [one.token_id for one in Sampler(VOCAB_SIZE, CPU).sample(only, free)]
 
 
 def test_a_grammar_without_any_allowed_token_fails_with_both_names() -> None:
     (outside,) = (~allowed(NUMBER)).nonzero()[0].tolist()
     state = state_of(msgspec.structs.replace(PLAIN, allowed_token_ids=(outside,)), NUMBER)
-    (drawn,) = Sampler(VOCAB_SIZE, CPU).sample(logits_of(1), [SampleRow(0, state, 3)])
-    assert not drawn.finite
+    (sampled,) = Sampler(VOCAB_SIZE, CPU).sample(logits_of(1), [SampleRow(0, state, 3)])
+    assert not sampled.finite
     assert state.failure == "its grammar allows no token of allowed_token_ids here, not even the end"
 
 
@@ -122,5 +124,5 @@ def test_fresh_siblings_share_a_lane_and_others_do_not() -> None:
 
 
 def test_without_grammars_there_are_no_masks() -> None:
-    masks = Masks(VOCAB_SIZE, CPU).fill([state_of(PLAIN), state_of(PLAIN)])
+    masks = GrammarMasks(VOCAB_SIZE, CPU).fill([state_of(PLAIN), state_of(PLAIN)])
     assert masks.lanes == [] and masks.bits.size == 0

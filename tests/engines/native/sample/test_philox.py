@@ -1,5 +1,5 @@
 """Known answers from Random123's `kat_vectors`, and the statistics of the uniforms made from Philox's words.
-`test_sampler.py` proves that a sampler draws the token that its uniform selects."""
+`test_sampler.py` proves that a sampler selects the token that its uniform selects."""
 
 import numpy as np
 import pytest
@@ -47,20 +47,20 @@ ALL_ALIKE, ONE_BY_ONE = np.full(COUNT, 7, np.uint64), np.arange(COUNT, dtype=np.
 
 @pytest.mark.parametrize(("seeds", "positions"), [(ALL_ALIKE, ONE_BY_ONE), (ONE_BY_ONE, ALL_ALIKE)])
 def test_uniforms_are_below_one_and_fill_the_interval_evenly(seeds: Words, positions: Words) -> None:
-    drawn = uniforms(seeds, positions)
-    assert drawn.min() >= 0.0
-    assert drawn.max() < 1.0
-    cells = np.bincount((drawn * 100).astype(int), minlength=100)
+    sampled = uniforms(seeds, positions)
+    assert sampled.min() >= 0.0
+    assert sampled.max() < 1.0
+    cells = np.bincount((sampled * 100).astype(int), minlength=100)
     chi_square = float(((cells - COUNT / 100) ** 2 / (COUNT / 100)).sum())
     assert chi_square < 160.0  # 99 degrees of freedom: 1 in 10,000 lies above
 
 
 def test_uniforms_of_neighbouring_seeds_and_positions_are_not_correlated() -> None:
     seeds, positions = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300, dtype=np.uint64))
-    drawn = uniforms(seeds, positions)
-    assert len(np.unique(drawn)) == drawn.size
-    assert abs(float(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1])) < 0.015
-    assert abs(float(np.corrcoef(drawn[:, :-1].ravel(), drawn[:, 1:].ravel())[0, 1])) < 0.015
+    sampled = uniforms(seeds, positions)
+    assert len(np.unique(sampled)) == sampled.size
+    assert abs(float(np.corrcoef(sampled[:-1].ravel(), sampled[1:].ravel())[0, 1])) < 0.015
+    assert abs(float(np.corrcoef(sampled[:, :-1].ravel(), sampled[:, 1:].ravel())[0, 1])) < 0.015
 
 
 def test_no_seeds_give_no_uniforms() -> None:

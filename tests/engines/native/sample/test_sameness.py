@@ -61,7 +61,9 @@ class Choice:
 
 
 groups = st.builds(  # choices that share a row, parameters and the prompt
-    lambda row, p, prompt, several: [Choice(row, p, Past(seed, prompt, written)) for seed, written in several],
+    lambda row, p, prompt, several: [
+        Choice(row, p, Past(seed, prompt, output_tokens)) for seed, output_tokens in several
+    ],
     st.integers(0, 5),
     params,
     prompts,
@@ -112,7 +114,7 @@ def test_a_token_does_not_depend_on_its_batch_or_the_number_of_threads(
 @pytest.mark.slow
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
-def test_a_token_does_not_depend_on_the_filter_or_on_the_number_of_leaders(
+def test_a_token_does_not_depend_on_the_filter_or_the_number_of_candidates(
     batch: list[Choice], kind: tuple[torch.dtype, float]
 ) -> None:
     logits = LOGITS[kind]

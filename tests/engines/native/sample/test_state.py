@@ -12,18 +12,20 @@ def counted(counts: TokenCounts) -> dict[int, int]:
 
 
 def choice(
-    params: SamplingParams, written: tuple[int, ...] = (), prompt: tuple[int, ...] = (5, 6, 5)
+    params: SamplingParams, output_tokens: tuple[int, ...] = (), prompt: tuple[int, ...] = (5, 6, 5)
 ) -> ChoiceSampling:
-    return ChoiceSampling(params, seed=3, prompt=PromptTokens(prompt), eos_token_ids=(0, 1), written=written)
+    return ChoiceSampling(
+        params, seed=3, prompt=PromptTokens(prompt), eos_token_ids=(0, 1), output_tokens=output_tokens
+    )
 
 
-def test_written_tokens_are_counted_and_prompt_tokens_are_known_with_count_zero() -> None:
-    counts = TokenCounts(PromptTokens((5, 6, 5)), written=(7, 6, 7))
+def test_output_tokens_are_counted_and_prompt_tokens_are_known_with_count_zero() -> None:
+    counts = TokenCounts(PromptTokens((5, 6, 5)), output_tokens=(7, 6, 7))
     assert counted(counts) == {5: 0, 6: 1, 7: 2}
 
 
-def test_counts_grow_beyond_their_first_room() -> None:
-    counts = TokenCounts(PromptTokens(range(70)), written=())
+def test_counts_grow_beyond_their_initial_capacity() -> None:
+    counts = TokenCounts(PromptTokens(range(70)), output_tokens=())
     for token_id in range(500):
         counts.add(token_id)
         counts.add(token_id)
@@ -32,22 +34,22 @@ def test_counts_grow_beyond_their_first_room() -> None:
 
 def test_choices_of_one_prompt_have_separate_counts() -> None:
     prompt = PromptTokens((5, 6, 5))
-    one, other = TokenCounts(prompt, written=(7, 5)), TokenCounts(prompt, written=(8,))
+    one, other = TokenCounts(prompt, output_tokens=(7, 5)), TokenCounts(prompt, output_tokens=(8,))
     other.add(6)
     assert counted(one) == {5: 1, 6: 0, 7: 1}
     assert counted(other) == {5: 0, 6: 1, 8: 1}
 
 
-def test_a_resumed_choice_equals_one_that_wrote_the_tokens_itself() -> None:
+def test_a_resumed_choice_equals_one_that_sampled_the_tokens_itself() -> None:
     params = SamplingParams(max_tokens=9, frequency_penalty=0.5, repetition_penalty=1.2, min_tokens=3)
     fresh = choice(params)
     for token_id in (7, 6, 7):
         fresh.append(token_id)
-    resumed = choice(params, written=(7, 6, 7))
+    resumed = choice(params, output_tokens=(7, 6, 7))
     assert fresh.counts is not None
     assert resumed.counts is not None
     assert counted(fresh.counts) == counted(resumed.counts)
-    assert fresh.num_written == resumed.num_written == 3
+    assert fresh.num_output_tokens == resumed.num_output_tokens == 3
     assert fresh.forbidden_ids() == resumed.forbidden_ids() == ()
 
 
@@ -64,7 +66,7 @@ def test_the_prompt_is_counted_for_the_repetition_penalty_only() -> None:
     assert counted(presence) == {}
 
 
-def test_ending_tokens_are_forbidden_until_min_tokens_are_written() -> None:
+def test_ending_tokens_are_forbidden_until_min_tokens_are_generated() -> None:
     state = choice(SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(8,)))
     assert state.forbidden_ids() == (0, 1, 8)
     state.append(4)
@@ -81,12 +83,12 @@ def test_with_ignore_eos_only_the_stop_tokens_are_forbidden() -> None:
 
 
 class Biases(dict[int, float]):
-    """Counts how often somebody goes through them."""
+    """Counts the calls of `items`."""
 
-    looked = 0
+    num_reads = 0
 
     def items(self) -> ItemsView[int, float]:  # type: ignore[override]
-        self.looked += 1
+        self.num_reads += 1
         return super().items()
 
 
@@ -107,4 +109,4 @@ def test_choices_of_a_group_go_through_its_biases_once_and_change_no_other_bit()
                 expected[lane, token_id] += torch.tensor(biases[token_id], dtype=torch.float32)
         apply_edits(x, states, vocab_size=300)
         assert torch.equal(x.view(torch.int32), expected.view(torch.int32))
-    assert biases.looked == 1
+    assert biases.num_reads == 1

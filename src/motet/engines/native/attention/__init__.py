@@ -1,1 +1,2 @@
-"""Group attention: which row reads which keys in a step (`plan`), and how torch's operators do it (`group`)."""
+"""Group attention: the keys that each row of a step reads (`attention_plan`), how trunks share their reads (`trees`),
+and the computation with torch's operators (`group_attention`)."""

@@ -1,9 +1,10 @@
-"""Attention of one step over paged KV: trunks once for all rows that share them, each tail on its own, merged.
+"""Attention of one step over paged KV: each trunk is read once for all rows that share it, each tail separately, and
+the results are merged.
 
 The merge of softmax parts p over disjoint keys, with log-sum-exps l, is
     output = sum(w * p) / sum(w),   w = exp(l - max(l))
-(the rule of FlashDecoding and of FlashInfer's cascade attention). A row's parts are the stretches of its trunk and its
-tail, in this order, whoever shares them.
+as in FlashDecoding and in FlashInfer's cascade attention. A row's parts are the stretches of its trunk and its tail, in
+this order, independent of the rows that share them.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ Read = PromptRead | StretchRead | TailRead
 Kernel = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], tuple[torch.Tensor, torch.Tensor]
 ]
-"""An attention operator that also returns the log-sum-exp, which is what makes two partial results mergeable.
+"""An attention operator that also returns the log-sum-exp, which is needed to merge partial results.
 
     query       [batch, heads, rows, head_dim]
     key, value  [batch, heads, keys, head_dim]
@@ -38,56 +39,57 @@ Kernel = Callable[
     scale       of the scores
     returns     output [batch, heads, rows, head_dim] in the query's dtype, log-sum-exp [batch, heads, rows] float32
 
-A row whose keys are all masked comes back with output 0 and log-sum-exp minus infinity."""
+A row whose keys are all masked has output 0 and log-sum-exp minus infinity."""
 
-_FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  the only way to its log-sum-exp
+_FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  only this operator returns the log-sum-exp
 
 _LANES = 16
-"""Floats in the largest vector of a CPU."""
+"""Number of floats in the largest vector register of a CPU."""
 
 _ONE_THREAD = 32_768
-"""Numbers of which torch lets one thread compute an exponential each."""
+"""Number of elements up to which torch computes exponentials in one thread."""
 
-_WORTH = SharingGain(rows_at_once=16, least_keys=512)
-"""Measured: one more reading costs as much as joining two stretches saves, and beyond 16 rows a row costs the same in
-any company."""
+_GAIN = SharingGain(rows_at_once=16, min_keys_saved=512)
+"""Measured: one additional read takes as long as sharing two stretches saves, and above 16 rows, the time per row is
+constant."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer scores keys: scale, window and cap."""
+    """Parameters of a layer's attention scores."""
 
     scale: float
     window: int | None = None
-    """Number of keys that a query sees, itself included; None: all before it."""
+    """Number of keys that a query sees, including its own. None if it sees all previous keys."""
     softcap: float | None = None
+    """Cap c of the scores s, c * tanh(s / c). None if they are not capped."""
 
 
 class StepAttention:
-    """One step's attention, called by every layer in turn. Index tensors and masks are made once and kept."""
+    """Attention of one step, called by every layer in order. Index tensors and masks are made once per step."""
 
     def __init__(self, plan: AttentionPlan, slots: torch.Tensor, *, storage: KVStorage) -> None:
         self._plan = plan
-        self._slots = slots  # [num_tokens] int64: where each row's key and value go
+        self._slots = slots  # [num_tokens] int64: slot of each row's key and value
         self._storage = storage
         self._device = storage.keys.device
         self.non_finite = torch.zeros_like(slots, dtype=torch.bool)
-        """[num_tokens]: rows that reached the last layer as NaN or infinity. A row that is not finite stays so, but its
-        stored KV is finite and would look correct."""
+        """[num_tokens] bool: rows with NaN or infinity in the last layer. A row that is not finite stays so in all
+        later layers, but its stored KV is made finite and would look correct."""
         self._masks: dict[tuple[Read, int | None], torch.Tensor | None] = {}
-        self._places: dict[Read, slice | torch.Tensor] = {}
-        """The place of each read's keys: slots in one run, or block ids [tables, blocks]."""
-        tree = branches(plan.trunks, block_size=storage.block_size, worth=_WORTH)
+        self._locations: dict[Read, slice | torch.Tensor] = {}
+        """Location of each read's keys: a contiguous slice of slots, or block ids [tables, blocks]."""
+        tree = branches(plan.trunks, block_size=storage.block_size, gain=_GAIN)
         self.trunk_tokens_joined = keys_joined(tree)
         self._stretches = [read for branch in tree for read in branch.reads(storage.block_size)]
         self._num_parts = 1 + max((num_stretches(trunk.num_keys) for trunk in plan.trunks), default=0)
-        """The most parts of a row: the stretches of its trunk, and its tail."""
+        """Maximum number of parts of a row: the stretches of its trunk, and its tail."""
         for prompt in plan.prompts:
-            self._places[prompt] = self._locate((prompt.table,), prompt.num_keys)
+            self._locations[prompt] = self._locate((prompt.table,), prompt.num_keys)
         for stretches in self._stretches:
-            self._places[stretches] = self._locate(stretches.tables, stretches.num_keys)
+            self._locations[stretches] = self._locate(stretches.tables, stretches.num_keys)
         for tail in plan.tails:
-            self._places[tail] = self._blocks(tail.tables, tail.num_keys)
+            self._locations[tail] = self._blocks(tail.tables, tail.num_keys)
         self._row_ids = {read: self._ints(read.rows) for read in plan.tails}
 
     def attend(
@@ -115,27 +117,27 @@ class StepAttention:
         return output.unsqueeze(0)
 
     def _prompt(self, layer: int, scores: Scores, *, read: PromptRead, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [rows, num_heads, head_dim] of a prompt against their prefix and themselves."""
+        """Returns the attention [rows, num_heads, head_dim] of prompt rows of this shape over the keys of `read`."""
         keys, values = self._keys_and_values(layer, read)
         count, num_heads, head_dim = rows.shape
         num_kv_heads = keys.shape[2]
-        siblings = num_heads // num_kv_heads
-        # Query heads that share a key head sit in `heads`; their keys are expanded without a copy.
-        shared = (num_kv_heads, siblings, read.num_keys, head_dim)
+        heads_per_kv_head = num_heads // num_kv_heads
+        # [kv heads, query heads of each, keys, head_dim]: keys are expanded without a copy.
+        shared = (num_kv_heads, heads_per_kv_head, read.num_keys, head_dim)
         output, _ = kernel_for(self._device, scores.softcap)(
-            rows.view(count, num_kv_heads, siblings, head_dim).permute(1, 2, 0, 3),
+            rows.view(count, num_kv_heads, heads_per_kv_head, head_dim).permute(1, 2, 0, 3),
             keys[0].transpose(0, 1).unsqueeze(1).expand(shared),
             values[0].transpose(0, 1).unsqueeze(1).expand(shared),
-            self._mask(read, scores.window, siblings=1, dtype=rows.dtype),
+            self._mask(read, scores.window, heads_per_kv_head=1, dtype=rows.dtype),
             scores.scale,
         )
         return output.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
 
     def _tails(self, layer: int, scores: Scores, *, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [rows, num_heads, head_dim] of choices against their trunks and tails."""
+        """Returns the attention [rows, num_heads, head_dim] of tail rows of this shape over their trunks and tails."""
         shape = (self._num_parts, *rows.shape)
         parts = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
-        lse = torch.full(shape[:3], float("-inf"), device=rows.device)  # parts that a row does not have weigh nothing
+        lse = torch.full(shape[:3], float("-inf"), device=rows.device)  # missing parts have weight 0
         for read in self._stretches:
             span = slice(read.begin, read.end)
             where = slice(read.first, read.first + len(read.tables)), span
@@ -150,40 +152,45 @@ class StepAttention:
     def _folded(
         self, layer: int, scores: Scores, *, read: StretchRead | TailRead, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [tables, rows, heads, head_dim] and log-sum-exp [tables, rows, heads] of one product a key head and
-        table. `rows` are those of each table, or [1, rows, heads, head_dim] if all are read for the same ones."""
+        """Returns output [tables, rows, heads, head_dim] and log-sum-exp [tables, rows, heads], with one product per
+        key head and table. `rows` are [tables, rows, heads, head_dim], or [1, rows, heads, head_dim] if the same rows
+        read all tables."""
         keys, values = self._keys_and_values(layer, read)
-        siblings = rows.shape[2] // keys.shape[2]
+        heads_per_kv_head = rows.shape[2] // keys.shape[2]
         output, lse = kernel_for(self._device, scores.softcap)(
-            _fold(rows, siblings).expand(len(keys), -1, -1, -1),
+            _fold(rows, heads_per_kv_head).expand(len(keys), -1, -1, -1),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            self._mask(read, scores.window, siblings=siblings, dtype=rows.dtype),
+            self._mask(read, scores.window, heads_per_kv_head=heads_per_kv_head, dtype=rows.dtype),
             scores.scale,
         )
-        return _unfold(output, siblings), _unfold(lse.unsqueeze(-1), siblings).squeeze(-1)
+        return _unfold(output, heads_per_kv_head), _unfold(lse.unsqueeze(-1), heads_per_kv_head).squeeze(-1)
 
-    def _mask(self, read: Read, window: int | None, *, siblings: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """The mask of a read under a window, made once a step: 0 where a key is seen, minus infinity elsewhere."""
+    def _mask(
+        self, read: Read, window: int | None, *, heads_per_kv_head: int, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Returns the additive mask of a read with a window: 0 where a key is visible, else minus infinity. None if all
+        keys are visible. Each mask is made once per step."""
         if (read, window) not in self._masks:
-            seen = read.seen(window, siblings=siblings, device=self._device)
+            visible = read.visible(window, heads_per_kv_head=heads_per_kv_head, device=self._device)
             self._masks[read, window] = None
-            if seen is not None:
-                zeros = torch.zeros(seen.shape, dtype=dtype, device=self._device)
-                self._masks[read, window] = zeros.masked_fill_(~seen, float("-inf"))
+            if visible is not None:
+                zeros = torch.zeros(visible.shape, dtype=dtype, device=self._device)
+                self._masks[read, window] = zeros.masked_fill_(~visible, float("-inf"))
         return self._masks[read, window]
 
     def _keys_and_values(self, layer: int, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both [tables of the read, num_keys, num_kv_heads, head_dim]: a view where the tables are one run of blocks
-        (which may run past the end of a prompt's, where the mask hides it), else a copy."""
-        storage, place = self._storage, self._places[read]
+        """Returns keys and values, each [tables of the read, num_keys, num_kv_heads, head_dim]. They are views if the
+        blocks of the tables are contiguous, else copies. A view of a prompt can extend past its last block; the mask
+        hides these keys."""
+        storage, location = self._storage, self._locations[read]
         pools = storage.keys[layer], storage.values[layer]
         _, num_kv_heads, head_dim = pools[0].shape
-        if isinstance(place, slice):
-            keys, values = (pool[place].view(-1, read.num_keys, num_kv_heads, head_dim) for pool in pools)
+        if isinstance(location, slice):
+            keys, values = (pool[location].view(-1, read.num_keys, num_kv_heads, head_dim) for pool in pools)
             return keys, values
-        shape = (place.shape[0], -1, num_kv_heads, head_dim)
-        flat = place.flatten()
+        shape = (location.shape[0], -1, num_kv_heads, head_dim)
+        flat = location.flatten()
         keys, values = (
             pool.view(-1, storage.block_size * num_kv_heads * head_dim).index_select(0, flat).view(shape)
             for pool in pools
@@ -191,6 +198,7 @@ class StepAttention:
         return keys[:, : read.num_keys], values[:, : read.num_keys]
 
     def _locate(self, tables: Sequence[Table], num_keys: int) -> slice | torch.Tensor:
+        """Returns the slice of slots of the tables' keys if their blocks are contiguous, else their block ids."""
         blocks, size = list(chain.from_iterable(tables)), self._storage.block_size
         first = blocks[0]
         if blocks == list(range(first, first + len(blocks))):
@@ -198,7 +206,8 @@ class StepAttention:
         return self._blocks(tables, num_keys)
 
     def _blocks(self, tables: Sequence[Table], num_keys: int) -> torch.Tensor:
-        """Block ids [tables, blocks of num_keys]; short tables are padded with the zero block, long ones cut."""
+        """Returns block ids [tables, blocks of num_keys] int64. Short tables are padded with the zero block, long
+        tables are truncated."""
         width = -(-num_keys // self._storage.block_size)
         zero = self._storage.num_blocks
         return self._ints([[*table[:width], *[zero] * (width - len(table))] for table in tables])
@@ -208,7 +217,7 @@ class StepAttention:
 
 
 def kernel_for(device: torch.device, softcap: float | None) -> Kernel:
-    """Returns the best operator here for a device and a model."""
+    """Returns the fastest operator for a device and a model's cap of scores."""
     if softcap is not None:
         return partial(plain, softcap=softcap)
     return flash_cpu if device.type == "cpu" else plain
@@ -217,8 +226,8 @@ def kernel_for(device: torch.device, softcap: float | None) -> Kernel:
 def flash_cpu(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch's flash attention for the CPU. Query rows are padded to a multiple of 4: for other numbers it uses other
-    loops, which give other bits."""
+    """Calls torch's flash attention for the CPU. Query rows are padded to a multiple of 4, because torch uses different
+    loops, which give different bits, for other numbers of rows."""
     rows = query.shape[2]
     missing = -rows % 4
     if missing:
@@ -230,7 +239,7 @@ def flash_cpu(
         output, lse = output[:, :, :rows], lse[:, :, :rows]
         mask = None if mask is None else mask[:, :, :rows]
     if mask is not None:
-        blind = torch.isneginf(mask).all(-1)  # [batch or 1, 1, rows]; the operator says log-sum-exp 0 for these
+        blind = torch.isneginf(mask).all(-1)  # [batch or 1, 1, rows]; the operator returns log-sum-exp 0 for these
         lse = lse.masked_fill(blind, float("-inf"))
     return output, lse
 
@@ -244,9 +253,10 @@ def plain(
     *,
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, in float32, on any device; with softcap (Gemma 2), scores = cap * tanh(scores / cap).
+    """Computes attention by its definition, in float32, on any device; with softcap (Gemma 2), scores = cap *
+    tanh(scores / cap).
 
-    Rows are padded to a multiple of 4 and keys to one of 64, so that the bits do not depend on other rows (see
+    Rows are padded to a multiple of 4 and keys to a multiple of 64, so that the bits do not depend on other rows (see
     `flash_cpu`).
     """
     rows, keys = query.shape[2], key.shape[2]
@@ -259,33 +269,46 @@ def plain(
         scores[:, :, :rows, :keys] += mask
     scores[..., keys:] = float("-inf")
     lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num()  # a row of minus infinities: 0, not NaN
+    weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num()  # 0 instead of NaN in a row of minus infinities
     return torch.matmul(weights, v)[:, :, :rows].to(query.dtype), lse[:, :, :rows]
 
 
 def merge(parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """Merges parts [parts, rows, heads, head_dim] with log-sum-exps [parts, rows, heads], in their order; a part with
-    log-sum-exp minus infinity changes nothing. Each weight is computed in all `_LANES` of a vector, and threads share
-    none: on the CPU the exponential may give other bits in the scalar end of a loop than in its body."""
+    """Merges parts [parts, rows, heads, head_dim] with log-sum-exps [parts, rows, heads] float32, in their order.
+    Returns [rows, heads, head_dim].
+
+    A part with log-sum-exp minus infinity has no effect. Each weight is computed in all `_LANES` of a vector, in one
+    thread, because on the CPU the exponential can give different bits in the scalar end of a loop than in its vector
+    body.
+    """
     levels = (lse - lse.amax(0)).unsqueeze(-1).expand(*lse.shape, _LANES).contiguous()
     flat = levels.view(-1)
     for at in range(0, len(flat), _ONE_THREAD):
         flat[at : at + _ONE_THREAD].exp_()
     weights = levels[..., :1]
-    weighed = parts * weights  # float32
-    output, total = weighed[0], weights[0]
-    for part, weight in zip(weighed[1:], weights[1:], strict=True):
+    weighted = parts * weights  # float32
+    output, total = weighted[0], weights[0]
+    for part, weight in zip(weighted[1:], weights[1:], strict=True):
         output, total = output + part, total + weight
     return (output / total).to(parts.dtype)
 
 
-def _fold(rows: torch.Tensor, siblings: int) -> torch.Tensor:
-    """[batch, rows, heads, head_dim] -> [batch, kv heads, rows * siblings, head_dim]: one product a key head."""
+def _fold(rows: torch.Tensor, heads_per_kv_head: int) -> torch.Tensor:
+    """Turns [batch, rows, heads, head_dim] into [batch, kv heads, rows * heads_per_kv_head, head_dim], which needs one
+    product per key head."""
     batch, count, num_heads, head_dim = rows.shape
-    return rows.reshape(batch, count, num_heads // siblings, siblings, head_dim).transpose(1, 2).flatten(2, 3)
+    return (
+        rows.reshape(batch, count, num_heads // heads_per_kv_head, heads_per_kv_head, head_dim)
+        .transpose(1, 2)
+        .flatten(2, 3)
+    )
 
 
-def _unfold(folded: torch.Tensor, siblings: int) -> torch.Tensor:
-    """The inverse of `_fold`."""
+def _unfold(folded: torch.Tensor, heads_per_kv_head: int) -> torch.Tensor:
+    """Inverts `_fold`."""
     batch, num_kv_heads, count, width = folded.shape
-    return folded.reshape(batch, num_kv_heads, count // siblings, siblings, width).transpose(1, 2).flatten(2, 3)
+    return (
+        folded.reshape(batch, num_kv_heads, count // heads_per_kv_head, heads_per_kv_head, width)
+        .transpose(1, 2)
+        .flatten(2, 3)
+    )

@@ -1,15 +1,15 @@
-"""Which trunks are read together: those whose block tables begin alike, as the branches of a tree do.
+"""Decides which trunks are read together. Trunks whose block tables have a common prefix form a tree of branches.
 
-Trunks are cut into stretches at fixed places. Neighbours in a plan that have the same blocks in some stretches, from
-the first on, read these together, in one branch:
+Trunks are cut into stretches at fixed positions. Adjacent trunks of a plan that have the same blocks in their first
+stretches read these stretches together, in one branch:
 
     stretch         0                1                2
     rows of A   [ a a a a a a ]  [ b b b b b b ]  [ c c c c c c c c ]    branches: 0 of A, B and C; 1 of A and B;
     rows of B   [ a a a a a a ]  [ b b b b b b ]  [ d d d d d d ]                  2 of A; 2 of B; 1 of C
     rows of C   [ a a a a a a ]  [ e e e e e e e e ]
 
-Who shares what changes no bits: a row is merged from the stretches of its own trunk, in their order. The compiled
-kernels do the same (`csrc/trunks.h`); there a branch may also end within a stretch.
+Sharing does not change any bits, because a row is merged from the stretches of its own trunk in their order. The
+compiled kernels do the same (`csrc/trunks.h`); there, a branch can also end within a stretch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,23 +18,25 @@ from itertools import chain, pairwise
 
 from motet.engines.native.attention.attention_plan import STRETCH, StretchRead, TrunkRead, num_stretches
 
-MOST_LEVELS = 4
-"""Most branches, one behind the other, that a row shares with others. So a step has few items more than rows, and a
-graph has room for all of them."""
+MAX_BRANCH_LEVELS = 4
+"""Maximum number of consecutive branches that a row shares with other trunks. It limits the number of items of a step,
+so that a CUDA graph has capacity for all of them."""
 
 
 @dataclass(frozen=True)
 class SharingGain:
-    """What a device gains by reading together. Keys are read once for `rows_at_once` rows, so groups that have so many
-    each gain nothing; a branch must save `least_keys` readings of a key."""
+    """Parameters of a device that decide whether it is faster to read a branch together."""
 
     rows_at_once: int
-    least_keys: int
+    """Number of rows for which a key is read once. Groups with this number of rows gain nothing from sharing."""
+    min_keys_saved: int
+    """Minimum number of key reads that a branch must save."""
 
     def allows(self, branch: "Branch") -> bool:
+        """Returns True if reading the branch together saves enough."""
         alone = sum(self._readings(trunk.end - trunk.begin) for trunk in branch.trunks)
         saved = alone - self._readings(branch.end - branch.begin)
-        return saved * (branch.end_key - branch.begin_key) >= self.least_keys
+        return saved * (branch.end_key - branch.begin_key) >= self.min_keys_saved
 
     def _readings(self, rows: int) -> int:
         return -(-rows // self.rows_at_once)
@@ -42,7 +44,7 @@ class SharingGain:
 
 @dataclass(frozen=True)
 class Branch:
-    """Stretches [first, last) of trunks that have the same blocks there; their rows are neighbours in the batch."""
+    """Stretches [first, last) of trunks that have the same blocks there. Their rows are adjacent in the batch."""
 
     trunks: Sequence[TrunkRead]
     first: int
@@ -50,23 +52,27 @@ class Branch:
 
     @property
     def begin(self) -> int:
+        """First row."""
         return self.trunks[0].begin
 
     @property
     def end(self) -> int:
+        """Row after the last one."""
         return self.trunks[-1].end
 
     @property
     def begin_key(self) -> int:
+        """First key."""
         return self.first * STRETCH
 
     @property
     def end_key(self) -> int:
+        """Key after the last one."""
         num_keys = self.trunks[0].num_keys
         return num_keys if self.last == num_stretches(num_keys) else self.last * STRETCH
 
     def reads(self, block_size: int) -> Iterator[StretchRead]:
-        """Yields one read of all stretches of `STRETCH` keys, and one of the last stretch if it has another number."""
+        """Yields one read of all stretches with `STRETCH` keys, and one of the last stretch if it has more keys."""
         table, size = self.trunks[0].table, STRETCH // block_size
         positions = tuple(chain.from_iterable(trunk.positions for trunk in self.trunks))
         rest = self.end_key - (self.last - 1) * STRETCH
@@ -78,40 +84,41 @@ class Branch:
             yield StretchRead(self.begin, self.end, positions, equal, rest, (table[equal * size :],))
 
 
-def branches(trunks: Sequence[TrunkRead], *, block_size: int, worth: SharingGain) -> list[Branch]:
-    """Returns the branches in which all rows read all keys of their trunks; those of each row in order of position."""
-    return _Tree(trunks, block_size=block_size, worth=worth).branches
+def branches(trunks: Sequence[TrunkRead], *, block_size: int, gain: SharingGain) -> list[Branch]:
+    """Returns the branches in which all rows read all keys of their trunks. The branches of each row are in order of
+    position."""
+    return _Tree(trunks, block_size=block_size, gain=gain).branches
 
 
 def keys_joined(branches: Sequence[Branch]) -> int:
-    """Returns the number of keys that trunks did not read, because another one read them in the same branch."""
+    """Returns the number of keys that trunks do not read themselves, because another trunk of the branch reads them."""
     return sum((len(branch.trunks) - 1) * (branch.end_key - branch.begin_key) for branch in branches)
 
 
 class _Tree:
-    """Grows branches over trunks. The work for each trunk does not grow with its length, but for comparing tables."""
+    """Builds branches from trunks. Except for comparing tables, the time for a trunk is independent of its length."""
 
-    def __init__(self, trunks: Sequence[TrunkRead], *, block_size: int, worth: SharingGain) -> None:
+    def __init__(self, trunks: Sequence[TrunkRead], *, block_size: int, gain: SharingGain) -> None:
         self._trunks = trunks
-        self._worth = worth
+        self._gain = gain
         self._common = [0, *(_num_common(one, other, block_size=block_size) for one, other in pairwise(trunks))]
-        """For each trunk, how many stretches it has in common with the one before it."""
+        """Number of stretches that each trunk has in common with the previous trunk."""
         self.branches: list[Branch] = []
-        self._grow(0, len(trunks), first=0, levels=MOST_LEVELS)
+        self._build(0, len(trunks), first=0, levels=MAX_BRANCH_LEVELS)
 
-    def _grow(self, begin: int, end: int, *, first: int, levels: int) -> None:
-        """Adds the branches of trunks [begin, end), which are read up to stretch `first` and have it in common."""
+    def _build(self, begin: int, end: int, *, first: int, levels: int) -> None:
+        """Adds the branches of trunks [begin, end), whose common stretches [0, first) already have branches."""
         if end - begin <= 1 or levels == 0:
             for at in range(begin, end):
                 self._add(at, at + 1, first=first, last=num_stretches(self._trunks[at].num_keys))
             return
         common = min(self._common[begin + 1 : end])
-        together = common > first and self._worth.allows(Branch(self._trunks[begin:end], first, common))
+        together = common > first and self._gain.allows(Branch(self._trunks[begin:end], first, common))
         if together:
             self._add(begin, end, first=first, last=common)
         forks = [begin, *(at for at in range(begin + 1, end) if self._common[at] == common), end]
         for one, other in pairwise(forks):
-            self._grow(one, other, first=common if together else first, levels=levels - (common > first))
+            self._build(one, other, first=common if together else first, levels=levels - (common > first))
 
     def _add(self, begin: int, end: int, *, first: int, last: int) -> None:
         if first < last:
@@ -119,13 +126,13 @@ class _Tree:
 
 
 def _num_common(one: TrunkRead, other: TrunkRead, *, block_size: int) -> int:
-    """Returns how many stretches two trunks have in common, from the first on. It is found by halving."""
+    """Returns the number of leading stretches that two trunks have in common, by binary search."""
     if one.table[0] != other.table[0]:
         return 0
     if one.num_keys == other.num_keys and one.table == other.table:
         return num_stretches(one.num_keys)
     size = STRETCH // block_size
-    low, high = 0, num_stretches(min(one.num_keys, other.num_keys)) - 1  # a last stretch ends where its trunk does
+    low, high = 0, num_stretches(min(one.num_keys, other.num_keys)) - 1  # the last stretch ends with its trunk
     while low < high:
         middle = (low + high + 1) // 2
         equal = one.table[low * size : middle * size] == other.table[low * size : middle * size]

@@ -102,7 +102,7 @@ def attend_tiles(  # sizes: the memory layouts of a step
     slot_stride,
     num_heads,
     HEAD_DIM: tl.constexpr,
-    SIBLINGS: tl.constexpr,
+    HEADS_PER_KV_HEAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -120,9 +120,9 @@ def attend_tiles(  # sizes: the memory layouts of a step
         return
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
-    valid = m // SIBLINGS < num_rows
-    row = tl.where(valid, first_row + m // SIBLINGS, first_row)
-    head = kv_head * SIBLINGS + m % SIBLINGS
+    valid = m // HEADS_PER_KV_HEAD < num_rows
+    row = tl.where(valid, first_row + m // HEADS_PER_KV_HEAD, first_row)
+    head = kv_head * HEADS_PER_KV_HEAD + m % HEADS_PER_KV_HEAD
     inside = valid[:, None] & (d < HEAD_DIM)[None, :]
     in_rows = (row * num_heads + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(query + in_rows, mask=inside, other=0.0)

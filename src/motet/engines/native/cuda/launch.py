@@ -191,7 +191,7 @@ class Operators:
             keys.stride(0),
             query.shape[1],
             HEAD_DIM=head_dim,
-            SIBLINGS=step.geometry.siblings,
+            HEADS_PER_KV_HEAD=step.geometry.heads_per_kv_head,
             BLOCK_SIZE=storage.block_size,
             BLOCK_M=block_m,
             BLOCK_D=padded_head_dim(head_dim),

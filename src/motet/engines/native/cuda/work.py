@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from motet.engines.native.attention.attention_plan import Ints, PromptRead, Table, TrunkRead, ints
-from motet.engines.native.attention.trees import MOST_LEVELS, SharingGain, branches, keys_joined
+from motet.engines.native.attention.trees import MAX_BRANCH_LEVELS, SharingGain, branches, keys_joined
 from motet.engines.native.step.inputs import StepInputs
 
 NARROW, WIDE = 16, 64
@@ -100,22 +100,22 @@ class Geometry:
     """False only to measure what sharing saves: then each row reads the trunk by itself."""
 
     @property
-    def siblings(self) -> int:
+    def heads_per_kv_head(self) -> int:
         """Query heads that share a key head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def narrow(self) -> int:
         """Rows x heads of a narrow tile: a power of two that holds all siblings of a row."""
-        return max(NARROW, 1 << (self.siblings - 1).bit_length())
+        return max(NARROW, 1 << (self.heads_per_kv_head - 1).bit_length())
 
     @property
     def wide(self) -> int:
         return max(self.widest, self.narrow)
 
     @property
-    def worth(self) -> SharingGain:
-        return SharingGain(self.wide // self.siblings, LEAST_SPAN)
+    def sharing_gain(self) -> SharingGain:
+        return SharingGain(self.wide // self.heads_per_kv_head, LEAST_SPAN)
 
     @property
     def spare(self) -> int:
@@ -220,7 +220,7 @@ def _trunk_reads(trunks: Sequence[TrunkRead], geometry: Geometry) -> tuple[list[
     if not geometry.share_trunks:
         alone = [(row, trunk) for trunk in trunks for row in range(trunk.begin, trunk.end)]
         return [_Tile(row, 1, 0, trunk.table, trunk.num_keys, causal=False) for row, trunk in alone], 0
-    tree = branches(trunks, block_size=geometry.block_size, worth=geometry.worth)
+    tree = branches(trunks, block_size=geometry.block_size, gain=geometry.sharing_gain)
     reads = [
         _Tile(one.begin, one.end - one.begin, 0, one.trunks[0].table, one.end_key, one.begin_key, causal=False)
         for one in tree
@@ -248,8 +248,8 @@ def _prompt_reads(prompts: Sequence[PromptRead]) -> list[_Tile]:
 
 
 def _tiles(read: _Tile, geometry: Geometry) -> Iterator[_Tile]:
-    narrow = read.num_rows * geometry.siblings <= geometry.narrow
-    most_rows = (geometry.narrow if narrow else geometry.wide) // geometry.siblings
+    narrow = read.num_rows * geometry.heads_per_kv_head <= geometry.narrow
+    most_rows = (geometry.narrow if narrow else geometry.wide) // geometry.heads_per_kv_head
     for first in range(0, read.num_rows, most_rows):
         rows = min(most_rows, read.num_rows - first)
         keys = read.num_keys - (read.num_rows - first - rows if read.causal else 0)
@@ -271,17 +271,17 @@ def bucket_lengths(rows: int, geometry: Geometry, *, tables: int) -> Sections[in
     wide ones, of which a group's last may be nearly empty. So it is on each level of branches, which at least two rows
     share. `spare` more of each come of long keys.
     """
-    few, many = geometry.narrow // geometry.siblings, geometry.wide // geometry.siblings
-    narrow = 2 * rows + MOST_LEVELS * (rows // 2) + geometry.spare
-    wide = (1 + MOST_LEVELS) * (rows // many + rows // (few + 1)) + geometry.spare
+    few, many = geometry.narrow // geometry.heads_per_kv_head, geometry.wide // geometry.heads_per_kv_head
+    narrow = 2 * rows + MAX_BRANCH_LEVELS * (rows // 2) + geometry.spare
+    wide = (1 + MAX_BRANCH_LEVELS) * (rows // many + rows // (few + 1)) + geometry.spare
     return Sections(rows, rows, rows, rows, rows + 1, narrow, wide, 0, tables)
 
 
 def most_parts(lengths: Sections[int], geometry: Geometry) -> int:
     """Returns the most parts that all rows of a step of these lengths have: one for each branch, the rest of the trunk,
     the tail, and what `spare` items add to the rows of their tiles."""
-    few, many = geometry.narrow // geometry.siblings, geometry.wide // geometry.siblings
-    return lengths.slots * (MOST_LEVELS + 2) + geometry.spare * (few + many)
+    few, many = geometry.narrow // geometry.heads_per_kv_head, geometry.wide // geometry.heads_per_kv_head
+    return lengths.slots * (MAX_BRANCH_LEVELS + 2) + geometry.spare * (few + many)
 
 
 def places(lengths: Sections[int]) -> Sections[slice]:

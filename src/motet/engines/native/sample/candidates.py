@@ -1,28 +1,28 @@
-"""The best tokens of a row in their order (`leaders`), and the token that a uniform number selects (`draw_dense`)."""
+"""The top tokens of a row in a fixed order (`top_tokens`), and sampling with a uniform number (`sample_dense`)."""
 
 import torch
 
-_LEADER_BLOCK = 64
-_MIN_BLOCKS_PER_LEADER = 16
+_SEARCH_BLOCK = 64
+_MIN_BLOCKS_PER_TOKEN = 16
 _ID_BITS = 32
-_FEW = 64  # up to here blocks win over `topk`
+_MAX_FROM_BLOCKS = 64  # up to this k, `top_tokens` is faster than `topk`
 BLOCK = 256
-"""Rows are padded to a multiple of this with tokens of weight 0."""
+"""Rows are padded to a multiple of this number of tokens, with tokens of weight 0."""
 
 
-def leaders(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Returns the ids [lanes, k] int64 of the best `k` tokens of `x` [lanes, width] float32 in one fixed order: higher
-    logit first, lower id first among equals. `width` is a multiple of 64 and at least `k`; a row with NaN gives nothing
-    of use.
+def top_tokens(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Returns the ids [lanes, k] int64 of the top `k` tokens of `x` [lanes, width] float32: by descending logit, and by
+    ascending id for equal logits. `width` is a multiple of 64 and at least `k`. The result for a row with NaN is
+    meaningless.
 
-    Logits come in bf16, where equal values are everywhere, and `topk` picks among equals as it pleases. So integer keys
-    (logit, then id), which never tie, are sorted. Few leaders are looked for in blocks of the vocabulary: the best k
-    tokens lie in the k blocks with the best maxima, since each of these holds a token that is at least as good as any
-    token of the other blocks (and has a lower id where the two are equal).
+    The logits of bf16 models contain many equal values, and the order of `topk` is not defined for these. The function
+    therefore sorts integer keys made of logit and id, which are all different. If `k` is small, it searches blocks of
+    the vocabulary: the top k tokens are in the k blocks with the greatest maxima, because each of these blocks has a
+    token that comes before all tokens of the other blocks in the order.
     """
     lanes, width = x.shape
-    block = _LEADER_BLOCK
-    while block > 1 and width // block < _MIN_BLOCKS_PER_LEADER * k:
+    block = _SEARCH_BLOCK
+    while block > 1 and width // block < _MIN_BLOCKS_PER_TOKEN * k:
         block //= 2
     blocks = x.view(lanes, width // block, block)
     ids = torch.arange(width, device=x.device).view(-1, block)
@@ -33,50 +33,51 @@ def leaders(x: torch.Tensor, k: int) -> torch.Tensor:
     return _best(_keys(blocks, ids).flatten(1), k)
 
 
-def leaders_surely(x: torch.Tensor, k: int, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does the same as `leaders`, but fast for any `k`; also returns how many of them [lanes, 1], from the front, are
-    certainly right.
+def top_tokens_and_num_exact(x: torch.Tensor, k: int, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the ids [lanes, k] int64 of the top `k` tokens, fast for any `k`, and num_exact [lanes, 1] int64: the ids
+    in [0, num_exact) of a lane are exactly the first ids of `top_tokens`.
 
-    All are if `k` is small or the whole `vocab_size`, beyond which a row is -inf. Other numbers of leaders are taken by
-    `topk` and sorted again: which of the tokens that equal the last one it took is chance. If that one is -inf, chance
-    does no harm, since none of them has a weight.
+    num_exact is `k` if `k` is small or equals `vocab_size`; all logits after `vocab_size` are -inf. For any other `k`,
+    `topk` selects the tokens, and they are sorted again. Which of the tokens with the same logit as the last one it
+    selects is undefined. If this logit is -inf, the selection does not matter, because these tokens have weight 0.
     """
     if k == vocab_size:
         ids = x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
         return ids, ids.new_full((len(ids), 1), k)
-    if k <= _FEW:
-        ids = leaders(x, k)
+    if k <= _MAX_FROM_BLOCKS:
+        ids = top_tokens(x, k)
         return ids, ids.new_full((len(ids), 1), k)
     values, ids = x.topk(k, dim=-1)
     last = values[:, -1:]
-    sure = torch.where(last == -torch.inf, k, (values > last).sum(-1, keepdim=True))
-    return _ids(_keys(values, ids).sort(dim=-1, descending=True).values), sure
+    num_exact = torch.where(last == -torch.inf, k, (values > last).sum(-1, keepdim=True))
+    return _ids(_keys(values, ids).sort(dim=-1, descending=True).values), num_exact
 
 
 def _keys(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Returns int64 keys that are greater for a greater logit and, among equal logits, for a lower id."""
-    bits = (x + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0: the two zeros are one value
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # float order as signed integer order
+    """Returns int64 keys that are greater for a greater logit and, for equal logits, for a lower id."""
+    bits = (x + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0, so both zeros have the same key
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # the order of floats as the order of signed integers
     return (ordered.long() << _ID_BITS) - ids
 
 
 def _ids(keys: torch.Tensor) -> torch.Tensor:
+    """Returns the ids in keys."""
     return torch.bitwise_and(-keys, 2**_ID_BITS - 1)
 
 
 def _best(keys: torch.Tensor, k: int) -> torch.Tensor:
-    """Returns the ids of the `k` greatest keys of each row, greatest first."""
+    """Returns the ids [rows, k] of the `k` greatest keys of each row, by descending key."""
     return _ids(keys.topk(k, dim=-1).values)
 
 
-def draw_dense(weights: torch.Tensor, lanes: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draws token ids [choices] from `weights` [lanes, padded vocabulary] float32; choice i draws from `lanes[i]`. It
-    inverts the cumulative distribution in token-id order. A row that holds NaN yields some id inside it.
+def sample_dense(weights: torch.Tensor, lanes: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Samples token ids [choices] int64 by the inverse CDF in token-id order; choice i samples from row `lanes[i]` of
+    `weights` [lanes, padded vocabulary] float32. A row with NaN gives an arbitrary id within the row.
 
-    The cumulative sum of a whole vocabulary is long, and in float32 its small steps drown. So each row is drawn from
-    twice: first a block of the vocabulary by the blocks' masses, then a token in it by what is left of the uniform.
-    Cumulative sums are float64, scaled by their own last value, so a uniform below 1 always finds a token of positive
-    weight.
+    In a float32 cumulative sum over the complete vocabulary, small weights would be lost to rounding. The uniform
+    therefore first selects a block of the vocabulary by the blocks' masses, and its remainder selects a token in the
+    block. Cumulative sums are float64 and scaled by their last value, so a uniform below 1 always selects a token of
+    positive weight.
     """
     block, rest = invert(masses(weights)[lanes], uniform)
     offset, _ = invert(_blocks(weights)[lanes, block].double(), rest)
@@ -84,11 +85,11 @@ def draw_dense(weights: torch.Tensor, lanes: torch.Tensor, uniform: torch.Tensor
 
 
 def invert(weights: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the first index [n] at which the cumulative sum of `weights` [n, k] float64 exceeds `fraction` [n] of the
-    total, and which fraction of that index's own weight was left, to draw on from inside it."""
+    """Returns the first index [n] int64 at which the cumulative sum of `weights` [n, k] float64 exceeds `fraction` [n]
+    of the total, and the remaining fraction [n] float64 of the weight at this index, for sampling within it."""
     cdf = weights.cumsum(-1)
     total = cdf[:, -1]
-    # The rest of a block may be rounded up to the whole block, which would be behind the last index.
+    # The remaining fraction of a block can be rounded up to 1, which would be after the last index.
     target = torch.minimum(fraction * total, torch.nextafter(total, torch.zeros_like(total))).unsqueeze(-1)
     index = torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[1] - 1)
     weight = weights.gather(1, index)
@@ -97,10 +98,10 @@ def invert(weights: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def _blocks(weights: torch.Tensor) -> torch.Tensor:
-    """[lanes, blocks, BLOCK]"""
+    """Returns a view [lanes, blocks, BLOCK]."""
     return weights.view(weights.shape[0], -1, BLOCK)
 
 
 def masses(weights: torch.Tensor) -> torch.Tensor:
-    """[lanes, blocks] float64"""
+    """Returns the sums of the weights of each block, [lanes, blocks] float64."""
     return _blocks(weights).sum(-1).double()

@@ -1,8 +1,8 @@
-"""Changes the logits of a choice before a token is drawn: its grammar's mask (`Masks`), then forbidden tokens, bias and
-penalties (`apply_edits`), in this order, in the memory of `LogitsScratch`.
+"""Changes the logits of a choice before a token is sampled: its grammar's mask (`GrammarMasks`), then forbidden tokens,
+bias and penalties (`apply_edits`), in this order, in the memory of `LogitsScratch`.
 
-Forbidden tokens and penalties touch a few tokens, so they are gathered, changed and put back, without a pass over the
-vocabulary. The mask also removes tokens that may not end a choice with a grammar.
+Forbidden tokens and penalties affect few tokens. Their logits are gathered, changed and scattered back, without a pass
+over the vocabulary. For a choice with a grammar, the mask also removes the tokens that must not end the choice yet.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from motet.grammar.compiled_grammar import fill_masks, mask_words
 
 def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     """Changes the logits `x` [lanes, >= vocab_size] float32 in place; lane i belongs to `states[i]`. Ids outside the
-    vocabulary (an end-of-sequence id for which the model has no logit) cannot be drawn and are passed over."""
+    vocabulary (an end-of-sequence id for which the model has no logit) cannot be sampled and are ignored."""
     _forbid(x, states, vocab_size=vocab_size)
     _bias(x, states, vocab_size=vocab_size)
     _penalise(x, states, vocab_size=vocab_size)
@@ -41,7 +41,8 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: in
 
 
 def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
-    """Adds one row for each group: its entries, which may be most of the vocabulary, are gone through once."""
+    """Adds one row for each group. The row is made once per group, because it can have an entry for most tokens of the
+    vocabulary."""
     lanes_of: dict[TokenBias, list[int]] = {}
     for lane, state in enumerate(states):
         if state.bias:
@@ -55,28 +56,30 @@ def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int)
 
 
 def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
-    """Applies repetition (Keskar et al., CTRL, 2019) over prompt and answer, frequency and presence (OpenAI) over
-    answers."""
-    counted = [(lane, state.counts) for lane, state in enumerate(states) if state.counts is not None]
-    if not counted:
+    """Applies the repetition penalty (Keskar et al., CTRL, 2019) over prompt and output tokens, and the frequency and
+    presence penalties (OpenAI) over output tokens."""
+    counts_by_lane = [(lane, state.counts) for lane, state in enumerate(states) if state.counts is not None]
+    if not counts_by_lane:
         return
-    of_lane = np.repeat([lane for lane, _ in counted], [len(past.ids) for _, past in counted])
-    seen = np.concatenate([past.ids for _, past in counted])
-    counts = np.concatenate([past.counts for _, past in counted])
-    table = np.stack([of_lane, of_lane * x.shape[1] + seen, counts])  # one copy to a device
-    if not (known := seen < vocab_size).all():
+    lane_of = np.repeat([lane for lane, _ in counts_by_lane], [len(counts.ids) for _, counts in counts_by_lane])
+    token_ids = np.concatenate([counts.ids for _, counts in counts_by_lane])
+    token_counts = np.concatenate([counts.counts for _, counts in counts_by_lane])
+    # [3, entries]: lane, index in the flattened logits, count; one copy to the device
+    table = np.stack([lane_of, lane_of * x.shape[1] + token_ids, token_counts])
+    if not (known := token_ids < vocab_size).all():
         table = table[:, known]
-    lanes, places, counts_of = uploaded(table, x.device).unbind(0)
+    lanes, indices, counts_of = uploaded(table, x.device).unbind(0)
     one_group = all(state.params is states[0].params for state in states)
     strengths = uploaded(np.array([_strengths(state) for state in states[: 1 if one_group else None]]), x.device)
     repetition, frequency, presence = (strengths if one_group else strengths[lanes]).unbind(1)
     flat = x.view(-1)
-    value = flat.index_select(0, places)
+    value = flat.index_select(0, indices)
     value = torch.where(value > 0, value / repetition, value * repetition)
-    flat.scatter_(0, places, value - frequency * counts_of - presence * (counts_of > 0))
+    flat.scatter_(0, indices, value - frequency * counts_of - presence * (counts_of > 0))
 
 
 def _strengths(state: ChoiceSampling) -> npt.NDArray[np.float32]:
+    """Returns the repetition, frequency and presence penalties, [3]."""
     params = state.params
     return np.array([params.repetition_penalty, params.frequency_penalty, params.presence_penalty], np.float32)
 
@@ -88,22 +91,23 @@ _WORD = 32
 
 @dataclass(frozen=True)
 class LaneMasks:
-    """The tokens that the grammars of one batch allow."""
+    """Tokens that the grammars of one batch allow."""
 
     lanes: list[int]
-    """Lanes whose choices have a grammar."""
+    """Indices of the batch's lanes whose choices have a grammar."""
     bits: npt.NDArray[np.int32]
-    """[lanes, words]: bit t % 32 of word t // 32 is token t."""
+    """[len(lanes), words]: bit t % 32 of word t // 32 is set if token t is allowed."""
 
 
-class Masks:
-    """Gives a token that its choice's grammar does not allow the logit -inf. It keeps nothing but a table.
+class GrammarMasks:
+    """Sets the logit of tokens that a choice's grammar does not allow to -inf. Its only state is a lookup table.
 
-        matchers ─► bits [lanes, words]     on the host; computed while a GPU is still at work on the logits
-                 ─► 0 or -inf               on the device: each byte of bits finds its eight addends in a table
-                 ─► added to the logits     so NaN stays NaN and is still found
+        matchers ─► bits [lanes, words]     on the host, while a GPU still computes the logits
+                 ─► 0 or -inf               on the device: a table has eight addends for each value of a byte
+                 ─► added to the logits     so NaN stays NaN and is detected later
 
-    If a matcher fails, its lane has no token left and is no distribution; `ChoiceSampling.failure` says why.
+    If a matcher fails, no token of its lane is allowed, so the lane is not a distribution; `ChoiceSampling.failure` has
+    the reason.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -112,14 +116,14 @@ class Masks:
         self._device = device
 
     def fill(self, states: Sequence[ChoiceSampling]) -> LaneMasks:
-        """Returns the tokens that the choices of a batch's lanes may write next."""
+        """Returns the next tokens that are allowed in a batch's lanes, whose states are `states`."""
         lanes = [lane for lane, state in enumerate(states) if state.matcher is not None]
         constrained = [states[lane] for lane in lanes]
         bits = np.zeros((len(lanes), self._words), np.int32)
         failed = fill_masks([state.matcher for state in constrained if state.matcher is not None], bits)
         for row, state in enumerate(constrained):
-            state.bias.narrow(bits[row])
-            _take_endings(bits[row], state, vocab_size=self._vocab_size)
+            state.bias.mask_disallowed(bits[row])
+            _remove_early_endings(bits[row], state, vocab_size=self._vocab_size)
             if row in failed:
                 state.fail(failed[row].message)
             elif not bits[row].any():
@@ -130,7 +134,8 @@ class Masks:
         return LaneMasks(lanes, bits)
 
     def apply(self, x: torch.Tensor, masks: LaneMasks, *, spare: torch.Tensor) -> None:
-        """Changes the logits `x` [lanes, >= words * 32] float32 in place. `spare` is memory of the shape of `x`."""
+        """Changes the logits `x` [lanes, >= words * 32] float32 in place. `spare` is memory of the same shape, and is
+        overwritten."""
         if not masks.lanes:
             return
         size = len(masks.lanes), self._words * _WORD
@@ -144,13 +149,14 @@ class Masks:
 
     @cached_property
     def _table(self) -> torch.Tensor:
-        """What each byte adds to the logits of its eight tokens, [256, 8] float32."""
+        """Addends [256, 8] float32 for the logits of eight tokens, by the value of their byte in the bits."""
         allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         return uploaded(np.where(allowed, np.float32(0), np.float32(-np.inf)), self._device)
 
 
-def _take_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, *, vocab_size: int) -> None:
-    """Takes out of a row the tokens that must not end its choice yet, unless the grammar allows nothing else."""
+def _remove_early_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, *, vocab_size: int) -> None:
+    """Removes the tokens that must not end the choice yet from its mask `bits` [words], unless the grammar allows only
+    these tokens."""
     ids = [
         token_id
         for token_id in state.forbidden_ids()
@@ -167,11 +173,11 @@ def _take_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, *, vocab_s
 
 
 class LogitsScratch:
-    """Float32 copies of up to `capacity` rows of logits, padded to whole blocks with tokens of logit -inf. The next
-    `load` overwrites what the last one returned.
+    """Float32 copies of up to `capacity` rows of logits, padded to a multiple of `BLOCK` with tokens of logit -inf.
+    Each `load` overwrites the result of the previous `load`.
 
-    The memory is taken once. A fresh 25 MB tensor a step costs more in page faults than the arithmetic on it, and a
-    copy that stays small stays in the cache.
+    The memory is allocated once. Page faults of a new 25 MB tensor in each step would take longer than the arithmetic
+    on it, and a small copy stays in the CPU's cache.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, *, max_rows: int | None = None) -> None:
@@ -184,7 +190,7 @@ class LogitsScratch:
         self._y = torch.empty_like(self._x)
 
     def load(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Returns `logits[rows]` [len(rows), padded vocabulary] float32, free to be changed."""
+        """Returns `logits[rows]` [len(rows), padded vocabulary] float32, which the caller can modify."""
         x = self._x[: len(rows)]
         first, last = rows[0], rows[-1]
         if list(rows) == list(range(first, last + 1)):
@@ -195,6 +201,6 @@ class LogitsScratch:
         x[:, self._vocab_size :].fill_(-torch.inf)
         return x
 
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns room for a result of the shape of `x`, which `load` returned."""
+    def spare_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns memory for a result of the same shape as `x`, which is a result of `load`."""
         return self._y[: len(x)]

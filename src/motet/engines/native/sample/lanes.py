@@ -1,8 +1,8 @@
-"""Sorts the choices of a step into batches of lanes that are drawn from by one set of operations.
+"""Sorts the choices of a step into lanes, and lanes into batches that are sampled by one set of operations.
 
-A lane is one distribution: a row of logits under one set of parameters. The n choices of a group that draw their first
-token from the same row share a lane; a choice whose own past changes its logits, or what its grammar allows, has a lane
-to itself. No token depends on which lanes share a batch.
+A lane is one distribution: a row of logits with one set of sampling parameters. The n choices of a group that sample
+their first token from the same row share a lane. A choice whose previous tokens change its logits, or the tokens that
+its grammar allows, has a lane of its own. No sampled token depends on which lanes share a batch.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,13 +22,13 @@ from motet.types import SamplingParams, TokenLogprob
 
 
 class SampleRow(msgspec.Struct, frozen=True, gc=False):
-    """One draw: the next token of a choice."""
+    """A token to be sampled: the next token of a choice."""
 
     logits_row: int
-    """The row of the step's logits; several choices may have the same one."""
+    """Row of the step's logits. Several choices can use the same row."""
     state: ChoiceSampling
     position: int
-    """Absolute position of the token to be drawn: prompt length + output tokens."""
+    """Absolute position of the token to be sampled: prompt length + output tokens."""
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -35,87 +36,115 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
     token_id: int
     logprob: TokenLogprob | None
-    """None unless the choice asked for it and the logits are finite."""
+    """Log-probability of the token. None if it was not requested or the logits are not finite."""
     finite: bool = True
-    """False: the logits held NaN or +inf, or only -inf; then `token_id` means nothing."""
+    """False if the logits contained NaN or +inf, or only -inf. `token_id` is then meaningless."""
 
 
-class Kind(IntEnum):
+class LaneKind(IntEnum):
+    """Operations that sample from a lane."""
+
     GREEDY = 0
-    """The best token."""
-    OPEN = 1
-    """The whole vocabulary, less what min-p drops, which needs no order."""
+    """Takes the token with the highest logit."""
+    UNFILTERED = 1
+    """Samples from the complete vocabulary. Min-p can apply, because it needs no sorted tokens."""
     FILTERED = 2
-    """The leaders that top-k, top-p and min-p keep."""
+    """Samples from the candidates that top-k, top-p and min-p keep."""
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):
+    """A row of logits with one set of sampling parameters, and the choices that sample from it."""
+
     logits_row: int
     state: ChoiceSampling
-    """The state of its first choice; the others have equal ones."""
+    """State of the lane's first choice. The states of its other choices are equal."""
     has_edits: bool
     choices: list[int]
-    """The indices of its choices in the step's list of draws."""
+    """Indices of the lane's choices in the step's list of `SampleRow`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneBatch:
-    """Lanes of one kind that look at equally many leaders."""
+    """Lanes of one kind with the same number of candidates."""
 
-    kind: Kind
-    leaders: int
+    kind: LaneKind
+    num_candidates: int
+    """Number of top tokens of each lane that the filters examine; 0 unless `kind` is FILTERED."""
     lanes: tuple[Lane, ...]
     choices: tuple[int, ...]
-    """The indices of its choices in the step's list of draws, lane by lane."""
+    """Indices of the batch's choices in the step's list of `SampleRow`, lane by lane."""
     lane_of_choice: tuple[int, ...]
-    """The lane of each of `choices`."""
+    """Index in `lanes` for each of `choices`."""
 
 
 def plan_batches(
     rows: Sequence[SampleRow], choices: Iterable[int], *, widths: Sequence[int], max_lanes: int
 ) -> list[LaneBatch]:
-    """Returns batches of at most `max_lanes` lanes for the given places of `rows`. `widths` are the numbers of leaders
-    to choose from, rising; the last one is the vocabulary's size."""
-    by_work: dict[tuple[Kind, int], list[Lane]] = {}
-    by_params: dict[int, list[Lane]] = {}  # the same lists; all choices of a group share their parameters
+    """Returns batches of at most `max_lanes` lanes for the choices with the given indices in `rows`. `widths` are the
+    possible numbers of candidates, ascending; the last one is the vocabulary size."""
+    by_kind: dict[tuple[LaneKind, int], list[Lane]] = {}
+    by_params: dict[int, list[Lane]] = {}  # the same lists, by id; all choices of a group share their params
     lanes: dict[tuple[int, bool, int], Lane] = {}
     for choice in choices:
         row = rows[choice]
         state = row.state
         params, has_edits = state.params, state.has_edits
-        # Siblings that have written nothing have the same edits.
-        key = row.logits_row, has_edits, id(state if has_edits and state.num_written else params)
+        # The choices of a group that have no output tokens yet have the same edits.
+        key = row.logits_row, has_edits, id(state if has_edits and state.num_output_tokens else params)
         if (lane := lanes.get(key)) is not None:
             lane.choices.append(choice)
             continue
         lanes[key] = lane = Lane(row.logits_row, state, has_edits, [choice])
         if (same := by_params.get(id(params))) is None:
-            same = by_params[id(params)] = by_work.setdefault(_work(params, widths), [])
+            same = by_params[id(params)] = by_kind.setdefault(_kind_and_width(params, widths), [])
         same.append(lane)
     return [
-        _batch(work, tuple(run[start : start + max_lanes]))
-        for work, run in sorted(by_work.items(), key=itemgetter(0))
+        _batch(kind_and_width, tuple(run[start : start + max_lanes]))
+        for kind_and_width, run in sorted(by_kind.items(), key=itemgetter(0))
         for start in range(0, len(run), max_lanes)
     ]
 
 
-def _batch(work: tuple[Kind, int], lanes: tuple[Lane, ...]) -> LaneBatch:
+def _batch(kind_and_width: tuple[LaneKind, int], lanes: tuple[Lane, ...]) -> LaneBatch:
     choices = tuple(choice for lane in lanes for choice in lane.choices)
     lane_of_choice = tuple(place for place, lane in enumerate(lanes) for _ in lane.choices)
-    return LaneBatch(*work, lanes, choices, lane_of_choice)
+    return LaneBatch(*kind_and_width, lanes, choices, lane_of_choice)
 
 
-def _work(params: SamplingParams, widths: Sequence[int]) -> tuple[Kind, int]:
+def _kind_and_width(params: SamplingParams, widths: Sequence[int]) -> tuple[LaneKind, int]:
     if params.greedy:
-        return Kind.GREEDY, 0
+        return LaneKind.GREEDY, 0
     top_k = params.top_k if 0 < params.top_k < widths[-1] else 0
     if top_k == 0 and params.top_p >= 1.0:
-        return Kind.OPEN, 0
-    return Kind.FILTERED, next(width for width in widths if width >= top_k)
+        return LaneKind.UNFILTERED, 0
+    return LaneKind.FILTERED, next(width for width in widths if width >= top_k)
 
 
-COLDEST = torch.finfo(torch.float32).tiny
-"""A colder temperature would be 0 in float32; at this one all but the best token have weight 0 already."""
+MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""Lower temperatures would be 0 in float32. At this temperature, all tokens except those with the highest logit already
+have weight 0."""
+
+
+class FilterParams(NamedTuple):
+    """Temperature and filters of a choice as the torch operators and the compiled kernels need them."""
+
+    temperature: float
+    """At least `MIN_TEMPERATURE`, also for greedy choices."""
+    top_k: int
+    """The vocabulary size where top-k is off."""
+    top_p: float
+    """1 where top-p is off."""
+    log_min_p: float
+    """Natural logarithm of min-p; -inf where min-p is off."""
+
+    @classmethod
+    def of(cls, params: SamplingParams, *, vocab_size: int) -> "FilterParams":
+        return cls(
+            temperature=max(params.temperature, MIN_TEMPERATURE),
+            top_k=params.top_k if 0 < params.top_k < vocab_size else vocab_size,
+            top_p=params.top_p,
+            log_min_p=math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+        )
 
 
 @dataclass(frozen=True)
@@ -123,21 +152,22 @@ class LaneParams:
     """The sampling parameters of a batch of lanes, on the device. Each tensor is [lanes, 1]."""
 
     temperature: torch.Tensor
-    """float32"""
+    """float32, at least `MIN_TEMPERATURE`"""
     top_k: torch.Tensor
-    """int64; the vocabulary's size where it is off"""
+    """int64; the vocabulary size where top-k is off"""
     top_p: torch.Tensor
-    """float64; 1 where it is off"""
+    """float64; 1 where top-p is off"""
     log_min_p: torch.Tensor
-    """float32; -inf where it is off"""
-    all_plain: bool
+    """float32; -inf where min-p is off"""
+    all_unscaled: bool
     """True if every lane has temperature 1."""
     any_min_p: bool
+    """True if min-p is on for at least one lane."""
 
 
-class LaneParamsMaker:
-    """Makes the parameters of a batch, in one copy to the device, and keeps those of the last batch that had one group,
-    as most batches have: every copy costs."""
+class LaneParamsCache:
+    """Makes the parameters of a batch with one copy to the device. Keeps the parameters of the last batch with a single
+    group, because most batches have a single group and every copy takes time."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -145,7 +175,7 @@ class LaneParamsMaker:
         self._last: tuple[SamplingParams, int, LaneParams] | None = None
 
     def make(self, params: Sequence[SamplingParams]) -> LaneParams:
-        """Returns the parameters of lanes of which lane i has `params[i]`; a group's lanes have one and the same."""
+        """Returns the parameters of lanes; lane i has `params[i]`. The lanes of a group share one object."""
         first, lanes = params[0], len(params)
         if any(p is not first for p in params):
             return self._made(params)
@@ -156,53 +186,49 @@ class LaneParamsMaker:
     def _made(self, params: Sequence[SamplingParams]) -> LaneParams:
         different = {id(p): p for p in params}
         place = {key: i for i, key in enumerate(different)}
-        rows = np.array([self._row(p) for p in different.values()])[[place[id(p)] for p in params]]  # [lanes, 4]
-        temperature, top_k, top_p, log_min_p = uploaded(rows, self._device).unsqueeze(1).unbind(2)
+        filters = [FilterParams.of(p, vocab_size=self._vocab_size) for p in different.values()]
+        rows = np.array(filters)[[place[id(p)] for p in params]]  # [lanes, 4] float64
+        columns = dict(zip(FilterParams._fields, uploaded(rows, self._device).unsqueeze(1).unbind(2), strict=True))
         return LaneParams(
-            temperature=temperature.float(),
-            top_k=top_k.long(),
-            top_p=top_p,
-            log_min_p=log_min_p.float(),
-            all_plain=all(p.temperature == 1.0 for p in different.values()),
+            temperature=columns["temperature"].float(),
+            top_k=columns["top_k"].long(),
+            top_p=columns["top_p"],
+            log_min_p=columns["log_min_p"].float(),
+            all_unscaled=all(p.temperature == 1.0 for p in different.values()),
             any_min_p=any(p.min_p > 0.0 for p in different.values()),
         )
 
-    def _row(self, params: SamplingParams) -> tuple[float, float, float, float]:
-        return (
-            max(params.temperature, COLDEST),
-            params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size,
-            params.top_p,
-            math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
-        )
 
+def softmax(x: torch.Tensor, lane_params: LaneParams, *, with_min_p: bool, out: torch.Tensor) -> torch.Tensor:
+    """Computes the probabilities [lanes, width] float32 of the logits `x` at their temperature in `out`, and returns
+    it. Can overwrite `x`.
 
-def softmax(x: torch.Tensor, settings: LaneParams, *, with_min_p: bool, out: torch.Tensor) -> torch.Tensor:
-    """Writes the weights [lanes, width] float32 of the logits `x` at their temperature into `out`; may overwrite `x`.
-
-    The best logit is taken off before the division, so that no temperature overflows. `with_min_p` leaves out what
-    min-p drops: what it asks of a probability relative to the best one is an exact bound on the logit.
+    The maximum logit is subtracted before the division, so that no temperature overflows. With `with_min_p`, tokens
+    that min-p removes have weight 0: min-p is a bound on the probability relative to the maximum, so it is an exact
+    bound on the logit minus the maximum.
     """
-    masked = with_min_p and settings.any_min_p
-    if masked or not settings.all_plain:
-        x.sub_(x.amax(-1, keepdim=True)).div_(settings.temperature)
+    masked = with_min_p and lane_params.any_min_p
+    if masked or not lane_params.all_unscaled:
+        x.sub_(x.amax(-1, keepdim=True)).div_(lane_params.temperature)
     torch.softmax(x, -1, out=out)
     if masked:
-        out.mul_(x.ge_(settings.log_min_p))  # a float mask; a boolean one takes ten times as long
+        out.mul_(x.ge_(lane_params.log_min_p))  # a float mask; a boolean mask takes ten times as long
     return out
 
 
-def at_temperature(x: torch.Tensor, settings: LaneParams) -> None:
-    """Turns the logits `x` [lanes, width] float32 into those from which `softmax` draws with min-p: less the best one,
-    over temperature, and -inf for the tokens that min-p drops."""
-    x.sub_(x.amax(-1, keepdim=True)).div_(settings.temperature)
-    x.masked_fill_(x < settings.log_min_p, -torch.inf)
+def apply_temperature(x: torch.Tensor, lane_params: LaneParams) -> None:
+    """Changes the logits `x` [lanes, width] float32 in place to the logits that `softmax` uses with `with_min_p`: minus
+    the maximum, divided by the temperature, and -inf for the tokens that min-p removes."""
+    x.sub_(x.amax(-1, keepdim=True)).div_(lane_params.temperature)
+    x.masked_fill_(x < lane_params.log_min_p, -torch.inf)
 
 
 def uploaded(numbers: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Returns the array on the device, in its own dtype and shape, without waiting for the device's work.
+    """Returns the array on the device, with its dtype and shape, without waiting for the device's work.
 
-    A copy from ordinary memory makes the host wait until everything launched before it is done: in the middle of a step
-    that is the whole forward pass. From pinned memory, which torch keeps until then, the device copies by itself.
+    A copy from pageable memory blocks the host until all previously launched work is done; in the middle of a step this
+    is the complete forward pass. A copy from pinned memory is asynchronous. torch keeps the pinned memory until the
+    copy is done.
     """
     tensor = torch.from_numpy(numbers)
     if device.type != "cuda":
@@ -211,5 +237,5 @@ def uploaded(numbers: npt.NDArray[np.generic], device: torch.device) -> torch.Te
 
 
 def uploaded_ids(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Returns [numbers] int64 on the device."""
+    """Returns `numbers` as [len(numbers)] int64 on the device."""
     return uploaded(np.array(numbers, np.int64), device)

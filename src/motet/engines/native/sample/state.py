@@ -1,7 +1,7 @@
-"""The state that the sampler keeps for one choice. It has no random generator: draws are counter-based.
+"""The state that the sampler keeps for one choice. It has no random generator, because uniforms are counter-based.
 
-A sequence owns its `ChoiceSampling`, appends each token it writes, and drops it when the choice ends. A resumed choice
-builds it again from the tokens written so far and goes on as if it had never stopped.
+A sequence owns its `ChoiceSampling`, appends each output token to it, and discards it when the choice ends. When a
+choice is resumed, its state is built again from its output tokens, and the choice continues with the same state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,29 +16,31 @@ from motet.errors import GrammarError
 from motet.grammar.compiled_grammar import Matcher
 from motet.types import SamplingParams
 
-_ROOM = 64
-"""The arrays have room for this many tokens outside the prompt at first."""
+_INITIAL_CAPACITY = 64
+"""Number of tokens outside the prompt for which the arrays have space at first."""
 
 
 class PromptTokens:
-    """The different tokens of a prompt, found when a choice first needs them, and shared by all choices of a group."""
+    """The distinct tokens of a prompt. They are computed when a choice first needs them, and shared by all choices of a
+    group."""
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
         self._prompt = prompt
 
     @cached_property
     def slots(self) -> dict[int, int]:
-        """The place of each token in `ids`."""
+        """Index of each token in `ids`."""
         return {token_id: slot for slot, token_id in enumerate(dict.fromkeys(self._prompt))}
 
     @cached_property
     def ids(self) -> npt.NDArray[np.int64]:
+        """The distinct tokens, in the order of their first occurrence."""
         return np.fromiter(self.slots, np.int64, len(self.slots))
 
 
 class TokenBias:
-    """The biases of tokens, -inf for those that are not allowed, as a row that is added to logits: made when a choice
-    first needs it, and shared by all choices of a group."""
+    """Biases of tokens as a row that is added to logits; -inf for tokens that are not allowed. The row is made when a
+    choice first needs it, and shared by all choices of a group."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._bias: Mapping[int, float] = params.logit_bias
@@ -50,18 +52,21 @@ class TokenBias:
         return bool(self._bias or self._allowed)
 
     def row(self, width: int, device: torch.device, *, vocab_size: int) -> torch.Tensor:
-        """Returns [width] float32 on the device, the same at each call. Ids from `vocab_size` are passed over."""
+        """Returns [width] float32 on the device, the same tensor at each call. Ids of `vocab_size` and above are
+        ignored."""
         if self._row is None:
             row = torch.full((width,), -torch.inf if self._allowed else -0.0)
-            row[[token_id for token_id in self._allowed if token_id < vocab_size]] = -0.0  # leaves every bit, also of 0
+            row[
+                [token_id for token_id in self._allowed if token_id < vocab_size]
+            ] = -0.0  # x + -0.0 has the bits of x, also for zeros
             known = {token_id: bias for token_id, bias in self._bias.items() if token_id < vocab_size}
             row[list(known)] += torch.tensor(list(known.values()), dtype=torch.float32)
             self._row = row.to(device)
         return self._row
 
-    def narrow(self, mask: npt.NDArray[np.int32]) -> None:
-        """Takes the tokens that are not allowed out of a grammar's mask [words], whose bit t % 32 of word t // 32 is
-        token t."""
+    def mask_disallowed(self, mask: npt.NDArray[np.int32]) -> None:
+        """Removes the tokens that are not in `allowed_token_ids` from a grammar's mask [words] int32, in place. Bit
+        t % 32 of word t // 32 is token t."""
         if not self._allowed:
             return
         if self._bits is None:
@@ -72,7 +77,7 @@ class TokenBias:
 
 
 class ChoiceSampling:
-    """Parameters, seed and past of one choice, as far as its next token depends on them."""
+    """Parameters, seed and previous tokens of one choice, as far as its next token depends on them."""
 
     def __init__(
         self,
@@ -81,24 +86,25 @@ class ChoiceSampling:
         seed: int,
         prompt: PromptTokens,
         eos_token_ids: tuple[int, ...],
-        written: Sequence[int] = (),
+        output_tokens: Sequence[int] = (),
         matcher: Matcher | None = None,
         bias: TokenBias | None = None,
     ) -> None:
-        """`matcher`: the choice's position in its grammar; only this choice uses it from now on. `bias`: that of
-        `params`, if the choices of a group share it."""
+        """`matcher` is the choice's position in its grammar, and from now on belongs to this object. `bias` is the
+        `TokenBias` of `params`, if the choices of a group share it."""
         self.params = params
         self.bias = bias or TokenBias(params)
         self.seed = seed
-        self.num_written = len(written)
+        self.num_output_tokens = len(output_tokens)
         self.counts: TokenCounts | None = None
-        """None unless a penalty is in use; then its past changes the logits of this choice alone."""
+        """Counts for penalties; None without penalties. With counts, the previous tokens of this choice change its
+        logits."""
         repetition = params.repetition_penalty != 1.0
         if repetition or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-            self.counts = TokenCounts(prompt if repetition else PromptTokens(), written)
+            self.counts = TokenCounts(prompt if repetition else PromptTokens(), output_tokens)
         self.matcher = matcher
         self.failure: str | None = None
-        """Why its grammar cannot be followed any further."""
+        """Reason why no further token can be sampled, from its grammar. None if sampling can continue."""
         self._eos_token_ids = eos_token_ids
         ending = {*params.stop_token_ids, *(() if params.ignore_eos and matcher is None else eos_token_ids)}
         if params.allowed_token_ids and ending.issuperset(params.allowed_token_ids):
@@ -109,79 +115,82 @@ class ChoiceSampling:
 
     @property
     def has_edits(self) -> bool:
-        """True if anything changes its logits before its next token is drawn."""
-        return self._always_edits or self.num_written < self._edits_until
+        """True if the choice's logits are modified before its next token is sampled."""
+        return self._always_edits or self.num_output_tokens < self._edits_until
 
     @property
     def complete(self) -> bool:
-        """True if its grammar allows nothing more, and its model has no end-of-sequence token."""
+        """True if the grammar allows no further token, and the model has no end-of-sequence token."""
         return self.matcher is not None and not self._eos_token_ids and self.matcher.stopped
 
     def append(self, token_id: int) -> None:
-        """Must be called after each token, also after the last one."""
-        self.num_written += 1
+        """Updates the state after an output token. Must be called for every output token, including the last."""
+        self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.add(token_id)
         if self.matcher is not None and token_id not in self._eos_token_ids:
             try:
                 self.matcher.consume(token_id)
-            except GrammarError as error:  # matters only if a next token is drawn
+            except GrammarError as error:  # reported only if another token is sampled
                 self.fail(error.message)
 
     def forced(self) -> list[int]:
-        """Returns tokens that come next whatever the logits are, since its grammar allows no others; maybe not all such
-        tokens. Where log-probabilities are wanted there are none, because these need logits."""
-        return [] if self.params.logprobs is not None else self.only_ones()
+        """Returns `forced_tokens`, or nothing if log-probabilities were requested, because these need logits."""
+        return [] if self.params.logprobs is not None else self.forced_tokens()
 
-    def only_ones(self) -> list[int]:
-        """Returns tokens that come next because its grammar allows no others; maybe not all such tokens."""
+    def forced_tokens(self) -> list[int]:
+        """Returns the next tokens if the grammar allows no other tokens, independent of the logits. The list can be
+        shorter than the actual sequence of forced tokens."""
         if self.matcher is None or self.failure or self.params.allowed_token_ids:
             return []
         if self.matcher.stopped:
             return [*self._eos_token_ids] if len(self._eos_token_ids) == 1 else []
         return self.matcher.forced()
 
-    def ahead(self, token_id: int) -> "ChoiceSampling | None":
-        """Returns the state after one more token, and stays as it is; None if the grammar does not allow it."""
+    def after(self, token_id: int) -> "ChoiceSampling | None":
+        """Returns a copy of the state after one more token, or None if the grammar does not allow this token."""
         state = copy(self)
         state.counts = self.counts and self.counts.copy()
         state.matcher = self.matcher and self.matcher.copy()
         state.append(token_id)
         return None if state.failure else state
 
-    def may_end_with(self, token_id: int) -> bool:
-        """True for tokens that end a choice, where nothing forbids them to."""
+    def can_end_with(self, token_id: int) -> bool:
+        """True if the token ends the choice, unless `min_tokens` or `ignore_eos` prevent it."""
         return token_id in self._ending_ids or token_id in self._eos_token_ids
 
-    def fail(self, why: str) -> None:
-        """Notes why no token can be drawn any more."""
-        self.failure = self.failure or why
+    def fail(self, reason: str) -> None:
+        """Records the reason why no further token can be sampled. The first reason is kept."""
+        self.failure = self.failure or reason
 
     def forbidden_ids(self) -> tuple[int, ...]:
-        """Returns the tokens that must not end the choice now: before `min_tokens`, all that could. If a grammar allows
-        nothing else, it wins over `min_tokens`, and also over `ignore_eos`.
+        """Returns the tokens that must not end the choice now. Before `min_tokens`, these are all tokens that can end
+        it.
+
+        A grammar that allows only these tokens has precedence over `min_tokens` and `ignore_eos`.
         """
-        if self.num_written < self.params.min_tokens:
+        if self.num_output_tokens < self.params.min_tokens:
             return self._ending_ids
         return self._eos_token_ids if self.matcher is not None and self.params.ignore_eos else ()
 
 
 class TokenCounts:
-    """Counts how often each token was written; a token of the prompt that was not written counts 0.
+    """Counts the occurrences of each token in the output. Tokens that occur only in the prompt have count 0.
 
-    The arrays grow by doubling and are handed out as views, so that a step costs no pass over the past.
+    The arrays grow by doubling and are returned as views, so a step needs no pass over all previous tokens.
     """
 
-    def __init__(self, prompt: PromptTokens, written: Sequence[int]) -> None:
+    def __init__(self, prompt: PromptTokens, output_tokens: Sequence[int]) -> None:
         self._prompt_slots = prompt.slots
-        self._slots: dict[int, int] = {}  # slots of tokens that are not in the prompt
+        self._slots: dict[int, int] = {}  # index in `ids` of tokens that are not in the prompt
         self._size = len(prompt.ids)
-        self._ids = np.concatenate([prompt.ids, np.zeros(_ROOM, np.int64)])
+        self._ids = np.concatenate([prompt.ids, np.zeros(_INITIAL_CAPACITY, np.int64)])
         self._counts = np.zeros_like(self._ids)
-        for token_id in written:
+        for token_id in output_tokens:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
+        """Counts one output token."""
         slot = self._prompt_slots.get(token_id)
         if slot is None:
             slot = self._slots.setdefault(token_id, self._size)
@@ -194,19 +203,21 @@ class TokenCounts:
         self._counts[slot] += 1
 
     def copy(self) -> "TokenCounts":
+        """Returns counts that can be changed independently of these."""
         counts = copy(self)
-        counts.part()
+        counts.unshare()
         return counts
 
-    def part(self) -> None:
-        """Shares nothing any more that changes."""
+    def unshare(self) -> None:
+        """Replaces the arrays, which a shallow copy shares with its original, by copies."""
         self._slots, self._ids, self._counts = self._slots.copy(), self._ids.copy(), self._counts.copy()
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """The tokens, each once."""
+        """Distinct tokens of prompt and output."""
         return self._ids[: self._size]
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
+        """Number of occurrences in the output of each of `ids`."""
         return self._counts[: self._size]

@@ -1,5 +1,8 @@
-"""Log-probabilities of the model itself, from the raw logits before temperature, penalties and filters; `score` takes
-any logits, such as those from which a token is drawn."""
+"""Log-probabilities of sampled tokens and of top tokens.
+
+`prompt_logprobs` and `token_logprobs` use the model's raw logits, before temperature, penalties and filters. `score`
+accepts any logits, for example the processed logits from which a token is sampled.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet.engines.native.sample.candidates import leaders
+from motet.engines.native.sample.candidates import top_tokens
 from motet.engines.native.sample.edits import LogitsScratch
 from motet.engines.native.sample.lanes import uploaded_ids
 from motet.types import SamplingParams, TokenLogprob
@@ -15,7 +18,8 @@ from motet.types import SamplingParams, TokenLogprob
 
 @torch.inference_mode()
 def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], *, k: int) -> list[TokenLogprob]:
-    """Scores `target_ids[i]` under row i of `logits` [rows, vocabulary], with the best `k` tokens of each row."""
+    """Returns the log-probability of `target_ids[i]` in row i of `logits` [rows, vocab_size], with the top `k` tokens
+    of each row."""
     scratch = LogitsScratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = uploaded_ids(target_ids, logits.device)
     named = targets.new_empty(len(target_ids), 0)
@@ -32,11 +36,12 @@ def token_logprobs(
     named: torch.Tensor,
     k: int,
 ) -> torch.Tensor:
-    """Scores `token_ids` [tokens] and `named` [tokens, m] int64, those at i under `logits[rows[i]]`.
+    """Scores `token_ids[i]` and `named[i]` in the logits `logits[rows[i]]`, for `token_ids` [tokens] int64 and `named`
+    [tokens, m] int64.
 
-    Returns one row a token, [tokens, 2 + m + 2k] float64 (which holds all of them exactly): log-probability, rank, the
-    log-probabilities of the named tokens, the ids of the best k tokens, their log-probabilities. k is at most the
-    vocabulary's size. Everything stays on the device.
+    Returns one row per token, [tokens, 2 + m + 2k] float64, which represents all values exactly: log-probability, rank,
+    log-probabilities of the m named tokens, ids of the top k tokens, log-probabilities of the top k tokens. k is at
+    most the vocabulary size. Everything stays on the device.
     """
     k = min(k, logits.shape[1])
     parts = [torch.empty(0, 2 + named.shape[1] + 2 * k, dtype=torch.float64, device=logits.device)]
@@ -45,9 +50,11 @@ def token_logprobs(
         places = {row: place for place, row in enumerate(dict.fromkeys(some))}
         x = scratch.load(logits, list(places))
         place_of_token = uploaded_ids([places[row] for row in some], x.device)
-        tokens, beside = token_ids[start : start + scratch.capacity], named[start : start + scratch.capacity]
+        tokens, some_named = token_ids[start : start + scratch.capacity], named[start : start + scratch.capacity]
         one_each = len(places) == len(some)
-        parts.append(score(x, place_of_token, tokens, one_each=one_each, named=beside, k=k, spare=scratch.beside(x)))
+        parts.append(
+            score(x, place_of_token, tokens, one_each=one_each, named=some_named, k=k, spare=scratch.spare_like(x))
+        )
     return torch.cat(parts)
 
 
@@ -61,15 +68,18 @@ def score(
     k: int,
     spare: torch.Tensor,
 ) -> torch.Tensor:
-    """Scores tokens under `x[rows]`, and returns what `token_logprobs` does; overwrites `x` [lanes, width] float32, and
-    `spare`. `one_each`: `rows` are all rows of `x`, in their order."""
+    """Scores tokens in the logits `x[rows]` and returns the same columns as `token_logprobs`.
+
+    `x` [lanes, width] float32 and `spare`, which has the same shape, are overwritten. `one_each` is True if `rows` are
+    all rows of `x` in their order.
+    """
     logprobs = torch.log_softmax(x, -1, out=spare)
     logprob = logprobs[rows, token_ids]
-    top_ids = leaders(x, k)
+    top_ids = top_tokens(x, k)
     top_logprobs = logprobs.gather(1, top_ids)
     chosen = x[rows, token_ids].unsqueeze(1)
     per_token = x if one_each else x[rows]
-    rank = 1 + per_token.gt_(chosen).sum(-1, keepdim=True)  # exact, and faster than adding up booleans
+    rank = 1 + per_token.gt_(chosen).sum(-1, keepdim=True)  # exact, and faster than a sum of booleans
     columns = (logprob[:, None], rank, logprobs[rows.unsqueeze(1), named], top_ids[rows], top_logprobs[rows])
     return torch.cat([column.double() for column in columns], dim=1)
 
@@ -77,8 +87,8 @@ def score(
 def unpack(
     token_id: int, packed: Sequence[float], *, k: int, named: Sequence[int] = (), num_named: int = 0
 ) -> TokenLogprob:
-    """Reads one row of `token_logprobs`, which has `num_named` named tokens, `named` the first of them. The others
-    listed are these, if there are any, else the best `k`."""
+    """Unpacks one row of `token_logprobs` with `num_named` columns for named tokens that start with `named`.
+    The result lists the named tokens if there are any, else the top `k` tokens."""
     rank, first = int(packed[1]), 2 + num_named
     if named:
         others = dict(zip(named, packed[2:first], strict=False))
@@ -89,9 +99,12 @@ def unpack(
     return TokenLogprob(token_id, packed[0], rank, tuple(top))
 
 
-def named_ids(asked: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
-    """Returns the `logprob_token_ids` of each choice, padded with token 0, [choices, most of them]."""
-    named = np.zeros((len(asked), max((len(params.logprob_token_ids) for params in asked), default=0)), np.int64)
-    for row, params in zip(named, asked, strict=True):
+def named_ids(params_of: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
+    """Returns the `logprob_token_ids` of each choice, [choices, m] int64; m is the maximum number of these ids, and
+    missing ids are 0."""
+    named = np.zeros(
+        (len(params_of), max((len(params.logprob_token_ids) for params in params_of), default=0)), np.int64
+    )
+    for row, params in zip(named, params_of, strict=True):
         row[: len(params.logprob_token_ids)] = params.logprob_token_ids
     return named

@@ -94,8 +94,8 @@ class Drafter:
         last = [*group.prompt[-NGRAM_SIZES[0] :], *sequence.output_tokens[-NGRAM_SIZES[0] :]]
         drafts: list[Draft] = []
         state, probability = sequence.sampling, 1.0
-        forced = state.only_ones()
-        while len(drafts) < limit and not (drafts and state.may_end_with(drafts[-1].token_id)):
+        forced = state.forced_tokens()
+        while len(drafts) < limit and not (drafts and state.can_end_with(drafts[-1].token_id)):
             source = None
             if forced:
                 token_id = forced.pop(0)
@@ -108,12 +108,12 @@ class Drafter:
                     break
             else:
                 break
-            if (next_state := state.ahead(token_id)) is None:
+            if (next_state := state.after(token_id)) is None:
                 break
             state = next_state
             drafts.append(Draft(token_id, state, source))
             last.append(token_id)
-            forced = forced or state.only_ones()
+            forced = forced or state.forced_tokens()
         return drafts
 
     def learn(self, tails: Iterable[TailChunk], num_accepted: Mapping[ChoiceSequence, int]) -> None:

@@ -231,7 +231,7 @@ class GroupMaker:
                 seed=starts[0].seed,
                 prompt=prompt,
                 eos_token_ids=self._eos_token_ids,
-                written=starts[0].output_tokens,
+                output_tokens=starts[0].output_tokens,
                 matcher=matchers.get(starts[0].index),
                 bias=bias,
             )

@@ -1,16 +1,16 @@
-"""Every way of drawing a token: each rule alone, and rules together."""
+"""Sampling parameters that cover each rule alone, and rules together."""
 
 from motet.types import SamplingParams
 
-WAYS = {
+PARAMETER_SETS = {
     "plain": SamplingParams(max_tokens=9),
     "cold": SamplingParams(max_tokens=9, temperature=0.3),
     "hot": SamplingParams(max_tokens=9, temperature=1.9),
     "greedy": SamplingParams(max_tokens=9, temperature=0.0),
     "top_k": SamplingParams(max_tokens=9, top_k=40),
-    "top_k beyond the first leaders": SamplingParams(max_tokens=9, top_k=300),
+    "top_k beyond the first candidates": SamplingParams(max_tokens=9, top_k=300),
     "top_p": SamplingParams(max_tokens=9, top_p=0.5),
-    "top_p beyond the first leaders": SamplingParams(max_tokens=9, top_p=0.95, temperature=1.5),
+    "top_p beyond the first candidates": SamplingParams(max_tokens=9, top_p=0.95, temperature=1.5),
     "min_p": SamplingParams(max_tokens=9, min_p=0.05),
     "top_k, then top_p of what is left": SamplingParams(max_tokens=9, top_k=20, top_p=0.6),
     "top_p, then min_p": SamplingParams(max_tokens=9, top_p=0.8, min_p=0.1),
@@ -34,7 +34,7 @@ WAYS = {
     "frequency": SamplingParams(max_tokens=9, frequency_penalty=1.5),
     "negative penalties": SamplingParams(max_tokens=9, frequency_penalty=-1.5, presence_penalty=-2.0),
     "repetition": SamplingParams(max_tokens=9, repetition_penalty=1.8),
-    "repetition wanted": SamplingParams(max_tokens=9, repetition_penalty=0.5),
+    "repetition encouraged": SamplingParams(max_tokens=9, repetition_penalty=0.5),
     "min_tokens": SamplingParams(max_tokens=9, min_tokens=5, stop_token_ids=(8, 9)),
     "all edits, greedy": SamplingParams(
         max_tokens=9, temperature=0.0, logit_bias={7: 3.0, 900: 6.0}, repetition_penalty=1.3, frequency_penalty=0.7

@@ -1,4 +1,4 @@
-"""Draws straight from a step's logits: the same tokens as by torch, for any shape of a row."""
+"""Sampling directly from a step's logits gives the same tokens as torch's operators, for any shape of a row."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from motet.engines.native.compiled_kernels import KINDS
-from motet.engines.native.sample.compiled_draws import CompiledDraws
+from motet.engines.native.sample.compiled_sampling import CompiledSampling
 from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.sampler import Sampler
 from motet.types import LogprobsMode, SamplingParams
+from tests.engines.native.sample.parameter_sets import PARAMETER_SETS
 from tests.engines.native.sample.reference import Past
-from tests.engines.native.sample.ways import WAYS
 from tests.kernels import kernels_of
 
 CPU = torch.device("cpu")
-STRAIGHT = {
+UNMODIFIED = {
     "open": SamplingParams(max_tokens=9, logprobs=4),
     "cold": SamplingParams(max_tokens=9, temperature=1e-3, logprobs=0),
     "hot": SamplingParams(max_tokens=9, temperature=1.7, logprobs=20),
@@ -29,13 +29,13 @@ STRAIGHT = {
 }
 
 
-Made = Callable[[int], CompiledDraws]
+Made = Callable[[int], CompiledSampling]
 
 
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest) -> Made:
     kernels = kernels_of(request.param)
-    return lambda vocab_size: CompiledDraws(vocab_size, kernels)
+    return lambda vocab_size: CompiledSampling(vocab_size, kernels)
 
 
 def logits_of(vocab: int, spread: float) -> torch.Tensor:
@@ -64,10 +64,10 @@ def assert_same(
 @pytest.mark.parametrize("spread", [0.05, 4.0])
 def test_tokens_and_their_scores_are_torchs(made: Made, vocab: int, spread: float) -> None:
     logits = logits_of(vocab, spread)
-    rows = [Past(seed).sample_row(seed % 3, params) for params in STRAIGHT.values() for seed in range(20)]
-    draws = made(vocab)
-    assert draws.straight(rows) == [*range(len(rows))]
-    got = Sampler(vocab, CPU, filters=draws).sample(logits, rows)
+    rows = [Past(seed).sample_row(seed % 3, params) for params in UNMODIFIED.values() for seed in range(20)]
+    sampling = made(vocab)
+    assert sampling.directly_sampled(rows) == [*range(len(rows))]
+    got = Sampler(vocab, CPU, filters=sampling).sample(logits, rows)
     assert_same(got, with_torch(vocab, logits, rows), logits=logits, rows=rows)
 
 
@@ -75,30 +75,30 @@ def test_the_first_of_equal_logits_is_the_best(made: Made) -> None:
     logits = torch.full((1, 700), -2.0)
     logits[0, [650, 300, 310, 699]] = torch.tensor([1.0, 0.0, -0.0, 1.0])
     rows = [Past(0).sample_row(0, SamplingParams(max_tokens=9, temperature=0.0, logprobs=5))]
-    [drawn] = Sampler(700, CPU, filters=made(700)).sample(logits, rows)
-    assert drawn.token_id == 650
-    assert drawn.logprob is not None
-    assert [token_id for token_id, _ in drawn.logprob.top] == [650, 699, 300, 310, 0]
+    [sampled] = Sampler(700, CPU, filters=made(700)).sample(logits, rows)
+    assert sampled.token_id == 650
+    assert sampled.logprob is not None
+    assert [token_id for token_id, _ in sampled.logprob.top] == [650, 699, 300, 310, 0]
 
 
 def test_all_tokens_can_be_listed_though_most_are_impossible(made: Made) -> None:
     logits = torch.full((1, 300), -torch.inf)
     logits[0, [7, 299]] = torch.tensor([0.5, 1.5])
     rows = [Past(3).sample_row(0, SamplingParams(max_tokens=9, logprobs=300))]
-    [drawn] = Sampler(300, CPU, filters=made(300)).sample(logits, rows)
-    assert drawn.logprob is not None
-    assert drawn.logprob.rank == {299: 1, 7: 2}[drawn.token_id]
+    [sampled] = Sampler(300, CPU, filters=made(300)).sample(logits, rows)
+    assert sampled.logprob is not None
+    assert sampled.logprob.rank == {299: 1, 7: 2}[sampled.token_id]
     others = [token_id for token_id in range(300) if token_id not in {7, 299}]
-    assert [token_id for token_id, _ in drawn.logprob.top] == [299, 7, *others]
+    assert [token_id for token_id, _ in sampled.logprob.top] == [299, 7, *others]
 
 
-def test_a_row_that_is_no_distribution_leaves_those_beside_it_alone(made: Made) -> None:
+def test_a_row_that_is_not_a_distribution_leaves_other_rows_unchanged(made: Made) -> None:
     good = logits_of(500, 2.0)[:1]
     half = good.clone()
     half[0, 499] = torch.nan
     broken = [torch.full((1, 500), value) for value in (torch.nan, torch.inf, -torch.inf)]
     logits = torch.cat([*broken, half, good])
-    for params in STRAIGHT.values():
+    for params in UNMODIFIED.values():
         rows = [Past(seed).sample_row(row, params) for row in range(5) for seed in (1, 2)]
         got = Sampler(500, CPU, filters=made(500)).sample(logits, rows)
         assert [one.finite for one in got] == [False] * 8 + [True] * 2
@@ -106,10 +106,13 @@ def test_a_row_that_is_no_distribution_leaves_those_beside_it_alone(made: Made) 
         assert_same(got[8:], with_torch(500, logits, rows[8:]), logits=logits, rows=rows[8:])
 
 
-def test_choices_whose_logits_are_changed_are_not_drawn_straight(made: Made) -> None:
-    ways = {**WAYS, "processed": SamplingParams(max_tokens=9, logprobs=1, logprobs_mode=LogprobsMode.PROCESSED)}
-    rows = [Past(place).sample_row(0, params) for place, params in enumerate(ways.values())]
-    left = {name for name, row in zip(ways, rows, strict=True) if row.state.has_edits} | {"processed"}
-    straight = {[*ways][place] for place in made(3000).straight(rows)}
-    assert straight == ways.keys() - left
-    assert len(straight) == 13
+def test_choices_whose_logits_are_modified_are_not_sampled_directly(made: Made) -> None:
+    parameter_sets = {
+        **PARAMETER_SETS,
+        "processed": SamplingParams(max_tokens=9, logprobs=1, logprobs_mode=LogprobsMode.PROCESSED),
+    }
+    rows = [Past(place).sample_row(0, params) for place, params in enumerate(parameter_sets.values())]
+    left = {name for name, row in zip(parameter_sets, rows, strict=True) if row.state.has_edits} | {"processed"}
+    direct = {[*parameter_sets][place] for place in made(3000).directly_sampled(rows)}
+    assert direct == parameter_sets.keys() - left
+    assert len(direct) == 13
