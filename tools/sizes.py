@@ -56,7 +56,6 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "Declaration": 21,
         "FakeEngine": 18,
         "PackedModel": 14,
-        "ResponsesRequest": 14,
         "Service": 20,
         "VLLMGroup": 16,
     },

@@ -35,6 +35,7 @@ from motet.api.openai.responses_schema import (
     ReasoningInput,
     ResponsesRequest,
     chat_name,
+    placed_tools,
 )
 from motet.api.service import Service
 from motet.errors import NotFoundError
@@ -58,7 +59,7 @@ def responses_router(service: Service) -> APIRouter:
 
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
-            if left_out := {tool.type for _, _, tool in body.placed_tools() if isinstance(tool, BuiltInTool)}:
+            if left_out := {tool.type for _, _, tool in placed_tools(body) if isinstance(tool, BuiltInTool)}:
                 fields = {"request_id": plan.groups[0].trace, "types": sorted(left_out)}
                 log.info("built-in tools are left out", extra={"fields": fields})
             name, tokenizer = plan.head.id.removeprefix(ID_PREFIX), plan.served.tokenizer
@@ -126,7 +127,7 @@ def _functions(body: ResponsesRequest) -> list[tuple[str, PlacedTool]]:
     """Returns the functions of the request, each with its name in the chat."""
     return [
         (chat_name(placed.tool.name, placed.namespace), placed)
-        for placed in body.placed_tools()
+        for placed in placed_tools(body)
         if isinstance(placed.tool, FunctionTool)
     ]
 

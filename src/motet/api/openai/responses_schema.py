@@ -278,15 +278,6 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
     def logprobs(self) -> bool:
         return "message.output_text.logprobs" in self.include
 
-    def placed_tools(self) -> Iterator[PlacedTool]:
-        """Yields the tools one by one, including tools in namespaces."""
-        for number, tool in enumerate(self.tools):
-            if not isinstance(tool, NamespaceTool):
-                yield PlacedTool(f"tools[{number}]", None, tool)
-                continue
-            for inner_number, inner in enumerate(tool.tools):
-                yield PlacedTool(f"tools[{number}].tools[{inner_number}]", tool.name, inner)
-
     @model_validator(mode="after")
     def check_built_in(self) -> Self:
         choice = (self.tool_choice or {}).get("type")
@@ -294,7 +285,7 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
             raise FieldError(
                 unsupported_parameter, "tool_choice.type", f"is '{choice}', and this server has no such tool"
             )
-        for param, _, tool in self.placed_tools() if choice == "required" else ():
+        for param, _, tool in placed_tools(self) if choice == "required" else ():
             if isinstance(tool, BuiltInTool):
                 why = f"is '{tool.type}', and this server has no such tool; leave it out where a call is required"
                 raise FieldError(unsupported_parameter, f"{param}.type", why)
@@ -314,3 +305,13 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
             param = "stream_options.continuous_usage_stats"
             raise FieldError(unsupported_parameter, param, "is for chunks; here the last event has the usage")
         return self
+
+
+def placed_tools(request: ResponsesRequest) -> Iterator[PlacedTool]:
+    """Yields the tools of a request one by one, including tools in namespaces."""
+    for number, tool in enumerate(request.tools):
+        if not isinstance(tool, NamespaceTool):
+            yield PlacedTool(f"tools[{number}]", None, tool)
+            continue
+        for inner_number, inner in enumerate(tool.tools):
+            yield PlacedTool(f"tools[{number}].tools[{inner_number}]", tool.name, inner)
