@@ -10,7 +10,7 @@ from motet.transfer.orders import FailureKind, PullFailed, PullLanded, PullSettl
 from motet.transfer.side_channel import Refused, WrongStart
 from motet.transfer.transport import ReadState
 from tests.property_settings import examples
-from tests.transfer.scene import DONE, FAILED, RUNNING, Scene
+from tests.transfer.pull_scene import DONE, FAILED, RUNNING, PullScene
 from tests.transfer.scripted import NUM_BLOCKS
 from tests.transfer.worker import LEASE_SLOT
 
@@ -19,7 +19,7 @@ class RecordedPull:
     """A pull, and all its events."""
 
     def __init__(self) -> None:
-        self.scene = Scene()
+        self.scene = PullScene()
         self.scene.reader.blocks_state = self.scene.reader.proof_state = self.scene.reader.first_read_state = RUNNING
         self.events: list[TransferEvent] = []
         self.abandoned = False

@@ -10,13 +10,13 @@ from motet.transfer.peer import SILENCE_S, Peer, Peers, ReaderTerms
 from motet.transfer.pull import HEARTBEAT_EVERY_S
 from motet.transfer.side_channel import PollRequest, SideChannelClient, SideChannelListener, Welcome, listen
 from motet.transfer.ticket import ClusterKey, TransferAddress
-from tests.transfer.scene import ANSWER_S, FAILED, RUNNING, TIMEOUT_S, Scene
+from tests.transfer.pull_scene import ANSWER_S, FAILED, RUNNING, TIMEOUT_S, PullScene
 from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wires
 from tests.transfer.worker import LEASE_ID
 
 
 def test_a_pull_sends_a_heartbeat_every_second_until_it_has_failed() -> None:
-    scene = Scene().reading()
+    scene = PullScene().reading()
     assert scene.client.sent.count(ReaderHeartbeat(LEASE_ID)) == 1
     scene.step(after_s=HEARTBEAT_EVERY_S - 0.1)
     assert scene.client.sent.count(ReaderHeartbeat(LEASE_ID)) == 1
@@ -29,7 +29,7 @@ def test_a_pull_sends_a_heartbeat_every_second_until_it_has_failed() -> None:
 
 
 def test_a_worker_is_requested_to_poll_while_a_read_from_it_is_open() -> None:
-    scene = Scene().reading()
+    scene = PullScene().reading()
     scene.step(after_s=TIMEOUT_S)
     before = scene.client.sent.count(PollRequest())
     scene.step(after_s=1.0)
@@ -42,7 +42,7 @@ def test_a_worker_is_requested_to_poll_while_a_read_from_it_is_open() -> None:
 
 
 def test_a_lost_peer_stays_connected_until_all_reads_from_it_are_final() -> None:
-    scene = Scene().reading()
+    scene = PullScene().reading()
     scene.peer.mark_lost("lost", FailureKind.PEER_LOST)
     scene.step()
     assert scene.reader.connected == ["p"]
@@ -53,7 +53,7 @@ def test_a_lost_peer_stays_connected_until_all_reads_from_it_are_final() -> None
 
 
 def test_a_peer_that_is_sent_hello_again_stays_if_it_answers_and_is_lost_if_not() -> None:
-    scene = Scene().welcomed()
+    scene = PullScene().welcomed()
     scene.step()
     ready = [scene.peer.ready]
     scene.peer.channel.send_hello()
@@ -67,7 +67,7 @@ def test_a_peer_that_is_sent_hello_again_stays_if_it_answers_and_is_lost_if_not(
 
 
 def test_the_first_read_follows_the_welcome_and_sets_up_the_connection() -> None:
-    scene = Scene()
+    scene = PullScene()
     scene.reader.first_read_state = RUNNING
     scene.welcomed().peer.advance()
     [first_read] = scene.open_reads()
@@ -81,7 +81,7 @@ def test_the_first_read_follows_the_welcome_and_sets_up_the_connection() -> None
 
 
 def test_a_first_read_that_breaks_loses_the_peer() -> None:
-    scene = Scene()
+    scene = PullScene()
     scene.reader.first_read_state = FAILED
     scene.welcomed().peer.advance()
     assert scene.peer.error is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.native.step.step_plan import TailChunk, TrunkChunk
-from tests.engines.native.attention.scene import BLOCK_SIZE, Chunk, Rule, Scene, Shape, reading
+from tests.engines.native.attention.attention_scene import BLOCK_SIZE, AttentionScene, Chunk, Rule, Shape, reading
 from tests.pairwise import each_once, pairwise
 from tests.property_settings import examples
 
@@ -39,9 +39,9 @@ pieces = st.tuples(st.integers(0, 30) | st.sampled_from([60, 63, 64, 127, 190, 1
 
 
 @st.composite
-def steps(draw: st.DrawFn, shape: Shape) -> tuple[Scene, list[TailChunk], list[TrunkChunk]]:
+def steps(draw: st.DrawFn, shape: Shape) -> tuple[AttentionScene, list[TailChunk], list[TrunkChunk]]:
     """Draws up to three groups that decode or replay, and two that read their prompts."""
-    scene = Scene(shape, seed=draw(st.integers(0, 1000)))
+    scene = AttentionScene(shape, seed=draw(st.integers(0, 1000)))
     tails: list[TailChunk] = []
     for _ in range(draw(st.integers(0, 3))):
         parts = draw(st.lists(pieces, min_size=1, max_size=4))
@@ -67,7 +67,7 @@ def test_mixed_batches_equal_the_definition_and_each_row_has_its_bits_alone(shap
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "rule"), each_once(SHAPES[1:4], RULES))
 def test_many_siblings_over_a_long_trunk_equal_the_definition(shape: Shape, rule: Rule) -> None:
-    scene = Scene(shape, blocks=1024)
+    scene = AttentionScene(shape, blocks=1024)
     tails = scene.decoding(523, [(i, i + 1) for i in range(33)])
     outputs = scene.attend(tails, [], rule)
     for i in (0, 7, 32):
@@ -78,13 +78,13 @@ def test_many_siblings_over_a_long_trunk_equal_the_definition(shape: Shape, rule
 @pytest.mark.parametrize("window", [1, 2, 8, 20])
 def test_the_trunk_has_no_weight_for_rows_whose_window_has_left_it(window: int) -> None:
     """Their siblings still see some of it."""
-    scene = Scene(Shape())
+    scene = AttentionScene(Shape())
     tails = scene.decoding(30, [(0, 1), (6, 7), (7, 8), (18, 19), (19, 22), (45, 46)])
     scene.assert_step_right(tails, [scene.reading(100, 70, 90)], Rule(window=window))
 
 
 def test_layers_of_one_step_may_have_different_windows() -> None:
-    scene = Scene(Shape())
+    scene = AttentionScene(Shape())
     tails, trunk = scene.decoding(30, [(0, 1), (25, 27)]), scene.reading(50, 10, 50)
     rules = [Rule(window=8), PLAIN, Rule(window=20), Rule(window=8, softcap=2.0)]
     chunks: list[Chunk] = [*tails, trunk]
@@ -96,7 +96,7 @@ def test_layers_of_one_step_may_have_different_windows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "window"), each_once(SHAPES, [20, None]))
 def test_a_prompt_in_chunks_has_the_bits_of_the_whole_prompt(shape: Shape, window: int | None) -> None:
-    scene, rule = Scene(shape), Rule(window=window)
+    scene, rule = AttentionScene(shape), Rule(window=window)
     chunk = scene.reading(300, 0, 300)
     (whole,) = scene.attend([], [chunk], rule)
     cuts = [0, 1, 4, 37, 64, 100, 191, 194, 256, 299, 300]
@@ -109,7 +109,7 @@ def test_a_prompt_in_chunks_has_the_bits_of_the_whole_prompt(shape: Shape, windo
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "window"), each_once(SHAPES, [20, None]))
 def test_a_replay_has_the_bits_of_single_tokens(shape: Shape, window: int | None) -> None:
-    scene, rule = Scene(shape), Rule(window=window)
+    scene, rule = AttentionScene(shape), Rule(window=window)
     (chunk,) = scene.decoding(45, [(50, 140)])
     (replayed,) = scene.attend([chunk], [], rule)
     for offset in (50, 63, 64, 65, 127, 128, 139):
@@ -119,7 +119,7 @@ def test_a_replay_has_the_bits_of_single_tokens(shape: Shape, window: int | None
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_where_blocks_lie_does_not_matter(rule: Rule) -> None:
-    scene = Scene(Shape())
+    scene = AttentionScene(Shape())
     tails, trunk = scene.decoding(70, [(3, 4), (66, 70)]), scene.reading(150, 20, 120)
     before = scene.attend(tails, [trunk], rule)
     trunk.group.trunk.blocks.reverse()
@@ -130,7 +130,7 @@ def test_where_blocks_lie_does_not_matter(rule: Rule) -> None:
 
 
 def test_keys_may_be_read_beyond_the_last_block_of_the_pool() -> None:
-    scene = Scene(Shape(), blocks=160)
+    scene = AttentionScene(Shape(), blocks=160)
     trunk = scene.reading(513, 500, 513)
     trunk.group.trunk.blocks = list(range(160 - 65, 160))  # 1024 keys are read, 504 of them beyond the pool
     scene.assert_step_right([], [trunk])
@@ -142,7 +142,7 @@ def test_keys_may_be_read_beyond_the_last_block_of_the_pool() -> None:
 )
 def test_a_broken_group_does_not_reach_its_neighbours(shape: Shape, rule: Rule, what: str) -> None:
     """The read of a prompt goes beyond its table, here into the blocks of a group whose KV is broken."""
-    scene = Scene(shape)
+    scene = AttentionScene(shape)
     healthy, broken = scene.reading(20, 0, 20), scene.reading(40, 0, 40)
     assert broken.group.trunk.blocks[0] == healthy.group.trunk.blocks[-1] + 1
     tails = scene.decoding(33, [(3, 4), (5, 6)])
@@ -160,7 +160,7 @@ def test_a_broken_group_does_not_reach_its_neighbours(shape: Shape, rule: Rule, 
 
 def test_garbage_of_any_finite_size_beyond_a_table_does_not_matter() -> None:
     shape = Shape(dtype=torch.bfloat16)
-    small, large = Scene(shape, garbage=0.0), Scene(shape, garbage=1e38)
+    small, large = AttentionScene(shape, garbage=0.0), AttentionScene(shape, garbage=1e38)
     outputs = []
     for scene in (small, large):
         tails, trunk = scene.decoding(33, [(3, 4), (70, 73)]), scene.reading(20, 3, 20)
@@ -174,7 +174,7 @@ def test_garbage_of_any_finite_size_beyond_a_table_does_not_matter() -> None:
 
 def test_a_step_stores_its_own_keys_and_values_in_their_slots() -> None:
     """Later rows of the same step read them there."""
-    scene = Scene(Shape())
+    scene = AttentionScene(Shape())
     chunk = scene.reading(BLOCK_SIZE * 2 + 3, 0, BLOCK_SIZE * 2 + 3, fragmented=True)
     scene.assert_step_right([], [chunk])
     (tail,) = scene.decoding(5, [(0, BLOCK_SIZE + 2)], fragmented=True)

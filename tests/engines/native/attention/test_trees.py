@@ -15,7 +15,7 @@ from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import LayerAttention
 from motet.engines.native.step.step_plan import TailChunk
-from tests.engines.native.attention.scene import Rule, Scene, Shape, tree
+from tests.engines.native.attention.attention_scene import AttentionScene, Rule, Shape, tree
 from tests.property_settings import examples
 
 SIZE = 32
@@ -52,7 +52,7 @@ def one_thread() -> None:
 @examples(4)
 @given(data=st.data())
 def test_rows_of_a_tree_equal_the_definition_and_have_their_bits_alone(shape: Shape, data: st.DataObject) -> None:
-    scene = Scene(shape, blocks=2048, seed=data.draw(st.integers(0, 1000)))
+    scene = AttentionScene(shape, blocks=2048, seed=data.draw(st.integers(0, 1000)))
     tails = data.draw(tree(scene, st.sampled_from([40, 511, 512, 800, 1100, 1540])))
     rule = data.draw(st.sampled_from(RULES))
     outputs = scene.assert_step_right(tails, [], rule)
@@ -64,7 +64,7 @@ def test_rows_of_a_tree_equal_the_definition_and_have_their_bits_alone(shape: Sh
 def test_the_depth_of_a_tree_and_the_number_of_its_rows_change_no_bits() -> None:
     """Four levels; on the last one many rows."""
     watch = Watch()
-    scene = Scene(Shape(4, 2, 32, torch.bfloat16), blocks=4096, make_step=watch)
+    scene = AttentionScene(Shape(4, 2, 32, torch.bfloat16), blocks=4096, make_step=watch)
     root = scene.decoding(1300, [(0, 1)])
     groups, stem = [root], root[0].sequence.group
     for level in range(1, 5):
@@ -82,7 +82,7 @@ def test_the_depth_of_a_tree_and_the_number_of_its_rows_change_no_bits() -> None
 
 def test_keys_that_are_read_together_are_counted() -> None:
     watch = Watch()
-    scene = Scene(Shape(), make_step=watch)
+    scene = AttentionScene(Shape(), make_step=watch)
     first = scene.decoding(800, [(0, 1)] * 3)
     second, third = (scene.decoding(800, [(0, 1)], stem=first[0].sequence.group, common=70) for _ in range(2))
     assert joined([*first, *second, *third], scene, watch) == 2 * 512, "of 560 keys in common two stretches"
@@ -90,7 +90,7 @@ def test_keys_that_are_read_together_are_counted() -> None:
     assert joined([*first], scene, watch) == 0
 
 
-def joined(tails: Sequence[TailChunk], scene: Scene, watch: Watch) -> int:
+def joined(tails: Sequence[TailChunk], scene: AttentionScene, watch: Watch) -> int:
     scene.attend(tails, [], Rule())
     return watch.step.trunk_tokens_joined
 

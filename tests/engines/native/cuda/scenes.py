@@ -10,7 +10,7 @@ from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import LayerAttention
 from motet.engines.native.step.step_plan import TailChunk
-from tests.engines.native.attention.scene import BLOCK_SIZE, MakeStep, Rule, Scene, Shape
+from tests.engines.native.attention.attention_scene import BLOCK_SIZE, AttentionScene, MakeStep, Rule, Shape
 
 LENGTHS = st.integers(1, 90) | st.sampled_from([300])
 """Lengths of prompts that are read."""
@@ -60,7 +60,7 @@ def steps_with(
 
 
 @st.composite
-def decoding(draw: st.DrawFn, scene: Scene) -> list[TailChunk]:
+def decoding(draw: st.DrawFn, scene: AttentionScene) -> list[TailChunk]:
     """Draws up to three groups of up to forty choices, a few of which replay. Each may begin as the one before."""
     tails: list[TailChunk] = []
     for _ in range(draw(st.integers(1, 3))):

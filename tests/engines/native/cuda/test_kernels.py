@@ -17,7 +17,7 @@ from motet.engines.native.cuda.work import NARROW, WIDE, Geometry, Sections, pla
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import LayerAttention
-from tests.engines.native.attention.scene import BLOCK_SIZE, MakeStep, Rule, Scene, Shape, reading
+from tests.engines.native.attention.attention_scene import BLOCK_SIZE, AttentionScene, MakeStep, Rule, Shape, reading
 from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.scenes import LENGTHS, RULES, decoding, steps_with
@@ -52,7 +52,7 @@ def kernel_steps(shape: Shape, *, multiprocessors: int = 4, bucket: int | None =
 @given(data=st.data())
 def test_random_steps_equal_the_definition(shape: Shape, data: st.DataObject) -> None:
     make = kernel_steps(shape, multiprocessors=data.draw(st.sampled_from([2, 20])))
-    scene = Scene(shape, blocks=1200, seed=data.draw(st.integers(0, 1000)), make_step=make, device=DEVICE)
+    scene = AttentionScene(shape, blocks=1200, seed=data.draw(st.integers(0, 1000)), make_step=make, device=DEVICE)
     tails, trunks = data.draw(decoding(scene)), data.draw(reading(scene, LENGTHS))
     scene.assert_step_right(tails, trunks, data.draw(st.sampled_from(RULES)))
 
@@ -60,7 +60,7 @@ def test_random_steps_equal_the_definition(shape: Shape, data: st.DataObject) ->
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
 def test_a_group_whose_long_trunk_is_cut_into_spans_equals_the_definition(shape: Shape, rule: Rule) -> None:
-    scene = Scene(shape, blocks=1024, make_step=kernel_steps(shape, multiprocessors=8), device=DEVICE)
+    scene = AttentionScene(shape, blocks=1024, make_step=kernel_steps(shape, multiprocessors=8), device=DEVICE)
     tails = scene.decoding(1100, [(i, i + 1) for i in range(19)])
     outputs = scene.attend(tails, [], rule)
     for i in (0, 7, 18):
@@ -70,7 +70,7 @@ def test_a_group_whose_long_trunk_is_cut_into_spans_equals_the_definition(shape:
 @pytest.mark.parametrize("window", [1, 2, 8, 20])
 def test_the_trunk_has_no_weight_for_rows_whose_window_has_left_it(window: int) -> None:
     shape = Shape()
-    scene = Scene(shape, make_step=kernel_steps(shape), device=DEVICE)
+    scene = AttentionScene(shape, make_step=kernel_steps(shape), device=DEVICE)
     tails = scene.decoding(30, [(0, 1), (6, 7), (7, 8), (18, 19), (19, 22), (45, 46)])
     scene.assert_step_right(tails, [scene.reading(100, 70, 90)], Rule(window=window))
 
@@ -98,7 +98,7 @@ def test_the_padding_of_a_bucket_changes_nothing(rule: Rule) -> None:
     shape, outputs = Shape(), []
     for bucket in (None, 8, 24):
         make = padded(kernel_steps(shape, bucket=bucket), bucket or 8)
-        scene = Scene(shape, make_step=make, device=DEVICE)
+        scene = AttentionScene(shape, make_step=make, device=DEVICE)
         outputs.append(scene.attend(scene.decoding(70, [(i, i + 1) for i in range(8)]), [], rule))
     for some in outputs[1:]:
         assert all(torch.equal(one, other) for one, other in zip(outputs[0], some, strict=True))

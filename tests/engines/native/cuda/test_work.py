@@ -10,7 +10,7 @@ from motet.engines.native.attention.attention_plan import Ints
 from motet.engines.native.cuda.work import Geometry, Sections, bucket_lengths, buckets, plan_work
 from motet.engines.native.step.inputs import build_inputs
 from motet.engines.native.step.step_plan import StepPlan, TailChunk, TrunkChunk
-from tests.engines.native.attention.scene import BLOCK_SIZE, Scene, Shape, reading
+from tests.engines.native.attention.attention_scene import BLOCK_SIZE, AttentionScene, Shape, reading
 from tests.engines.native.cuda.plain_operators import PlainOperators
 from tests.engines.native.cuda.scenes import LENGTHS, RULES, decoding, steps_with
 from tests.property_settings import examples
@@ -31,7 +31,7 @@ def work_of(tails: list[TailChunk], trunks: list[TrunkChunk], geometry: Geometry
 def test_work_cut_for_a_device_equals_the_definition(shape: Shape, data: st.DataObject) -> None:
     multiprocessors = data.draw(st.sampled_from([1, 4, 60]))
     shared = data.draw(st.booleans())
-    scene = Scene(
+    scene = AttentionScene(
         shape,
         blocks=1200,
         seed=data.draw(st.integers(0, 1000)),
@@ -42,7 +42,7 @@ def test_work_cut_for_a_device_equals_the_definition(shape: Shape, data: st.Data
 
 
 def test_a_trunk_is_read_once_for_each_tile_and_not_for_each_choice() -> None:
-    tails = list(Scene(Shape(), blocks=4096).decoding(4096, [(5, 6)] * 32))
+    tails = list(AttentionScene(Shape(), blocks=4096).decoding(4096, [(5, 6)] * 32))
     work = work_of(tails, [])
     # 32 rows x 4 heads fill two tiles of 64; 33 items keep 132 multiprocessors busy with 8 key heads.
     assert len(work.narrow) == 32, "one item for each tail"
@@ -53,7 +53,7 @@ def test_a_trunk_is_read_once_for_each_tile_and_not_for_each_choice() -> None:
 
 
 def test_what_trunks_have_in_common_is_read_once_for_their_rows() -> None:
-    scene = Scene(Shape(), blocks=4096)
+    scene = AttentionScene(Shape(), blocks=4096)
     first = scene.decoding(1100, [(5, 6)] * 3)
     second = scene.decoding(1100, [(5, 6)] * 3, stem=first[0].sequence.group, common=100)
     few = Geometry(32, 8, 1, BLOCK_SIZE)  # a device that is busy without cutting keys
@@ -66,14 +66,14 @@ def test_what_trunks_have_in_common_is_read_once_for_their_rows() -> None:
 
 
 def test_the_long_trunk_of_a_single_choice_is_cut_until_the_device_is_busy() -> None:
-    work = work_of(list(Scene(Shape(), blocks=4096).decoding(8192, [(5, 6)])), [])
+    work = work_of(list(AttentionScene(Shape(), blocks=4096).decoding(8192, [(5, 6)])), [])
     assert len(work.narrow) == 32 + 1, "32 items of 256 keys, and the tail"
     assert work.first_part.tolist() == [0, 33]
     assert [item[6] for item in work.narrow.tolist()] == list(range(33)), "the trunk's parts, then the tail's"
 
 
 def test_a_prompt_in_one_piece_needs_no_merging() -> None:
-    trunk = Scene(Shape(), blocks=1024).reading(2000, 1000, 1600)
+    trunk = AttentionScene(Shape(), blocks=1024).reading(2000, 1000, 1600)
     work = work_of([], [trunk])
     assert len(work.whole) == -(-600 // 16), "16 rows x 4 heads a tile"
     assert (len(work.narrow), len(work.wide), work.first_part.max()) == (0, 0, 0)
@@ -82,14 +82,14 @@ def test_a_prompt_in_one_piece_needs_no_merging() -> None:
 
 
 def test_the_last_tokens_of_a_long_prompt_are_cut_too() -> None:
-    work = work_of([], [Scene(Shape(), blocks=4096).reading(8000, 7999, 8000)])
+    work = work_of([], [AttentionScene(Shape(), blocks=4096).reading(8000, 7999, 8000)])
     assert (len(work.narrow), len(work.whole)) == (25, 0), "31 would be 258 keys each; a span is a multiple of 64"
-    wide = work_of([], [Scene(Shape(), blocks=4096).reading(8000, 7990, 8000)])
+    wide = work_of([], [AttentionScene(Shape(), blocks=4096).reading(8000, 7990, 8000)])
     assert (len(wide.wide), len(wide.whole)) == (25, 0)
 
 
 def test_a_table_that_several_items_read_is_stored_once() -> None:
-    tails = list(Scene(Shape(), blocks=512).decoding(800, [(5, 6)] * 20))
+    tails = list(AttentionScene(Shape(), blocks=512).decoding(800, [(5, 6)] * 20))
     assert len(work_of(tails, [], replace(H100, share_trunks=False)).tables) == 100 + 20
 
 
@@ -112,7 +112,7 @@ GEOMETRIES = st.builds(
     ),
 )
 def test_every_decode_step_fits_its_bucket(geometry: Geometry, groups: list[tuple[int, int, int, int]]) -> None:
-    scene = Scene(Shape(1, 1, 1), blocks=110_000)
+    scene = AttentionScene(Shape(1, 1, 1), blocks=110_000)
     tails: list[TailChunk] = []
     for n, prompt, written, common in groups:
         stem = tails[-1].sequence.group if tails else None

@@ -44,7 +44,7 @@ class ScriptedClient(SideChannelClient):
         self.closed = True
 
 
-class Scene:
+class PullScene:
     """One reader, one owner that holds the ticket's lease, one pull."""
 
     def __init__(self) -> None:
@@ -70,18 +70,18 @@ class Scene:
             timeout_s=timeout_s,
         )
 
-    def welcomed(self) -> "Scene":
+    def welcomed(self) -> "PullScene":
         """Lets the owner answer the reader's Hello with a Welcome."""
         self.client.incoming.append(Welcome("p", b"p", MEMORY))
         return self
 
-    def reading(self) -> "Scene":
+    def reading(self) -> "PullScene":
         """Advances the pull until the read of the data runs."""
         self.reader.blocks_state = RUNNING
         assert self.welcomed().step() == []
         return self
 
-    def proving(self) -> "Scene":
+    def proving(self) -> "PullScene":
         """Advances the pull until the data has arrived and the read of the proof runs."""
         self.reader.proof_state = RUNNING
         assert self.welcomed().step() == []

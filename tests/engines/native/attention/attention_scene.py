@@ -70,7 +70,7 @@ def random_numbers(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(99))
 
 
-class Scene:
+class AttentionScene:
     """A pool of `blocks` blocks, one layer."""
 
     def __init__(
@@ -252,7 +252,9 @@ class Scene:
 
 
 @st.composite
-def reading(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, at_least: int = 0) -> list[TrunkChunk]:
+def reading(
+    draw: st.DrawFn, scene: AttentionScene, lengths: st.SearchStrategy[int], *, at_least: int = 0
+) -> list[TrunkChunk]:
     """Draws up to two groups in the middle of their prompts."""
     trunks = []
     for _ in range(draw(st.integers(at_least, 2))):
@@ -264,7 +266,7 @@ def reading(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, a
 
 
 @st.composite
-def tree(draw: st.DrawFn, scene: Scene, lengths: st.SearchStrategy[int], *, most: int = 6) -> list[TailChunk]:
+def tree(draw: st.DrawFn, scene: AttentionScene, lengths: st.SearchStrategy[int], *, most: int = 6) -> list[TailChunk]:
     """Draws groups whose prompts begin as that of an earlier one does; neighbours have most in common, as in a plan."""
     groups: list[tuple[TailChunk, ...]] = []
     for _ in range(draw(st.integers(2, most))):
