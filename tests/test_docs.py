@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "motet"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MAP = ROOT / "tests" / "README.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", MAP, *sorted((ROOT / "docs").glob("*.md"))]
 HISTORY = ROOT / "docs" / "log.md"
 """This page keeps the names of its time."""
 
@@ -48,6 +49,19 @@ def named(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY], ids=lambda page: page.name)
 def test_everything_that_a_page_names_exists(page: Path) -> None:
     assert list(named(page)) == []
+
+
+def worlds() -> Iterator[tuple[str, str]]:
+    """Returns the names of the test worlds and the text of their files, from the rows of the map of the tests."""
+    for row in re.findall(r"^\| (`.*?) \| (.*?) \|", MAP.read_text(), re.M):
+        files = [(ROOT / name).read_text() for name in FILE.findall(row[1])]
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", row[0]):
+            yield name, "\n".join(files)
+
+
+def test_the_map_of_the_tests_names_what_its_files_define() -> None:
+    missing = [name for name, text in worlds() if not re.search(rf"\b(?:class|def) {name}\b|^{name}\b", text, re.M)]
+    assert missing == []
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
