@@ -23,12 +23,12 @@ def test_counters_are_summed_over_the_workers() -> None:
     assert figures_in(exposition(3, 4)) == CounterSnapshot(**dict.fromkeys(NAMES, 7))
 
 
-def test_the_difference_of_two_readings_is_what_happened_between_them() -> None:
+def test_the_difference_of_two_readings_counts_the_events_between_them() -> None:
     spent = figures_in(exposition(3, 4)) - figures_in(exposition(1, 1))
     assert spent == CounterSnapshot(**dict.fromkeys(NAMES, 5))
 
 
-def test_the_block_size_stands_in_labels() -> None:
+def test_the_block_size_is_read_from_labels() -> None:
     text = (
         "# TYPE motet:cache_config_info gauge\n"
         'motet:cache_config_info{block_size="16",bytes_per_block="1000",num_blocks="9",worker="prefill-0"} 1.0\n'

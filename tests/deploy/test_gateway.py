@@ -170,9 +170,9 @@ async def test_a_gateway_keeps_the_cached_prompts_of_its_keys_apart_on_its_worke
 
 async def test_a_gateway_that_finds_no_worker_lists_the_state_of_each(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
-        said = await failure_without_workers(plan_of(prefill, "http://127.0.0.1:1"))
-    assert f"{id_of(prefill)} ({address(prefill)}) is ready" in said
-    assert "127.0.0.1:1 (http://127.0.0.1:1) is starting: " in said
+        message = await failure_without_workers(plan_of(prefill, "http://127.0.0.1:1"))
+    assert f"{id_of(prefill)} ({address(prefill)}) is ready" in message
+    assert "127.0.0.1:1 (http://127.0.0.1:1) is starting: " in message
 
 
 async def test_a_signal_ends_a_gateway_that_waits_for_a_worker(folder: Path) -> None:

@@ -208,7 +208,7 @@ async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
 async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "workers"
     async with Running(folder) as a, Running(folder) as b:
-        write(file, f"# ours\n{address(a)},both  # the first\n\n")
+        write(file, f"# workers of this cell\n{address(a)},both  # the first\n\n")
         async with RunningGateway(file=file) as gateway:
             assert await ids(gateway) == [id_of(a)]
             write(file, f"{address(a)}\n{address(b)}\n")

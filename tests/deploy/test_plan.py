@@ -53,9 +53,9 @@ def test_every_cell_has_a_cluster_key_of_its_own_and_free_ports() -> None:
 
 
 def test_a_cluster_key_that_was_set_stays() -> None:
-    engine = EngineConfig(model_path="/m", model_name="m", cluster_key="ours")
+    engine = EngineConfig(model_path="/m", model_name="m", cluster_key="shared")
     configs = engine_configs(plan(cell=CellConfig(prefill=1, decode=1), engine=engine), cores=2)
-    assert {config.cluster_key for config in configs.values()} == {"ours"}
+    assert {config.cluster_key for config in configs.values()} == {"shared"}
 
 
 @pytest.mark.parametrize(

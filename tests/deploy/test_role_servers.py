@@ -35,7 +35,7 @@ async def until_prefill(decode: Running, state: WorkerState) -> None:
         await fleet.changes.wait()
 
 
-async def test_a_decode_server_meets_its_prefill_server_and_has_prompts_prefilled_there(folder: Path) -> None:
+async def test_a_decode_server_connects_to_its_prefill_server_and_has_prompts_prefilled_there(folder: Path) -> None:
     leases = FakeLeases()
     async with Running(folder, role=Role.PREFILL, starter=Starter(leases=leases)) as prefill:
         url = str(prefill.http.base_url)
@@ -70,7 +70,7 @@ async def test_without_its_prefill_server_a_decode_server_does_everything_itself
         assert (await decode.http.get("/status")).json()["totals"]["bypasses"] == 1
 
 
-async def test_a_prefill_server_is_asked_with_its_key_and_refuses_others(folder: Path) -> None:
+async def test_a_prefill_server_takes_requests_with_its_key_and_refuses_others(folder: Path) -> None:
     leases = FakeLeases()
     prefill = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), worker_key="secret")
     async with prefill:
@@ -91,7 +91,7 @@ async def test_a_prefill_server_is_asked_with_its_key_and_refuses_others(folder:
     assert len(prefill.engine.prefills) == 1
 
 
-async def test_a_prefill_server_with_another_model_is_not_asked_and_the_reason_is_shown(folder: Path) -> None:
+async def test_a_prefill_server_with_another_model_gets_no_requests_and_the_reason_is_shown(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         prefill.engine.info = replace(prefill.engine.info, model=ModelName("large"))
         url = str(prefill.http.base_url)
@@ -104,7 +104,7 @@ async def test_a_prefill_server_with_another_model_is_not_asked_and_the_reason_i
     assert prefill.engine.prefills == []
 
 
-async def test_a_prefill_server_that_is_started_again_is_met_again(folder: Path) -> None:
+async def test_a_restarted_prefill_server_is_connected_again(folder: Path) -> None:
     leases, port = FakeLeases(), free_port()
     first = Running(folder, role=Role.PREFILL, starter=Starter(leases=leases), port=port)
     async with first:
@@ -129,20 +129,20 @@ async def test_a_prefill_server_that_is_started_again_is_met_again(folder: Path)
 
 
 async def test_a_client_that_leaves_while_its_prompt_is_prefilled_leaves_nothing_there(folder: Path) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
-    async def for_ever(_: GenerateRequest) -> None:
-        begun.set()
+    async def prefill_without_end(_: GenerateRequest) -> None:
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
     async with Running(folder, role=Role.PREFILL) as prefill:
-        prefill.engine.during_prefill = for_ever
+        prefill.engine.during_prefill = prefill_without_end
         async with Running(folder, role=Role.DECODE, cell=cell_with(str(prefill.http.base_url))) as decode:
             chat = asyncio.ensure_future(decode.chat())
-            await begun.wait()
+            await started.wait()
             chat.cancel()
             await ended.wait()
             await asyncio.wait([chat])

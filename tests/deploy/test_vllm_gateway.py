@@ -1,4 +1,4 @@
-"""A gateway in front of played vLLM servers on real sockets: what clients get, and what passes between the two."""
+"""A gateway with fake vLLM servers on real sockets: the answers to clients, and the requests to the servers."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ def gateway_of(folder: Path, *servers: FakeVLLM | str, **gateway: Any) -> Runnin
 
 @contextlib.asynccontextmanager
 async def pair_of(folder: Path, **gateway: Any) -> AsyncIterator[tuple[Network, FakeVLLM, FakeVLLM, RunningGateway]]:
-    """A prefill and a decode server, which exchange KV, and a gateway in front of them."""
+    """A prefill and a decode server, which exchange KV, and their gateway."""
     network = Network()
     async with (
         FakeVLLM(network=network) as prefill,
@@ -64,7 +64,7 @@ async def pair_of(folder: Path, **gateway: Any) -> AsyncIterator[tuple[Network, 
 async def test_servers_get_the_trace_of_the_client_with_each_request(folder: Path) -> None:
     trace, sent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     async with pair_of(folder) as (network, prefill, decode, gateway):
-        await until_met(network, decode)
+        await until_connected(network, decode)
         before = [len(server.named) for server in (prefill, decode)]
         headers = {"traceparent": f"00-{trace}-{sent}-01"}
         response = await gateway.http.post("/inference/v1/generate", json=body(2, seed=1), headers=headers)
@@ -73,8 +73,8 @@ async def test_servers_get_the_trace_of_the_client_with_each_request(folder: Pat
             assert {one.traceparent for one in server.named[known:]} == {headers["traceparent"]}
 
 
-async def until_met(network: Network, decode: FakeVLLM) -> None:
-    """They meet by one transfer, which ends after the start of a gateway whose first question got no answer in time."""
+async def until_connected(network: Network, decode: FakeVLLM) -> None:
+    """A pair is connected by one transfer; it may end after the gateway's start if its first probe timed out."""
     await decode.until(lambda: network.transfers == 1 and decode.open == 0)
 
 
@@ -94,7 +94,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         async with gateway_of(folder, f"{prefill.url},prefill", decode, role_of=(f"{decode.url}=decode",)) as gateway:
-            await until_met(network, decode)
+            await until_connected(network, decode)
             for transfers, n in enumerate((1, 3, 8), start=2):
                 assert await generated(gateway, n, seed=5) == seeded(n, 5)
                 assert network.transfers == transfers
@@ -105,7 +105,7 @@ async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group
 async def test_both_servers_get_the_clients_ids_of_request_and_session(folder: Path) -> None:
     names = {"x-request-id": "client-1", "x-session-id": "talk"}
     async with pair_of(folder) as (network, prefill, decode, gateway):
-        await until_met(network, decode)
+        await until_connected(network, decode)
         for server in (prefill, decode):
             server.named.clear()
         await gateway.http.post("/inference/v1/generate", json=body(1), headers=names)
@@ -117,7 +117,7 @@ async def test_both_servers_get_the_clients_ids_of_request_and_session(folder: P
 
 async def test_an_unused_ticket_is_released_under_the_clients_request_id(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
-        await until_met(network, decode)
+        await until_connected(network, decode)
         decode.switches.too_busy = 1  # decode refuses the request at first, so the ticket is released
         decode.named.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
@@ -131,7 +131,7 @@ async def test_a_server_with_a_connector_but_no_role_decodes_what_another_prefil
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as other:
         async with gateway_of(folder, f"{prefill.url},prefill", other) as gateway:
-            await until_met(network, other)
+            await until_connected(network, other)
             assert await generated(gateway, 3, seed=5) == seeded(3, 5)
         assert network.transfers == 2
 
@@ -143,13 +143,13 @@ async def test_a_decode_server_that_dies_during_an_answer_is_not_noticed(folder:
         async with gateway_of(folder, a, b) as gateway:
             a.hold()
             b.hold()
-            asked = asyncio.ensure_future(generated(gateway, 3, temperature=0))
+            answering = asyncio.ensure_future(generated(gateway, 3, temperature=0))
             first, other = await writing(a, b)
             first.step(5)
             other.run()
             await first.until(lambda: first.books.generated_tokens >= 5)
             await first.kill()
-            assert await asked == [written(PROMPT, TOKENS)] * 3
+            assert await answering == [written(PROMPT, TOKENS)] * 3
             migrations = (await gateway.http.get("/status")).json()["totals"]["migrations"]
             assert migrations == 1
         other.check()
@@ -157,7 +157,7 @@ async def test_a_decode_server_that_dies_during_an_answer_is_not_noticed(folder:
 
 async def writing(*servers: FakeVLLM) -> tuple[FakeVLLM, FakeVLLM]:
     """Returns the one of two servers that has a request, and the other one."""
-    waits = {asyncio.ensure_future(until_asked(server)): server for server in servers}
+    waits = {asyncio.ensure_future(until_requested(server)): server for server in servers}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in pending:
         wait.cancel()
@@ -165,7 +165,7 @@ async def writing(*servers: FakeVLLM) -> tuple[FakeVLLM, FakeVLLM]:
     return first, next(server for server in servers if server is not first)
 
 
-async def until_asked(server: FakeVLLM) -> None:
+async def until_requested(server: FakeVLLM) -> None:
     await server.until(lambda: server.open > 0)
 
 
@@ -176,7 +176,7 @@ async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(
     folder: Path, failure: str, reason: str, timeout_s: float
 ) -> None:
     async with pair_of(folder, leader_timeout_s=timeout_s) as (network, _, decode, gateway):
-        await until_met(network, decode)
+        await until_connected(network, decode)
         setattr(decode.switches, failure, True)
         assert await generated(gateway, 3, seed=5) == seeded(3, 5)
         metrics = (await gateway.http.get("/metrics")).text
@@ -185,12 +185,12 @@ async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(
 
 async def test_a_client_that_leaves_before_decode_has_its_ticket_frees_the_prompt_at_once(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
-        await until_met(network, decode)
+        await until_connected(network, decode)
         decode.switches.pull_hangs = True
         decode.hold()
-        asked = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
+        answering = asyncio.ensure_future(gateway.http.post("/inference/v1/generate", json=body(8)))
         await decode.until(lambda: network.pulling == 1)
-        asked.cancel()
+        answering.cancel()
         await decode.until(lambda: not (network.pinned or decode.open))
     assert network.faults == []
 
@@ -210,7 +210,7 @@ async def test_adapters_are_models_of_the_workers_that_have_them(folder: Path) -
         for _ in range(4):
             answer = await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "poet"})
             assert answer.status_code == 200, answer.text
-        assert [asked.model for asked in tuned.asked if len(asked.prompt) == len(PROMPT)] == ["poet"] * 4
+        assert [request.model for request in tuned.asked if len(request.prompt) == len(PROMPT)] == ["poet"] * 4
         unknown = await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "nobody"})
         assert unknown.status_code == 404
         assert unknown.json()["error"]["code"] == "model_not_found"
@@ -280,15 +280,15 @@ async def test_an_adapter_loaded_at_run_time_is_a_model_until_it_is_unloaded(
         await until_listed(gateway, MODEL, "poet")
         listed = (await gateway.http.get("/v1/models")).json()["data"]
         assert [(card["id"], card["parent"]) for card in listed] == [(MODEL, None), ("poet", MODEL)]
-        answer = await asked_of_poet(gateway)
+        answer = await generated_by_poet(gateway)
         assert answer.status_code == 200, answer.text
         server.adapters = ()
         await until_listed(gateway, MODEL)
-        gone = await asked_of_poet(gateway)
+        gone = await generated_by_poet(gateway)
         assert_error(gone, status=404, code="model_not_found")
 
 
-async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(folder: Path) -> None:
+async def test_an_adapter_that_one_server_has_just_lost_is_requested_from_another(folder: Path) -> None:
     """Regression: the gateway did not know of the loss so far, and answered that the model does not exist."""
     async with (
         FakeVLLM(adapters=("poet",)) as one,
@@ -297,7 +297,7 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
     ):
         one.asked.clear()
         one.switches.lost = ("poet",)
-        answers = [await asked_of_poet(gateway) for _ in range(2)]
+        answers = [await generated_by_poet(gateway) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert not one.asked
 
@@ -305,15 +305,15 @@ async def test_an_adapter_that_one_server_has_just_lost_is_asked_of_another(fold
 async def test_an_adapter_that_no_server_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
     async with FakeVLLM(adapters=("poet",)) as server, gateway_of(folder, server) as gateway:
         server.switches.lost = ("poet",)
-        refused = await asked_of_poet(gateway)
+        refused = await generated_by_poet(gateway)
         assert refused.status_code == 503
         assert "no longer has the model" in refused.json()["error"]["message"]
         server.adapters = ()
         await until_listed(gateway, MODEL)
-        assert (await asked_of_poet(gateway)).status_code == 404
+        assert (await generated_by_poet(gateway)).status_code == 404
 
 
-async def asked_of_poet(gateway: RunningGateway) -> httpx.Response:
+async def generated_by_poet(gateway: RunningGateway) -> httpx.Response:
     return await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "poet"})
 
 
@@ -323,7 +323,7 @@ async def test_a_server_that_does_not_report_its_blocks_gets_several_groups_at_o
         server.switches.tells_blocks = False
         async with gateway_of(folder, server) as gateway:
             server.hold()
-            asked = [asyncio.ensure_future(generated(gateway, 3, seed=seed)) for seed in (5, 9)]
+            answers = [asyncio.ensure_future(generated(gateway, 3, seed=seed)) for seed in (5, 9)]
             await server.until(lambda: server.open == 2)
             server.run()
-            assert [await one for one in asked] == [seeded(3, 5), seeded(3, 9)]
+            assert [await answer for answer in answers] == [seeded(3, 5), seeded(3, 9)]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.serving import next_chunk
 from tests.deploy.gateways import RunningGateway
-from tests.deploy.test_vllm_gateway import PROMPT, body, gateway_of, pair_of, seeded, until_met
+from tests.deploy.test_vllm_gateway import PROMPT, body, gateway_of, pair_of, seeded, until_connected
 from tests.peers.fake_vllm import FakeVLLM
 from tests.peers.vllm_switches import Switches
 
@@ -28,7 +28,7 @@ async def in_front(folder: Path, *, apart: bool) -> AsyncIterator[tuple[FakeVLLM
     """Yields a decode server that waits for steps, and its gateway. `apart`: True if another server prefills."""
     if apart:
         async with pair_of(folder) as (network, _, decode, gateway):
-            await until_met(network, decode)
+            await until_connected(network, decode)
             decode.hold()
             yield decode, gateway
         assert network.faults == []
@@ -59,14 +59,14 @@ def test_the_token_that_ends_a_choice_ends_no_other() -> None:
 async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(folder: Path, apart: bool) -> None:
     async with in_front(folder, apart=apart) as (server, gateway):
         aborted = server.books.aborted
-        asked = body(N, seed=SEED, stop_token_ids=[LAST]) | {"group": {"stop_when": {"finished": 1}}}
-        answering = asyncio.ensure_future(gateway.http.post(PATH, json=asked))
+        request = body(N, seed=SEED, stop_token_ids=[LAST]) | {"group": {"stop_when": {"finished": 1}}}
+        answering = asyncio.ensure_future(gateway.http.post(PATH, json=request))
         await start(server, apart=apart, requests=N)
         server.step(3)
         await server.until(lambda: server.open == 0)  # although it waits for steps
-        told = of_choice((await answering).json())
-        assert {index: finish for index, (finish, _) in told.items()} == {0: "abort", 1: "stop", 2: "abort"}
-        for index, (_, tokens) in told.items():
+        choices = of_choice((await answering).json())
+        assert {index: finish for index, (finish, _) in choices.items()} == {0: "abort", 1: "stop", 2: "abort"}
+        for index, (_, tokens) in choices.items():
             assert tokens == WRITTEN[index][: len(tokens)]
         assert server.books.aborted - aborted == 2
         held = server.books.text(pinned_blocks=server.pinned_blocks())
@@ -76,7 +76,7 @@ async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(
 @pytest.mark.slow
 async def test_choices_that_begin_later_are_as_cheap_as_another_request_with_the_prompt(folder: Path) -> None:
     async with pair_of(folder) as (network, prefill, decode, gateway):
-        await until_met(network, decode)
+        await until_connected(network, decode)
         prefilled, computed = prefill.books.local_compute, decode.books.local_compute
         answer = await gateway.http.post(PATH, json=body(4, seed=SEED) | {"group": {"start": 1}})
         assert of_choice(answer.json()) == {i: ("length", tokens) for i, tokens in enumerate(seeded(4, SEED))}
@@ -105,9 +105,9 @@ async def test_the_confidence_of_choices_is_known(folder: Path, scale_out: bool)
 async def test_a_choice_of_a_group_that_is_one_request_is_ended_for_its_client(folder: Path, apart: bool) -> None:
     """vLLM continues to generate it, unread, until the request has no other open choices."""
     async with in_front(folder, apart=apart) as (server, gateway):
-        asked = body(N, seed=SEED, stop_token_ids=[LAST]) | {"stream": True}
+        request = body(N, seed=SEED, stop_token_ids=[LAST]) | {"stream": True}
         starting = asyncio.ensure_future(start(server, apart=apart, requests=2 if apart else 1))
-        async with gateway.http.stream("POST", PATH, json=asked) as response:
+        async with gateway.http.stream("POST", PATH, json=request) as response:
             await starting
             lines = response.aiter_lines()
             chunks = [await next_chunk(lines)]

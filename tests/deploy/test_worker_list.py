@@ -1,4 +1,4 @@
-"""The file that names workers: what is read, what is skipped, and when it is read again."""
+"""Lists of workers: the parsing of a workers' file, and the workers that a changed list adds and removes."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.deploy.worker_list import WorkersFile
+from motet.deploy.worker_list import WorkersFile, WorkersFromList
 from motet.settings.named_worker import NamedWorker
 from motet.types import Role
 
@@ -19,7 +19,7 @@ def test_lines_name_workers_with_a_role_or_without(tmp_path: Path) -> None:
     assert WorkersFile(file).named == (NamedWorker(A, Role.PREFILL), NamedWorker(B, Role.DECODE))
 
 
-def test_a_broken_line_is_logged_and_the_others_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_line_is_logged_and_the_others_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "workers"
     file.write_text(f"{A}\nhalf a lin\ndecode\n{B},cook\n{B}\n")
     with caplog.at_level(logging.ERROR):
@@ -52,8 +52,8 @@ def test_a_missing_file_keeps_the_workers_and_is_logged_once(tmp_path: Path, cap
     assert read.check() == (NamedWorker(B),)
 
 
-def test_a_file_that_comes_back_is_read_also_if_it_looks_as_before(tmp_path: Path) -> None:
-    """A system that gives its number to the next file, in the same tick of its clock, made it look unchanged."""
+def test_a_file_that_comes_back_is_read_also_with_an_unchanged_stamp(tmp_path: Path) -> None:
+    """Regression: the next file can have the same inode and, in the same tick of the clock, the same time."""
     file, away = tmp_path / "workers", tmp_path / "away"
     file.write_text(A)
     os.utime(file, ns=(1, 1))
@@ -64,3 +64,34 @@ def test_a_file_that_comes_back_is_read_also_if_it_looks_as_before(tmp_path: Pat
     os.utime(away, ns=(1, 1))
     away.rename(file)
     assert read.check() == (NamedWorker(B),)
+
+
+def urls(workers: list[NamedWorker]) -> list[str]:
+    return [worker.url for worker in workers]
+
+
+def test_each_url_of_a_list_is_added_once() -> None:
+    workers = WorkersFromList()
+    named = [NamedWorker(A), NamedWorker(B), NamedWorker(A)]
+    assert urls(workers.added(named, {}, leaving=())) == [A, B]
+    workers.note(A, "a")
+    assert urls(workers.added(named, {A: "a"}, leaving=())) == [B]
+    workers.note(B, "b")
+    assert workers.added(named, {B: "b"}, leaving=()) == [], "an operator has removed the worker at A"
+    assert workers.removed([NamedWorker(A)]) == ["b"]
+
+
+def test_a_list_does_not_remove_a_worker_that_an_operator_added() -> None:
+    workers = WorkersFromList()
+    assert workers.added([NamedWorker(A)], {A: "added by an operator"}, leaving=()) == []
+    assert workers.removed([]) == []
+
+
+def test_a_url_whose_worker_is_leaving_is_added_when_it_has_left() -> None:
+    workers = WorkersFromList()
+    workers.note(A, "a")
+    assert workers.removed([]) == ["a"]
+    workers.forget(A)
+    assert workers.added([], {A: "a"}, leaving=["a"]) == []
+    assert workers.added([NamedWorker(A)], {A: "a"}, leaving=["a"]) == []
+    assert urls(workers.added([NamedWorker(A)], {}, leaving=())) == [A]
