@@ -54,7 +54,6 @@ VALIDATORS = ("model_validator", "field_validator", "model_serializer", "field_s
 TODAY: Mapping[str, Mapping[str, int]] = {
     "attributes": {
         "Declaration": 21,
-        "FakeEngine": 18,
         "PackedModel": 14,
         "Service": 20,
         "VLLMGroup": 16,

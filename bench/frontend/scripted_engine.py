@@ -89,7 +89,7 @@ class PulsedGroup(FakeGroup):
         self._deltas = map(GroupDelta, itertools.repeat(request.request_id), steps, reports)
 
     def __anext__(self) -> Awaitable[GroupDelta]:  # type: ignore[override]  # it is awaited all the same
-        if self._left:
+        if self._ended:
             raise StopAsyncIteration
         try:
             return self._pulse.next(next(self._deltas))

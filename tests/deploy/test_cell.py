@@ -28,7 +28,7 @@ async def test_a_prompt_is_prefilled_on_one_engine_and_answered_by_the_other(fol
         assert is_complete((await server.chat()).text)
         (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
         assert (len(prefill.prefills), len(prefill.requests)) == (1, 0)
-        assert (decode.pulls, len(decode.requests)) == (1, 1)
+        assert (decode.record.pulls, len(decode.requests)) == (1, 1)
         server.signals.ask()
         assert await server.outcome() is Outcome.STOPPED
         assert prefill.closed and decode.closed

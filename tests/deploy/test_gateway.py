@@ -197,7 +197,7 @@ async def test_prefill_and_decode_servers_work_together(folder: Path) -> None:
         for _ in range(2):
             assert texts((await gateway.chat()).text) == EXPECTED
         assert len(prefill.engine.prefills) == 2
-        assert a.engine.pulls + b.engine.pulls == 2
+        assert a.engine.record.pulls + b.engine.record.pulls == 2
         assert leases.held == {}
 
 
@@ -237,13 +237,13 @@ async def test_decode_does_without_a_lost_prefill_server_and_uses_it_again_when_
         first.signals.ask()
         await gateway.until_state(first, WorkerState.DEAD)
         assert texts((await gateway.chat()).text) == EXPECTED
-        assert decode.engine.pulls == 0
+        assert decode.engine.record.pulls == 0
         async with Running(folder, role=Role.PREFILL, starter=prefill_engines, port=port) as second:
             await gateway.until_state(second, WorkerState.READY)
             assert texts((await gateway.chat()).text) == EXPECTED
             engines = prefill_engines.engines
             assert [len(engine.prefills) for engine in engines] == [0, 1]
-            assert decode.engine.pulls == 1
+            assert decode.engine.record.pulls == 1
             assert decode.engine.connected == [engine.info.transfer for engine in engines]
 
 

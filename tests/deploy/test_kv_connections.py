@@ -79,8 +79,8 @@ async def test_engines_without_a_connect_order_connect_by_a_first_transfer() -> 
     (prefilled,), (generated,) = prefill.engine.prefills, decode.engine.requests
     assert (prefilled.prompt, prefilled.model) == (generated.prompt, generated.model) == ((1, 2), "a")
     assert generated.sampling.max_tokens == 1
-    assert decode.engine.release_traces == [prefilled.trace] == [prefilled.request_id]
-    assert decode.engine.pulls == 1
+    assert decode.engine.record.release_traces == [prefilled.trace] == [prefilled.request_id]
+    assert decode.engine.record.pulls == 1
     assert leases.held == {}
     for worker in (prefill, decode):
         await worker.engine.close()

@@ -81,7 +81,10 @@ async def test_an_engine_that_dies_is_restarted_as_the_same_worker() -> None:
         assert scene.state is WorkerState.READY
         assert first.closed and not second.closed
         assert [engine.connected for engine in (first, second)] == [[PREFILL], [PREFILL]]
-        assert [len(engine.block_listeners) for engine in (first, second)] == [2, 2]  # the index, and the publisher
+        assert [len(engine.record.block_listeners) for engine in (first, second)] == [
+            2,
+            2,
+        ]  # the index, and the publisher
         assert scene.keeper.restarted == 1
     assert second.closed
 
@@ -139,7 +142,7 @@ async def test_closing_a_keeper_while_its_engine_starts_leaves_nothing() -> None
 async def test_the_cached_blocks_of_an_engine_are_known_until_it_dies() -> None:
     async with Scene() as scene:
         first = scene.starter.engines[0]
-        for listener in first.block_listeners:
+        for listener in first.record.block_listeners:
             listener([Stored((b"name",), None, (1,) * first.info.block_size)])
         assert scene.fleet.cached_blocks.blocks("decode-0") == 1
         first.die()

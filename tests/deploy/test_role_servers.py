@@ -44,7 +44,7 @@ async def test_a_decode_server_connects_to_its_prefill_server_and_has_prompts_pr
             assert decode.engine.connected == [prefill.engine.info.transfer]
             decode.engine.let_run()
             assert is_complete((await decode.chat()).text)
-            assert (len(prefill.engine.prefills), decode.engine.pulls) == (1, 1)
+            assert (len(prefill.engine.prefills), decode.engine.record.pulls) == (1, 1)
             assert leases.held == {}
             decode.signals.ask()
             assert await decode.outcome() is Outcome.STOPPED
@@ -66,7 +66,7 @@ async def test_without_its_prefill_server_a_decode_server_does_everything_itself
     async with Running(folder, role=Role.DECODE, cell=cell_with("http://127.0.0.1:1")) as decode:
         decode.engine.let_run()
         assert is_complete((await decode.chat()).text)
-        assert decode.engine.pulls == 0
+        assert decode.engine.record.pulls == 0
         assert (await decode.http.get("/status")).json()["totals"]["bypasses"] == 1
 
 
@@ -80,7 +80,7 @@ async def test_a_prefill_server_takes_requests_with_its_key_and_refuses_others(f
         ) as decode:
             decode.engine.let_run()
             assert is_complete((await decode.chat()).text)
-            assert decode.engine.pulls == 1
+            assert decode.engine.record.pulls == 1
         async with Running(folder, role=Role.DECODE, cell=cell_with(url), worker_key="another") as decode:
             shown = await prefill_of(decode)
             assert shown["state"] == "dead"
@@ -116,14 +116,14 @@ async def test_a_restarted_prefill_server_is_connected_again(folder: Path) -> No
     try:
         await until_prefill(decode, WorkerState.DEAD)
         assert is_complete((await decode.chat()).text)
-        assert decode.engine.pulls == 1
+        assert decode.engine.record.pulls == 1
         again = Starter(leases=leases)
         again.configs.extend(first.starter.configs)  # so its engine gets another id
         async with Running(folder, role=Role.PREFILL, starter=again, port=port) as second:
             await until_prefill(decode, WorkerState.READY)
             assert is_complete((await decode.chat()).text)
             assert [address.engine_id for address in decode.engine.connected] == ["engine 1", "engine 2"]
-            assert (len(second.engine.prefills), decode.engine.pulls) == (1, 2)
+            assert (len(second.engine.prefills), decode.engine.record.pulls) == (1, 2)
     finally:
         await decode.__aexit__(None, None, None)
 

@@ -34,7 +34,7 @@ async def test_prefill_grants_a_lease_of_all_blocks_without_the_last_token() -> 
     assert (ticket.num_tokens, ticket.readers) == (33, 2)
     assert ticket.prompt_digest == prompt_digest(REQUEST.prompt[:33])
     assert ((await engine.stats()).prefills, (await engine.stats()).leases) == (1, 1)
-    with pytest.raises(AssertionError, match="leases left"):
+    with pytest.raises(AssertionError, match="leases are left"):
         engine.check()
     await engine.release(ticket)
     await engine.release(ticket)
@@ -63,7 +63,7 @@ async def test_a_dead_engine_does_not_end_the_lease_of_its_group() -> None:
     with pytest.raises(EngineDiedError):
         await anext(engine.generate(await ticketed(engine)))
     assert not engine.open
-    with pytest.raises(AssertionError, match="leases left"):
+    with pytest.raises(AssertionError, match="leases are left"):
         engine.check()
 
 
@@ -77,7 +77,7 @@ async def test_prefill_waits_and_fails_as_scripted_and_leaves_nothing_if_it_is_c
     engine = FakeEngine(script, during_prefill=wait)
     call = asyncio.ensure_future(engine.prefill(REQUEST))
     await begun.wait()
-    with pytest.raises(AssertionError, match="prefills left open: 1"):
+    with pytest.raises(AssertionError, match="prefills are left open: 1"):
         engine.check()
     call.cancel()
     await asyncio.wait([call])

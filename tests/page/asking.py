@@ -21,7 +21,7 @@ class GatedServer(FakeServer):
     def __init__(self, folder: Path, script: Script, **settings: Any) -> None:
         super().__init__(folder, script, **settings)
         self.steps = asyncio.Semaphore(0)
-        self.engine.gate = self.steps
+        self.engine.scenario.gate = self.steps
 
     def go(self, steps: int) -> None:
         for _ in range(steps):

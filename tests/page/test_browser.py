@@ -197,7 +197,7 @@ def test_keys_are_requested_in_both_views_and_forgotten_with_the_page(
 
 def test_a_stream_that_fails_ends_with_the_server_s_message(page: Page, start: Start) -> None:
     server = start()
-    server.engine.fail_after = {3: EngineError("the engine has had enough")}
+    server.engine.scenario.fail_after = {3: EngineError("the engine has had enough")}
     ask(page, server, n="2")
     server.go(4)
     expect(page.get_by_role("alert")).to_have_text("the engine has had enough")

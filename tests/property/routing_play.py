@@ -170,7 +170,7 @@ class Play:
     async def finish(self) -> None:
         """Brings all workers back and reads every group to its end, while time passes."""
         for name in self.names:
-            self.server.engines[name].fail_after = {}
+            self.server.engines[name].scenario.fail_after = {}
             if self.server.fleet.get(name) is None or self.server.engines[name].death is not None:
                 self.return_(name)
             self.server.fleet.mark(name, WorkerState.READY)
@@ -222,7 +222,7 @@ ACTS: dict[str, Callable[[Play, int], None]] = {
     "fleet learns of it": lambda play, number: play.report_death(play.name(number)),
     "worker returns": lambda play, number: play.return_(play.name(number)),
     "worker leaves": lambda play, number: play.tasks.append(asyncio.create_task(play.server.leave(play.name(number)))),
-    "worker refuses": lambda play, number: play.server.engines[play.name(number)].fail_after.update(
+    "worker refuses": lambda play, number: play.server.engines[play.name(number)].scenario.fail_after.update(
         {0: OverloadedError("full")}
     ),
     "adapter comes": lambda play, number: play.offer(play.name(number), adapter=True),

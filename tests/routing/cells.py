@@ -24,8 +24,8 @@ class Cell(Scene):
         super().__init__("prefill-0", "decode-0", limit=0, wait_s=0.0, cell=cell, role=role)
         self.prefill, self.decode = self.all
         self.prefill.during_prefill = during_prefill
-        self.decode.gate = gate
-        self.decode.fail_after = fail_after or {}
+        self.decode.scenario.gate = gate
+        self.decode.scenario.fail_after = fail_after or {}
 
 
 class Pair(Scene):

@@ -118,7 +118,7 @@ class KindsScene(Scene):
     def check(self) -> None:
         for ticket in list(self.leases.held.values()):
             if ticket.remote_request_id in self.unreleased.groups:
-                self.leases.end(ticket)
+                self.leases.release(ticket)
         logging.getLogger("motet.routing.groups.tickets").removeHandler(self.unreleased)
         assert self.makers.wrong == []
         assert set(self.makers.released.values()) <= {1}, "a ticket is released once"

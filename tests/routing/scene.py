@@ -178,7 +178,7 @@ def worker(
     address = TransferAddress(f"engine-of-{name}", "127.0.0.1", 1)
     info = info or fake_info(role=Role(name.partition("-")[0]), transfer=address)
     engine = WatchedEngine(script, info=info, leases=leases or FakeLeases())
-    engine.gate, engine.fail_after, engine.during_prefill = gate, fail_after or {}, during_prefill
+    engine.scenario.gate, engine.scenario.fail_after, engine.during_prefill = gate, fail_after or {}, during_prefill
     return Worker(name, engine, "127.0.0.1:1"), engine
 
 
@@ -331,7 +331,7 @@ class Scene:
         """Lets all workers together take this number of steps, and one more each time that the gate is released."""
         gate = asyncio.Semaphore(steps)
         for engine in self.all:
-            engine.gate = gate
+            engine.scenario.gate = gate
         return gate
 
     def generating(self) -> list[str]:
@@ -382,12 +382,12 @@ class Scene:
 
     @property
     def pulls(self) -> int:
-        return sum(engine.pulls for engine in self.all)
+        return sum(engine.record.pulls for engine in self.all)
 
     @property
     def generated_tokens(self) -> int:
         """Number of tokens that the workers have generated."""
-        return sum(engine.generated_tokens for engine in self.all)
+        return sum(engine.record.generated_tokens for engine in self.all)
 
     @property
     def moves(self) -> dict[tuple[str, str], int]:
@@ -404,7 +404,7 @@ class Scene:
         here = [member.worker.engine for member in self.fleet.members if member.worker is not None]
         for engine in self.all:
             if engine not in here and engine.info.transfer is not None:
-                self.leases.lose(engine.info.transfer.engine_id)
+                self.leases.remove(engine.info.transfer.engine_id)
 
     def check(self) -> None:
         """Checks that nothing is open, held or running."""

@@ -116,7 +116,7 @@ async def test_an_engine_that_refuses_a_group_at_once_is_skipped_too(error: Mote
 
 async def test_a_group_whose_worker_dies_is_not_restarted_and_that_worker_gets_no_more() -> None:
     pair = Pair("decode")
-    pair.first.fail_after = {1: EngineDiedError("gone")}
+    pair.first.scenario.fail_after = {1: EngineDiedError("gone")}
     stream = pair.router.generate(group("a"))
     await anext(stream)
     with pytest.raises(EngineDiedError):

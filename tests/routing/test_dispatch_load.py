@@ -69,7 +69,7 @@ class LoadCounts(NamedTuple):
 async def test_the_load_counts_choices_each_trunk_block_once_and_all_tail_blocks() -> None:
     gate = asyncio.Semaphore(40)
     one, engine = worker("decode-0", gate=gate)
-    engine.script = lambda _, __: [1]
+    engine.scenario.script = lambda _, __: [1]
     fleet = Fleet([one])
     router, load = Router(fleet, ONE_LIFE), fleet.members[0].load
 

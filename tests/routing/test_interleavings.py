@@ -51,8 +51,8 @@ def losing(
     the first one."""
     scene = Scene(*APART, spread_choices=spread_choices, max_choices=max_choices)
     scene.engines["prefill-0"].during_prefill = SlowPrefill(prefill)
-    scene.engines["decode-0"].fail_after = first
-    scene.engines["decode-1"].fail_after = second or {}
+    scene.engines["decode-0"].scenario.fail_after = first
+    scene.engines["decode-1"].scenario.fail_after = second or {}
     return scene
 
 
@@ -185,7 +185,7 @@ async def test_a_reader_cancelled_after_any_number_of_turns_leaves_the_group_int
         reader.cancel()
         await asyncio.wait([reader])
         for worker in ("decode-0", "decode-1"):
-            scene.engines[worker].fail_after = {}
+            scene.engines[worker].scenario.fail_after = {}
             scene.start(worker)
         second = asyncio.ensure_future(read(submitted.stream, submitted.request, submitted.received))
         while not second.done():

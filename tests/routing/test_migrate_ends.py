@@ -68,7 +68,7 @@ async def test_a_choice_stopped_between_the_move_and_its_first_step_is_stopped_t
     scene, request, received = Scene(*names), group(n=N), Received()
     gate, controlled = asyncio.Semaphore(1), ControlledPrefill()
     for engine in scene.all:
-        engine.gate = gate
+        engine.scenario.gate = gate
     stream = scene.router.generate(request)
     received.take(await anext(stream), request)
     scene.engines[names[0]].during_prefill = controlled
@@ -141,7 +141,7 @@ async def test_closing_a_group_before_the_first_delta_after_a_move_ends_it(names
     scene, request, received = Scene(*names), group(), Received()
     gate = asyncio.Semaphore(1)
     for engine in scene.all:
-        engine.gate = gate
+        engine.scenario.gate = gate
     stream = scene.router.generate(request)
     received.take(await anext(stream), request)
     scene.generating_engine().die()
@@ -214,7 +214,7 @@ async def test_a_defect_of_an_engine_reaches_the_reader_and_the_group_can_be_clo
     def defect(_: object, __: object) -> list[int]:
         raise ZeroDivisionError
 
-    scene.generating_engine().script = defect
+    scene.generating_engine().scenario.script = defect
     with pytest.raises(ZeroDivisionError):
         await anext(stream)
     await stream.aclose()

@@ -48,7 +48,7 @@ async def test_a_group_moves_up_to_the_limit_and_then_ends_with_its_worker(limit
 async def test_deaths_before_the_first_delta_are_one_move_but_each_counts_for_the_limit() -> None:
     scene, request = Scene("both-0", "both-1", "both-2", "both-3", limit=2), group()
     for name in ("both-1", "both-2", "both-3"):
-        scene.engines[name].fail_after = always(EngineDiedError("gone"))
+        scene.engines[name].scenario.fail_after = always(EngineDiedError("gone"))
     stream = scene.router.generate(request)
     await anext(stream)
     scene.kill("both-0")
@@ -64,7 +64,7 @@ async def test_deaths_before_the_first_delta_are_one_move_but_each_counts_for_th
 @pytest.mark.parametrize("step", [0, 2])
 async def test_errors_that_would_occur_again_and_closing_are_not_retried(step: int, error: MotetError) -> None:
     scene, request = Scene("both-0", "both-1"), group()
-    scene.engines["both-0"].fail_after = {step: error}
+    scene.engines["both-0"].scenario.fail_after = {step: error}
     stream = scene.router.generate(request)
     for _ in range(2):
         assert await error_of(stream) is error
@@ -74,7 +74,7 @@ async def test_errors_that_would_occur_again_and_closing_are_not_retried(step: i
 
 async def test_a_move_that_ends_with_a_final_error_has_failed() -> None:
     scene, request = Scene("both-0", "both-1"), group()
-    scene.engines["both-1"].fail_after = always(EngineError("sick"))
+    scene.engines["both-1"].scenario.fail_after = always(EngineError("sick"))
     stream = scene.router.generate(request)
     await anext(stream)
     scene.kill("both-0")
@@ -84,7 +84,7 @@ async def test_a_move_that_ends_with_a_final_error_has_failed() -> None:
 
 async def test_a_group_that_is_refused_is_given_to_another_worker_at_once() -> None:
     scene, request = Scene("both-0", "both-1"), group(n=3)
-    scene.engines["both-0"].fail_after = always(FULL)
+    scene.engines["both-0"].scenario.fail_after = always(FULL)
     reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
     await settle()
     assert reading.done()  # no time has passed
@@ -96,7 +96,7 @@ async def test_a_group_that_is_refused_is_given_to_another_worker_at_once() -> N
 async def test_a_group_without_tokens_is_refused_after_too_many_refusals() -> None:
     scene, request = Scene("both-0", "both-1", limit=0), group()
     for engine in scene.all:
-        engine.fail_after = always(FULL)
+        engine.scenario.fail_after = always(FULL)
     stream = scene.router.generate(request)
     ending = asyncio.ensure_future(error_of(stream))
     while not ending.done():
@@ -111,7 +111,7 @@ async def test_a_group_without_tokens_is_refused_after_too_many_refusals() -> No
 @pytest.mark.parametrize("error", [FULL, DrainingError("going")])
 async def test_a_group_with_tokens_waits_for_capacity_as_it_does_for_a_worker(error: MotetError) -> None:
     scene, request, received = Scene("both-0", "both-1", wait_s=5.0), group(), Received()
-    scene.engines["both-1"].fail_after = always(error)
+    scene.engines["both-1"].scenario.fail_after = always(error)
     stream = scene.router.generate(request)
     received.take(await anext(stream), request)
     scene.kill("both-0")
@@ -121,7 +121,7 @@ async def test_a_group_with_tokens_waits_for_capacity_as_it_does_for_a_worker(er
         scene.clock.now_s += 0.25
         scene.fleet.changes.wake()
     assert len(scene.requests) > MAX_REFUSALS
-    scene.engines["both-1"].fail_after = {}
+    scene.engines["both-1"].scenario.fail_after = {}
     scene.fleet.changes.wake()
     assert await reading == await uninterrupted(request)
     assert scene.moves == {("died", "resumed"): 1}
@@ -129,7 +129,7 @@ async def test_a_group_with_tokens_waits_for_capacity_as_it_does_for_a_worker(er
 
 async def test_a_group_with_tokens_is_refused_if_no_worker_has_capacity_in_time() -> None:
     scene, request = Scene("both-0", "both-1", wait_s=5.0), group()
-    scene.engines["both-1"].fail_after = always(FULL)
+    scene.engines["both-1"].scenario.fail_after = always(FULL)
     stream = scene.router.generate(request)
     await anext(stream)
     scene.kill("both-0")
@@ -144,13 +144,13 @@ async def test_a_group_with_tokens_is_refused_if_no_worker_has_capacity_in_time(
 
 async def test_a_group_with_tokens_tries_again_without_being_woken() -> None:
     scene, request, received = Scene("both-0", "both-1"), group(), Received()
-    scene.engines["both-1"].fail_after = always(FULL)
+    scene.engines["both-1"].scenario.fail_after = always(FULL)
     stream = scene.router.generate(request)
     received.take(await anext(stream), request)
     scene.kill("both-0")
     reading = asyncio.ensure_future(received.read(stream, request))
     await settle()
-    scene.engines["both-1"].fail_after = {}
+    scene.engines["both-1"].scenario.fail_after = {}
     assert await reading == await uninterrupted(request)
 
 
@@ -207,7 +207,7 @@ async def test_the_wait_starts_again_with_each_loss(steps: int, moves: int) -> N
     """Each worker that returns takes `steps` steps before it dies too."""
     scene, request, received = Scene("both-0", wait_s=10.0), group(), Received()
     dies_soon: dict[int, MotetError] = {steps: EngineDiedError("gone")}
-    scene.engines["both-0"].fail_after = {1: EngineDiedError("gone")}
+    scene.engines["both-0"].scenario.fail_after = {1: EngineDiedError("gone")}
     reading = asyncio.ensure_future(received.read(scene.router.generate(request), request))
     for fail_after in (dies_soon, dies_soon, {}):
         await settle()
@@ -215,7 +215,7 @@ async def test_the_wait_starts_again_with_each_loss(steps: int, moves: int) -> N
         scene.fleet.changes.wake()
         await settle()
         assert not reading.done()
-        scene.start("both-0").fail_after = fail_after
+        scene.start("both-0").scenario.fail_after = fail_after
     assert await reading == await uninterrupted(request)
     assert scene.moves == {("died", "resumed"): moves}
 

@@ -35,7 +35,7 @@ async def test_groups_that_arrive_at_once_are_prefilled_once_and_fetched_once() 
     assert [await tokens_of(stream) for stream in streams] == [answers(1)] * 8
     assert len(scene.engines["prefill-0"].prefills) == 1
     assert sorted(requests_by_worker(scene).values()) == [0, 0, 8]
-    assert sum(engine.pulls for engine in scene.all) == 1
+    assert sum(engine.record.pulls for engine in scene.all) == 1
 
 
 async def test_without_capacity_another_worker_fetches_the_prompt_once_more() -> None:
@@ -130,7 +130,7 @@ async def test_groups_of_a_worker_s_former_start_take_nothing_from_its_next_one(
     scene = Scene("decode-0")
     gate = scene.gate(0)
     old = scene.router.generate(group("old", n=1))
-    scene.start("decode-0").gate = gate
+    scene.start("decode-0").scenario.gate = gate
     again = msgspec.structs.replace(group("old", n=1), request_id=RequestId("new"))
     new = scene.router.generate(again)
     await old.aclose()

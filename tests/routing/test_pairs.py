@@ -66,7 +66,7 @@ async def test_a_group_is_prefilled_and_generated_by_workers_of_one_kind() -> No
     for number in range(6):
         assert await answered(server, of_a(f"g{number}")) == complete
     assert sum(len(engine.prefills) for engine in server.engines.values()) == 6
-    assert sum(engine.pulls for engine in server.engines.values()) == 6
+    assert sum(engine.record.pulls for engine in server.engines.values()) == 6
 
 
 async def test_prefill_is_used_only_if_a_ready_worker_could_read_its_ticket() -> None:
@@ -95,7 +95,7 @@ async def test_for_an_adapter_both_workers_of_a_pair_must_have_it() -> None:
 async def test_a_ticket_without_readers_is_released_at_once_and_the_group_computes(n: int) -> None:
     """If the group was to be split, its parts do not get the ticket."""
     server = KindsScene("prefill-a-motet-0", "decode-a-motet-0", "both-a-vllm-0", spread_choices=4)
-    server.engines["both-a-vllm-0"].fail_after = {}
+    server.engines["both-a-vllm-0"].scenario.fail_after = {}
     controlled = ControlledPrefill()
     server.engines["prefill-a-motet-0"].during_prefill = controlled
     request = of_a(n=n)
@@ -124,7 +124,7 @@ async def test_a_foreign_ticket_of_a_maker_that_was_restarted_is_not_read() -> N
     server.start("prefill-a-vllm-0")
     await answered(server, msgspec.structs.replace(of_a(), ticket=ticket))
     await settle()
-    assert server.engines["decode-a-vllm-0"].pulls == 0
+    assert server.engines["decode-a-vllm-0"].record.pulls == 0
     assert server.engines["decode-a-vllm-0"].released == [ticket]
 
 

@@ -52,7 +52,7 @@ async def test_a_placed_group_ends_with_its_worker_if_others_would_wait_for_the_
 async def test_a_placed_group_is_refused_when_its_second_worker_refuses_it_too() -> None:
     scene = Scene("both-0", "both-1", "both-2")
     for engine in scene.all:
-        engine.fail_after = dict.fromkeys(range(100), OverloadedError("full"))
+        engine.scenario.fail_after = dict.fromkeys(range(100), OverloadedError("full"))
     submitted = place(scene)
     assert isinstance(await error_of(submitted.stream), OverloadedError)
     assert len(scene.requests) == 2

@@ -69,7 +69,7 @@ async def test_closing_a_group_before_decode_has_read_the_ticket_releases_it() -
     await cell.decode.submitted.wait()
     (ticket,) = cell.leases.held.values()
     await stream.aclose()
-    assert (cell.prefill.released, cell.prefill.release_traces) == ([ticket], ["trace-g"])
+    assert (cell.prefill.released, cell.prefill.record.release_traces) == ([ticket], ["trace-g"])
     gate.release()
     await asyncio.wait([reader])
 

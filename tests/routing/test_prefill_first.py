@@ -49,7 +49,7 @@ async def test_a_group_is_prefilled_once_and_transferred_once_whatever_n_is(n: i
     assert decoded.ticket.num_tokens == 199
     assert decoded.choices == request.choices
     assert decoded.trace == "trace-g"
-    assert cell.decode.pulls == 1
+    assert cell.decode.record.pulls == 1
     assert cell.bypasses == {}
 
 
@@ -274,7 +274,7 @@ async def test_two_prefill_workers_take_turns_and_a_dead_one_is_skipped() -> Non
     router = Router(Fleet([first, second, decoder]), ONE_LIFE)
     for name in ("a", "b"):
         assert await answers_of(router, group(name)) == answers(2)
-    assert [len(one.prefills), len(two.prefills), decode.pulls] == [1, 2, 2]
+    assert [len(one.prefills), len(two.prefills), decode.record.pulls] == [1, 2, 2]
     assert set(router.counts.bypasses.values()) == {0}
     decode.check()
     tasks.check()

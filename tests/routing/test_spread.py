@@ -182,7 +182,7 @@ async def test_a_slow_reader_slows_the_parts_down() -> None:
     sampling = msgspec.structs.replace(group().sampling, max_tokens=1000, ignore_eos=True)
     request = msgspec.structs.replace(group(), prompt=(1, 2, 3), choices=choice_starts(128, seed=0), sampling=sampling)
     for engine in scene.all:
-        engine.script = lambda _, start: [start.index]
+        engine.scenario.script = lambda _, start: [start.index]
     stream = scene.router.generate(request)
     await settle()
     parts = len(scene.requests)

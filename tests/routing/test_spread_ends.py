@@ -35,7 +35,7 @@ async def test_a_part_that_moves_affects_no_other_part_and_leaves_no_lease(steps
     gate = scene.gate(0)
     reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
     await settle()
-    scene.engines["decode-0"].gate = asyncio.Semaphore(steps)
+    scene.engines["decode-0"].scenario.gate = asyncio.Semaphore(steps)
     if steps:
         gate.release()
         await settle()
@@ -62,7 +62,7 @@ async def test_a_reader_does_not_wait_until_the_ticket_is_released() -> None:
     """One part has not read it, because its worker died before."""
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     scene.all[0].may_release.clear()
-    scene.engines["decode-0"].fail_after = {0: EngineDiedError("gone")}
+    scene.engines["decode-0"].scenario.fail_after = {0: EngineDiedError("gone")}
     stream, received = scene.router.generate(request), Received()
     while len(received.finished) < N:
         received.take(await anext(stream), request)
@@ -89,7 +89,7 @@ async def test_a_group_whose_decode_workers_all_died_while_it_was_prefilled_wait
 
 async def test_an_error_of_one_part_ends_all() -> None:
     scene, request, received = Scene(*APART, spread_choices=4), group(n=N), Received()
-    scene.engines["decode-0"].fail_after = {2: EngineError("sick")}
+    scene.engines["decode-0"].scenario.fail_after = {2: EngineError("sick")}
     stream = scene.router.generate(request)
     with pytest.raises(EngineError, match="sick"):
         await received.read(stream, request)
@@ -118,7 +118,7 @@ async def test_a_defect_in_a_part_reaches_the_reader(step: int) -> None:
     stream = scene.router.generate(request)
     for _ in range(2 * step):
         received.take(await anext(stream), request)
-    scene.engines["decode-1"].script = defect
+    scene.engines["decode-1"].scenario.script = defect
     scene.gate(10**6)
     for engine in scene.all:
         for one in engine.open.values():
@@ -141,7 +141,7 @@ async def test_closing_the_server_ends_groups_wherever_they_are() -> None:
     await settle()
     for _ in range(6):
         await scene.router.close()
-    assert scene.engines["prefill-0"].prefilling == 0
+    assert scene.engines["prefill-0"].record.prefilling == 0
     for ending in (*reading, anext(streams[2])):
         with pytest.raises(EngineClosedError):
             await ending
@@ -151,7 +151,7 @@ async def test_an_error_is_not_lost_with_a_reader_that_is_cancelled() -> None:
     request = group(n=N)
     for turns in some(range(60), "an error"):
         scene, received = Scene(*APART, spread_choices=4, limit=0), Received()
-        scene.engines["decode-1"].fail_after = {1: EngineDiedError("gone")}
+        scene.engines["decode-1"].scenario.fail_after = {1: EngineDiedError("gone")}
         stream = scene.router.generate(request)
         reading = asyncio.ensure_future(received.read(stream, request))
         for _ in range(turns):

@@ -50,7 +50,7 @@ async def test_when_all_choices_are_stopped_during_prefill_it_is_cancelled() -> 
     await controlled.entered.wait()
     for index in range(N):
         await scene.router.stop_choice(request.request_id, index)
-    assert scene.engines["prefill-0"].prefilling == 0
+    assert scene.engines["prefill-0"].record.prefilling == 0
     assert (await reading).tokens == {}
     assert scene.requests == []
 

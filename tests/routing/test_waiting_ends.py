@@ -164,7 +164,7 @@ async def test_an_error_of_a_group_that_waited_ends_it() -> None:
     first, waiting = scene.submit("first", 4), scene.submit("waiting", 4)
     await first.read()
     await waiting.step()
-    scene.engines["both-0"].fail_after = {1: EngineClosedError("closed")}
+    scene.engines["both-0"].scenario.fail_after = {1: EngineClosedError("closed")}
     with pytest.raises(EngineClosedError):
         await waiting.read()
     scene.router.check()

@@ -67,7 +67,7 @@ async def test_a_group_ends_when_enough_choices_have_finished(tokenizer: Tokeniz
     assert texts(steps) == {0: "abcd", 1: "ab", 2: "abc", 3: "abcd"}  # the third ends with its fourth token
     result = report(steps)
     assert (result.started, result.finished, result.aborted, result.stopped_by) == (4, 2, 2, "finished")
-    assert engine.generated_tokens == 4 + 3 + 4 + 4
+    assert engine.record.generated_tokens == 4 + 3 + 4 + 4
 
 
 async def test_choices_that_finish_in_the_step_that_decides_all_count(tokenizer: Tokenizer) -> None:

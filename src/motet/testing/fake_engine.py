@@ -1,14 +1,19 @@
-"""An engine without a model, for tests and front-end benchmarks: answers come from a script, and steps can be
-controlled. It ignores grammars.
+"""An engine without a model, for tests and benchmarks of the front end: a script determines the answers, and tests can
+control the steps. It ignores grammars.
 
-It plays prefill and decode apart too: the fake workers of a cell share a book of leases, and a group with a ticket ends
-its lease at its first step, or when it is closed before that. A fake that died or was closed sends nothing; leases that
-a dead one granted are gone.
+1. `generate` opens a group. Each step of the group generates one token for each of its choices.
+2. A group ends when its choices are finished, when its reader closes it, or when the engine fails, dies or is closed.
+3. `check` raises an error if a group, a prefill or a lease is left.
+
+Prefill and decode can be separate: the fake workers of a cell share a `FakeLeases`. A group with a ticket acknowledges
+the lease at its first step, or when it is closed before that. An engine that has died or was closed sends nothing, and
+the leases that a dead engine granted are gone.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 from motet.errors import EngineClosedError, EngineDiedError, MotetError
@@ -30,12 +35,13 @@ from motet.types import (
 )
 
 Script = Callable[[GenerateRequest, ChoiceStart], Sequence[int]]
-"""Returns the whole answer of a choice, as tokens. Without end-of-sequence it is repeated up to `max_tokens`."""
+"""Returns the complete answer of a choice as tokens. Without end-of-sequence, the answer repeats up to `max_tokens`."""
 
 DuringPrefill = Callable[[GenerateRequest], Awaitable[None]]
-"""Called while a prompt is prefilled: it may wait, and its errors become those of the prefill."""
+"""Called while a prompt is prefilled. It can wait, and its errors become errors of the prefill."""
 
 NOWHERE = TransferAddress("fake", "127.0.0.1", 1)
+"""Address of engines without transfers."""
 GONE = EngineDiedError("the engine is gone")
 LEASE_S = 60.0
 
@@ -67,15 +73,16 @@ def fake_info(
 
 
 class FakeLeases:
-    """The book of trunks that the workers of a fake cell keep for each other."""
+    """The leases of all workers of a fake cell."""
 
     def __init__(self) -> None:
         self.held: dict[int, Ticket] = {}
-        self._read: Counter[int] = Counter()
+        self._num_done: Counter[int] = Counter()
+        """Number of readers of each lease that are done."""
         self._ids = count(1)
 
     def grant(self, request: GenerateRequest, address: TransferAddress, *, readers: int, block_size: int) -> Ticket:
-        """Returns a ticket with a block id for each block of the prompt without its last token."""
+        """Returns a ticket with a block id for each block of the prompt, without the prompt's last token."""
         tokens = request.prompt[:-1]
         blocks = tuple(range(-(-len(tokens) // block_size)))
         lease_id = next(self._ids)
@@ -95,16 +102,17 @@ class FakeLeases:
         )
         return self.held[lease_id]
 
-    def read(self, ticket: Ticket) -> None:
-        """Notes that a reader is done; after the last one the lease is over."""
-        self._read[ticket.lease_id] += 1
-        if self._read[ticket.lease_id] >= ticket.readers:
-            self.end(ticket)
+    def acknowledge(self, ticket: Ticket) -> None:
+        """Counts a reader as done. The lease ends after the last reader."""
+        self._num_done[ticket.lease_id] += 1
+        if self._num_done[ticket.lease_id] >= ticket.readers:
+            self.release(ticket)
 
-    def end(self, ticket: Ticket) -> None:
+    def release(self, ticket: Ticket) -> None:
+        """Ends a lease at once, if it is held."""
         self.held.pop(ticket.lease_id, None)
 
-    def lose(self, engine_id: str) -> None:
+    def remove(self, engine_id: str) -> None:
         """Removes the leases of an engine that has died."""
         self.held = {id: ticket for id, ticket in self.held.items() if ticket.remote_engine_id != engine_id}
 
@@ -112,11 +120,38 @@ class FakeLeases:
         return sum(ticket.remote_engine_id == engine_id for ticket in self.held.values())
 
 
-class FakeEngine:
-    """Writes one scripted token for each choice in each step. With a `gate`, each release of the gate allows one step.
+@dataclass(eq=False)
+class FakeScenario:
+    """Controls the steps of an engine's groups. Tests can change it while groups run."""
 
-    `fail_after` maps a step number (0 = before the first token) to the error that every group raises there. `die` ends
-    the engine for ever; a worker that comes back is another `FakeEngine`.
+    script: Script
+    gate: asyncio.Semaphore | None = None
+    """Each release of this semaphore allows one step. None if steps run freely."""
+    fail_after: dict[int, MotetError] = field(default_factory=dict)
+    """Errors that every group raises, by the number of steps before it (0: before the first token)."""
+    new_weights: dict[int, str] = field(default_factory=dict)
+    """Weight versions by the step from which they generate."""
+
+
+@dataclass(eq=False)
+class FakeRecord:
+    """Figures of an engine, and calls that do not concern groups. Tests check them."""
+
+    prefilling: int = 0
+    """Number of prefills under way."""
+    pulls: int = 0
+    """Number of trunks that were fetched with a ticket."""
+    generated_tokens: int = 0
+    release_traces: list[str] = field(default_factory=list)
+    """Traces of the releases of tickets."""
+    block_listeners: list[BlockListener] = field(default_factory=list)
+    """Listeners to block events. The engine has no blocks, so tests call the listeners."""
+
+
+class FakeEngine:
+    """Generates one scripted token for each choice in each step.
+
+    `die` ends the engine permanently. A worker that is started again is another `FakeEngine`.
     """
 
     def __init__(
@@ -130,24 +165,21 @@ class FakeEngine:
         leases: FakeLeases | None = None,
     ) -> None:
         self.info = info or fake_info()
-        self.script = script
-        self.gate = gate
-        self.fail_after = fail_after or {}
-        self.new_weights: dict[int, str] = {}
-        """Step -> the version of the weights that write from there on."""
+        self.scenario = FakeScenario(script, gate, fail_after or {})
         self.during_prefill = during_prefill
         self.leases = leases if leases is not None else FakeLeases()
         self.open: dict[RequestId, FakeGroup] = {}
+        """Groups that have not ended, by request id."""
         self.requests: list[GenerateRequest] = []
+        """Requests of all groups."""
         self.prefills: list[GenerateRequest] = []
-        self.prefilling = 0
+        """Requests of all prefills."""
         self.released: list[Ticket] = []
-        self.release_traces: list[str] = []
-        self.block_listeners: list[BlockListener] = []
-        self.pulls = 0
-        self.generated_tokens = 0
+        """Tickets whose release was requested."""
+        self.record = FakeRecord()
         self.closed = False
         self.death: EngineDiedError | None = None
+        """Error with which everything ends after `die`; None before."""
 
     def generate(self, request: GenerateRequest) -> "FakeGroup":
         self.requests.append(request)
@@ -160,24 +192,23 @@ class FakeEngine:
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         self.prefills.append(request)
-        self.prefilling += 1
+        self.record.prefilling += 1
         try:
             if self.during_prefill is not None:
                 await self.during_prefill(request)
         finally:
-            self.prefilling -= 1
+            self.record.prefilling -= 1
         if error := self.death or self.closing:
             raise error
         return self.leases.grant(request, self._address, readers=readers, block_size=self.info.block_size)
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
         self.released.append(ticket)
-        self.release_traces.append(trace)
-        self.leases.end(ticket)
+        self.record.release_traces.append(trace)
+        self.leases.release(ticket)
 
     def listen_to_blocks(self, listener: BlockListener) -> None:
-        """Keeps the listener: there are no blocks here, so a test calls `block_listeners` itself."""
-        self.block_listeners.append(listener)
+        self.record.block_listeners.append(listener)
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if group := self.open.get(request_id):
@@ -194,17 +225,17 @@ class FakeEngine:
             choices_waiting=sum(len(g.unfinished) for g in self.open.values() if g.step == 0),
             blocks_total=self.info.num_blocks,
             prompt_tokens=sum(len(r.prompt) for r in self.requests),
-            generated_tokens=self.generated_tokens,
+            generated_tokens=self.record.generated_tokens,
             prefills=len(self.prefills),
             leases=self.leases.count(self._address.engine_id),
-            transfers=self.pulls,
-            recomputed_tokens=self.pulls,
+            transfers=self.record.pulls,
+            recomputed_tokens=self.record.pulls,
         )
 
     def die(self, error: EngineDiedError = GONE) -> None:
-        """Ends every group, prefill and question, also later ones, with `error`."""
+        """Ends every group, prefill and query with `error`, and every later one."""
         self.death = error
-        self.leases.lose(self._address.engine_id)
+        self.leases.remove(self._address.engine_id)
         self._wake_all()
 
     async def close(self) -> None:
@@ -212,13 +243,13 @@ class FakeEngine:
         self._wake_all()
 
     def check(self) -> None:
-        """Raises unless every group and every lease has ended."""
+        """Raises AssertionError unless every group, prefill and lease has ended."""
         if self.open:
-            raise AssertionError(f"groups left open: {sorted(self.open)}")
-        if self.prefilling:
-            raise AssertionError(f"prefills left open: {self.prefilling}")
+            raise AssertionError(f"groups are left open: {sorted(self.open)}")
+        if self.record.prefilling:
+            raise AssertionError(f"prefills are left open: {self.record.prefilling}")
         if self.leases.held:
-            raise AssertionError(f"leases left: {self.leases.held}")
+            raise AssertionError(f"leases are left: {self.leases.held}")
 
     @property
     def closing(self) -> MotetError | None:
@@ -241,34 +272,36 @@ class FakeGroup:
     def __init__(self, engine: FakeEngine, request: GenerateRequest) -> None:
         self.step = 0
         self.unfinished = {c.index: c for c in request.choices}
-        self._written = {c.index: list(c.output_tokens) for c in request.choices}
+        self._output_tokens = {c.index: list(c.output_tokens) for c in request.choices}
         self._engine = engine
         self._request = request
         self._error: MotetError | None = None
-        self._left = False
-        self._lease_told = False
+        self._ended = False
+        self._acknowledged = False
+        """True if the lease of the ticket was acknowledged."""
         self._woken = asyncio.Event()
 
     def __aiter__(self) -> "FakeGroup":
         return self
 
     async def __anext__(self) -> GroupDelta:
-        if self._engine.gate is not None:
-            await self._pass(self._engine.gate)
-        if self._error is None and not self._left:
-            self._error = self._engine.death or self._engine.fail_after.get(self.step) or self._engine.closing
+        scenario = self._engine.scenario
+        if scenario.gate is not None:
+            await self._pass(scenario.gate)
+        if self._error is None and not self._ended:
+            self._error = self._engine.death or scenario.fail_after.get(self.step) or self._engine.closing
             if self._error is not None:
-                self._end(tells=not isinstance(self._error, EngineDiedError))
+                self._end(acknowledge=not isinstance(self._error, EngineDiedError))
         if self._error is not None:
             raise self._error
-        if self._left:
+        if self._ended:
             raise StopAsyncIteration
         if self.step == 0 and self._request.ticket is not None:
-            self._engine.pulls += 1
-            self._tell_lease()
+            self._engine.record.pulls += 1
+            self._acknowledge()
         deltas = tuple(self._advance(start) for start in list(self.unfinished.values()))
         report = self._report() if self.step == 0 else None
-        version = self._engine.new_weights.get(self.step, "")
+        version = scenario.new_weights.get(self.step, "")
         self.step += 1
         if not self.unfinished:
             self._end()
@@ -283,54 +316,56 @@ class FakeGroup:
             self._end()
 
     def wake(self) -> None:
-        """Wakes a task that waits for a step, since the group has ended."""
+        """Wakes a task that waits for a step, because the group has ended."""
         self._woken.set()
 
     async def _pass(self, gate: asyncio.Semaphore) -> None:
-        """Returns when a step may be taken, or the group has ended."""
+        """Returns when the gate allows a step, or when the group has ended."""
         if self._woken.is_set():
             return
-        turns = asyncio.ensure_future(gate.acquire()), asyncio.ensure_future(self._woken.wait())
+        tasks = asyncio.ensure_future(gate.acquire()), asyncio.ensure_future(self._woken.wait())
         try:
-            await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for turn in turns:
-                turn.cancel()
-            await asyncio.gather(*turns, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _end(self, *, tells: bool = True) -> None:
-        """Ends the group. `tells`: True to notify the lease, if there is one; a dead engine does not."""
-        self._left = True
-        here = self._engine.open.pop(self._request.request_id, None) is not None
-        if here and tells:
-            self._tell_lease()
+    def _end(self, *, acknowledge: bool = True) -> None:
+        """Ends the group. `acknowledge`: False for a dead engine, which does not acknowledge the lease."""
+        self._ended = True
+        was_open = self._engine.open.pop(self._request.request_id, None) is not None
+        if was_open and acknowledge:
+            self._acknowledge()
         self.wake()
 
-    def _tell_lease(self) -> None:
-        """Notifies the lease, once, that the ticket is not needed any more."""
-        if self._request.ticket is not None and not self._lease_told:
-            self._lease_told = True
-            self._engine.leases.read(self._request.ticket)
+    def _acknowledge(self) -> None:
+        """Acknowledges the lease of the ticket, if there is one and this was not done before."""
+        if self._request.ticket is not None and not self._acknowledged:
+            self._acknowledged = True
+            self._engine.leases.acknowledge(self._request.ticket)
 
     def _report(self) -> PromptReport:
-        """Returns the report: the log-probability of the second prompt token is -1, of the third -2, and so on."""
+        """Returns the report on the prompt. The log-probability of its second token is -1, of the third -2, and so
+        on."""
         if self._request.sampling.prompt_logprobs is None:
             return PromptReport(cached_tokens=0)
         known = tuple(TokenLogprob(token, -float(place), 1) for place, token in enumerate(self._request.prompt[1:], 1))
         return PromptReport(cached_tokens=0, logprobs=(None, *known))
 
     def _advance(self, start: ChoiceStart) -> ChoiceDelta:
-        sampling, written = self._request.sampling, self._written[start.index]
-        answer = self._engine.script(self._request, start)
-        token = answer[len(written) % len(answer)]
-        written.append(token)
-        self._engine.generated_tokens += 1
+        """Generates one token of a choice."""
+        sampling, output_tokens = self._request.sampling, self._output_tokens[start.index]
+        answer = self._engine.scenario.script(self._request, start)
+        token = answer[len(output_tokens) % len(answer)]
+        output_tokens.append(token)
+        self._engine.record.generated_tokens += 1
         finish = None
         if token in self._engine.info.eos_token_ids and not sampling.ignore_eos:
             finish = Finish(FinishReason.STOP)
         elif token in sampling.stop_token_ids:
             finish = Finish(FinishReason.STOP, token)
-        elif len(written) >= sampling.max_tokens:
+        elif len(output_tokens) >= sampling.max_tokens:
             finish = Finish(FinishReason.LENGTH)
         if finish:
             self.unfinished.pop(start.index)

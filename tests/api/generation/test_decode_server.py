@@ -54,7 +54,7 @@ async def test_the_ticket_goes_to_the_engine_with_all_choices(served: Served) ->
     assert body["kv_transfer_params"] is None
     (request,) = served.engine.requests
     assert (request.ticket, len(request.choices)) == (ticket, 3)
-    assert (served.engine.pulls, served.engine.released) == (1, [])
+    assert (served.engine.record.pulls, served.engine.released) == (1, [])
 
 
 @takes_prompts
@@ -66,7 +66,7 @@ async def test_without_a_cluster_key_no_ticket_of_a_client_is_taken_or_released(
     assert_error(refused, status=400, param="kv_transfer_params")
     assert "--cluster-key" in refused.text
     assert (served.engine.requests, served.engine.released) == ([], [])
-    served.engine.leases.end(ticket)
+    served.engine.leases.release(ticket)
 
 
 @takes_prompts
@@ -102,14 +102,14 @@ async def test_of_a_list_the_first_ticket_is_used_and_the_others_are_released(
     assert (await served.complete(PROMPT, kv_transfer_params=wire(tickets), **fields)).status_code == 200
     assert served.engine.requests[0].ticket == tickets[0]
     assert sorted(ticket.lease_id for ticket in served.engine.released) == [t.lease_id for t in tickets[1:]]
-    assert served.engine.release_traces == ["asked"] * 2
+    assert served.engine.record.release_traces == ["asked"] * 2
 
 
 async def test_one_lease_named_for_every_choice_is_one_ticket(served: Served) -> None:
     """A release of a copy would end the lease that the engine is about to use."""
     (ticket,) = granted(served)
     assert (await served.complete(PROMPT, n=4, kv_transfer_params=wire([ticket] * 4))).status_code == 200
-    assert (served.engine.pulls, served.engine.released) == (1, [])
+    assert (served.engine.record.pulls, served.engine.released) == (1, [])
 
 
 @pytest.mark.parametrize(("n", "count"), [(1, 2), (3, 1), (3, 2), (3, 4)])
@@ -123,14 +123,14 @@ async def test_a_list_that_is_longer_than_any_group_is_not_even_read(served: Ser
     (ticket,) = granted(served)
     assert (await served.complete(PROMPT, kv_transfer_params=wire([ticket] * 257))).status_code == 400
     assert served.engine.released == []
-    served.engine.leases.end(ticket)
+    served.engine.leases.release(ticket)
 
 
 def assert_refused(served: Served, response: httpx.Response, param: str | None, *, released: int) -> None:
     assert response.status_code in (400, 404, 429, 503)
     assert response.json()["error"]["param"] == param
     assert len(served.engine.released) == released
-    assert served.engine.release_traces == ["asked"] * released
+    assert served.engine.record.release_traces == ["asked"] * released
     assert (held(served), served.engine.requests) == ([], [])
 
 
@@ -197,7 +197,7 @@ async def test_a_broken_ticket_is_refused_by_name(served: Served, broken: dict[s
     (ticket,) = granted(served)
     response = await served.complete(PROMPT, kv_transfer_params=params_of(ticket) | broken)
     assert_error(response, status=400, param="kv_transfer_params")
-    served.engine.leases.end(ticket)  # the server cannot know who owns it
+    served.engine.leases.release(ticket)  # the server cannot know who owns it
 
 
 async def test_valid_tickets_next_to_a_broken_one_are_released(served: Served) -> None:
@@ -206,7 +206,7 @@ async def test_valid_tickets_next_to_a_broken_one_are_released(served: Served) -
     response = await served.complete(PROMPT, n=3, kv_transfer_params=[params_of(first), broken, params_of(third)])
     assert response.status_code == 400
     assert {ticket.lease_id for ticket in served.engine.released} == {first.lease_id, third.lease_id}
-    served.engine.leases.end(second)
+    served.engine.leases.release(second)
 
 
 @pytest.mark.parametrize("params", [{}, [], "ticket", 1, {"do_remote_decode": True}, [None]])
@@ -222,7 +222,7 @@ async def test_other_servers_take_no_tickets(serve: Serving) -> None:
         assert_error(
             await served.complete(PROMPT, kv_transfer_params=params_of(ticket)), status=400, param="kv_transfer_params"
         )
-        served.engine.leases.end(ticket)
+        served.engine.leases.release(ticket)
 
 
 @pytest.mark.parametrize("stream", [False, True])

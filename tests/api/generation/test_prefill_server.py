@@ -52,7 +52,7 @@ def taken(served: Served, params: object) -> Ticket:
     """Returns the ticket in an answer, checks that its lease is held, and ends it."""
     ticket = ticket_of(params)
     assert list(served.engine.leases.held.values()) == [ticket]
-    served.engine.leases.end(ticket)
+    served.engine.leases.release(ticket)
     return ticket
 
 

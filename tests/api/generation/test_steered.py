@@ -92,7 +92,7 @@ async def test_each_prompt_of_a_completion_is_steered_by_itself(serve: Serving) 
 async def test_the_reports_of_a_stream_have_the_order_of_the_prompts(serve: Serving) -> None:
     """Not in the order in which the groups were over."""
     served = await serve(lambda sent, _: [70] * (1 + 8 * sent.request_id.endswith("-0")) + [0])
-    served.engine.gate = asyncio.Semaphore(20)  # both take their steps by turns
+    served.engine.scenario.gate = asyncio.Semaphore(20)  # both take their steps by turns
     streamed = chunks(await served.complete(["x", "y"], stream=True, group={"vote": True, "extract": "last_line"}))
     assert [report["id"] for report in streamed[-1]["groups"]] == [one.request_id for one in served.engine.requests]
 

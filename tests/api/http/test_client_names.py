@@ -25,7 +25,7 @@ def of_second_tool() -> RequestError:
 async def test_an_engine_s_error_names_the_tool_of_a_namespace_where_it_is(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("a few words"))
     tools = [FLAT_TIME, {"type": "namespace", "name": "map", "tools": [FLAT_WEATHER]}]
-    served.engine.fail_after = {2: of_second_tool()}
+    served.engine.scenario.fail_after = {2: of_second_tool()}
     *_, error, _ = streamed(await ask(served, stream=True, tools=tools))
     assert error.type == "error"
     assert (error.param, error.code) == ("tools[1].tools[0].parameters", "deep")
@@ -35,7 +35,7 @@ async def test_an_engine_s_error_names_the_tool_of_a_namespace_where_it_is(serve
 
 async def test_one_error_for_two_clients_has_the_names_of_each(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("a few words"))
-    served.engine.fail_after = {0: of_second_tool()}
+    served.engine.scenario.fail_after = {0: of_second_tool()}
     assert_error(await ask(served), status=400, param="tools[1].parameters")
     message = (await messaging.ask(served)).json()["error"]["message"]
     assert message == "Invalid 'tools[1].input_schema': too deep, see 'stop_sequences'."
@@ -43,7 +43,7 @@ async def test_one_error_for_two_clients_has_the_names_of_each(serve_tools: Call
 
 async def test_an_engine_s_error_has_sglang_s_names_on_its_route(served: Served) -> None:
     param = "sampling_params.min_tokens"
-    served.engine.fail_after = {1: RequestError(f"Invalid '{param}': too many.", param=param, code="many")}
+    served.engine.scenario.fail_after = {1: RequestError(f"Invalid '{param}': too many.", param=param, code="many")}
     body = {"input_ids": [5, 6], "sampling_params": {}}
     assert_error(await served.http.post("/generate", json=body), status=400, param="sampling_params.min_new_tokens")
     *_, error, _ = events(await served.http.post("/generate", json=body | {"stream": True}))

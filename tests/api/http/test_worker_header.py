@@ -87,4 +87,4 @@ async def test_a_prefill_server_names_its_engine(serve: Serving) -> None:
     response = await served.complete("two tokens", kv_transfer_params={"do_remote_decode": True})
     assert response.headers["x-motet-worker"] == "engine-0"
     for ticket in list(served.engine.leases.held.values()):
-        served.engine.leases.end(ticket)
+        served.engine.leases.release(ticket)

@@ -203,7 +203,7 @@ async def test_stop_strings_are_kept_or_cut(served: Served) -> None:
 
 async def test_new_weights_are_told(serve: Serving) -> None:
     served = await serve(hello)
-    served.engine.new_weights = {2: "7"}
+    served.engine.scenario.new_weights = {2: "7"}
     sampling = {"max_new_tokens": 5, "ignore_eos": True}
     meta = (await generate(served, input_ids=PROMPT, sampling_params=sampling)).json()["meta_info"]
     assert meta["weight_version"] == "7"

@@ -50,7 +50,7 @@ async def test_an_answer_with_token_ids_reports_which_weights_generated_them(
     serve: Serving, path: str, stream: bool
 ) -> None:
     served = await serve()
-    served.engine.new_weights = {2: "7"}
+    served.engine.scenario.new_weights = {2: "7"}
     answer = await served.http.post(path, json=body_for(path, token_ids=True, stream=stream))
     pieces = chunks(answer) if stream else [answer.json()]
     versions = {
@@ -73,7 +73,7 @@ async def test_an_answer_of_the_first_weights_or_without_token_ids_has_no_versio
     assert (
         "weight_versions" not in (await served.http.post(path, json=body_for(path, token_ids=True, stream=stream))).text
     )
-    served.engine.new_weights = {2: "7"}
+    served.engine.scenario.new_weights = {2: "7"}
     plain = await served.http.post(path, json=body_for(path, token_ids=False, stream=stream))
     assert (plain.status_code, "weight_versions" in plain.text) == (200, False)
 

@@ -136,7 +136,7 @@ async def test_a_prefill_returns_a_ticket_and_release_ends_its_lease(serve: Serv
         assert list(served.engine.leases.held.values()) == [ticket]
         assert (ticket.readers, is_for_prompt(ticket, group().prompt)) == (3, True)
         await engine.release(ticket, trace="trace-2")
-        assert (served.engine.released, served.engine.release_traces) == ([ticket], ["trace-2"])
+        assert (served.engine.released, served.engine.record.release_traces) == ([ticket], ["trace-2"])
         assert served.engine.requests == []
 
 
@@ -203,7 +203,7 @@ async def test_the_ticket_of_a_group_is_sent(serve: Serving) -> None:
     ticket = served.engine.leases.grant(group(), NOWHERE, readers=1, block_size=16)
     async with engine_at(served.url) as engine:
         assert len(await deltas_of(engine, msgspec.structs.replace(group(), ticket=ticket))) > 1
-    assert (served.engine.pulls, served.engine.released) == (1, [])
+    assert (served.engine.record.pulls, served.engine.released) == (1, [])
 
 
 async def test_a_worker_connects_to_another_one_by_order(serve: Serving) -> None:
