@@ -1,4 +1,5 @@
-"""The compiled kernels, as `csrc/model.h` and `csrc/api.cpp` declare them. The installation builds them if it can."""
+"""Loads the compiled kernels, and declares their structs and functions as `csrc/model.h`, `csrc/sampling.h` and
+`csrc/api.cpp` do. The installation builds the kernels if there is a compiler."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_uint64, c_void_p
@@ -8,10 +9,14 @@ from pathlib import Path
 
 
 class PackedLinear(Structure):
+    """`Linear` in C++: a packed product."""
+
     _fields_ = (*((name, c_void_p) for name in ("panels", "scales", "bias")), ("columns", c_int32), ("depth", c_int32))
 
 
 class Layer(Structure):
+    """`Layer` in C++."""
+
     _fields_ = (
         *((name, PackedLinear) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
@@ -23,9 +28,11 @@ class Layer(Structure):
 
 
 class Model(Structure):
+    """`Model` in C++."""
+
     _fields_ = (
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "block_size", "numbers", "activation")),
+        *((name, c_int32) for name in ("vocab", "block_size", "dtype", "activation")),
         *((name, c_float) for name in ("epsilon", "logit_softcap", "embedding_scale")),
         ("layers", POINTER(Layer)),
         ("embedding", c_void_p),
@@ -35,55 +42,60 @@ class Model(Structure):
 
 
 class KernelBatch(Structure):
+    """`Batch` in C++: the inputs and outputs of a step."""
+
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "num_spans", "num_logits")),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "spans", "pieces", "tables")),
-        *((name, c_void_p) for name in ("logit_rows", "logits", "sick", "trunk_keys_read")),
+        *((name, c_void_p) for name in ("logit_rows", "logits", "non_finite", "trunk_keys_read")),
     )
 
 
 class SamplingArguments(Structure):
+    """`SamplingArguments` in C++: the choices to sample, and their results."""
+
     _fields_ = (
-        *((name, c_int32) for name in ("num_choices", "vocab", "stride", "most_best", "num_named")),
+        *((name, c_int32) for name in ("num_choices", "vocab", "stride", "max_top", "num_named")),
         *((name, c_void_p) for name in ("logits", "rows", "temperature", "top_k", "top_p", "log_min_p")),
-        *((name, c_void_p) for name in ("uniform", "seeds", "positions", "best", "named")),
+        *((name, c_void_p) for name in ("uniform", "seeds", "positions", "num_top", "named")),
         *((name, c_void_p) for name in ("tokens", "finite", "last_logit", "last_id", "scores")),
     )
 
 
 PIECE_INTS = 4
-"""row_begin, row_end, first, table"""
+"""Number of integers of `Piece` in C++: row_begin, row_end, first, table."""
 SPAN_INTS = 6
-"""row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table"""
+"""Number of integers of `Span` in C++: row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table."""
 
 BF16, FLOAT32 = 0, 1
 SILU, GELU_TANH = 0, 1
 PANEL = 32
-"""Columns of a packed panel; every dimension of a model must be a multiple of it."""
+"""Number of columns of a packed panel. Every dimension of a model must be a multiple of it."""
 
 KINDS = ("avx512", "avx2")
-"""Kinds of processors that kernels are compiled for, the faster one first."""
+"""Instruction sets for which kernels are compiled, the faster one first."""
 
 
 def library() -> ctypes.CDLL | None:
-    """Returns the kernels; None if none were built, or this processor lacks an instruction they need."""
+    """Returns the kernels, or None if none were built or this processor lacks instructions that they need."""
     return next((kernels for kind in KINDS if (kernels := of_kind(kind)) is not None), None)
 
 
 def digest() -> str:
-    """Names this build of the kernels: another compiler may round in other places."""
+    """Returns a digest that identifies this build of the kernels, because another compiler can round in different
+    places. Empty without kernels."""
     path = next((_path(kind) for kind in KINDS if of_kind(kind) is not None), None)
     return "" if path is None else blake2b(path.read_bytes(), digest_size=4).hexdigest()
 
 
 def file_name(kind: str) -> str:
-    """Names the library of a kind; it is the same file for every Python, as `setup.py` says."""
+    """Returns the file name of the library of a kind. One file serves every Python version (see `setup.py`)."""
     return f"compiled_{kind}.abi3.so"
 
 
 @cache
 def of_kind(kind: str) -> ctypes.CDLL | None:
-    """Returns the kernels for one of `KINDS`; None if they were not built or cannot run here."""
+    """Returns the kernels for one of `KINDS`, or None if they were not built or this processor cannot run them."""
     if (path := _path(kind)) is None:
         return None
     kernels = _declared(ctypes.CDLL(str(path)))
@@ -96,13 +108,13 @@ def _path(kind: str) -> Path | None:
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    """Gives the functions their types. Raises ImportError if the structs are not those of the sources."""
+    """Declares the types of the functions. Raises ImportError if the library was built with other structs."""
     sizes = (c_int32 * 7)()
     found.motet_sizes(sizes)
     structs = PackedLinear, Layer, Model, KernelBatch
-    ours = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(SamplingArguments)]
-    if list(sizes) != ours:
-        raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {ours})")
+    expected = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(SamplingArguments)]
+    if list(sizes) != expected:
+        raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {expected})")
     found.motet_supported.restype = c_int32
     found.motet_pack.argtypes = (c_int32, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32)
     found.motet_pack.restype = None

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.build import build_core, build_parts
-from motet.engines.native.cpu.panels import MOST, Packer, Panels
+from motet.engines.native.cpu.panels import MAX_INT8, Packer, Panels
 from motet.errors import ConfigError
 from tests.engines.native.cpu.test_kernels import of_tokens
 from tests.engines.native.drive import group, make_core, prompt_of, run
@@ -65,8 +65,8 @@ def packed(weight: torch.Tensor, *, int8: bool, beside: torch.Tensor | None = No
 
 def whole_numbers(columns: int, depth: int, seed: int = 0) -> torch.Tensor:
     """Returns a weight that int8 does not change: integers, with a 127 in every column."""
-    weight = torch.randint(-MOST, MOST + 1, (columns, depth), generator=torch.Generator().manual_seed(seed))
-    weight[:, 5] = MOST
+    weight = torch.randint(-MAX_INT8, MAX_INT8 + 1, (columns, depth), generator=torch.Generator().manual_seed(seed))
+    weight[:, 5] = MAX_INT8
     return weight.bfloat16()
 
 
@@ -102,7 +102,7 @@ def test_rounding_is_to_the_nearest_of_255_steps_and_zeros_stay_zeros() -> None:
     weight[7] = 0
     panels = packed(weight, int8=True)
     assert panels.scales is not None
-    steps = weight.float().abs().amax(1) / MOST
+    steps = weight.float().abs().amax(1) / MAX_INT8
     assert torch.equal(panels.scales[steps > 0], steps[steps > 0])
     again = Products(kernels(), 1).of(panels, torch.eye(96).bfloat16()).T
     assert ((again - weight.float()).abs() <= steps[:, None] * 0.5001).all()
@@ -116,7 +116,7 @@ def rounded(folder: Path) -> PreTrainedModel:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.Linear):
-                steps = (module.weight.abs().amax(1, keepdim=True) / MOST).clamp_min(1e-30)  # padding is all zeros
+                steps = (module.weight.abs().amax(1, keepdim=True) / MAX_INT8).clamp_min(1e-30)  # padding is all zeros
                 module.weight.copy_((module.weight / steps).round() * steps)
     return model
 

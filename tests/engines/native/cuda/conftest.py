@@ -1,4 +1,4 @@
-"""These tests use one thread: several would wait for each other longer than they compute."""
+"""Runs these tests with one thread, because with several threads, synchronisation would take longer than computing."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""Runs the GPU's runner on the CPU, all of it but the device: kernels are plain torch, and a replayed graph does its
-work again."""
+"""Runs the GPU's runner on the CPU: kernels are replaced by plain torch, and a replayed graph repeats its work."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ HEADS, KV_HEADS, MULTIPROCESSORS = 4, 2, 3
 
 
 class Repeating:
-    """A recorder that counts, and whose replays do the work again on the same memory."""
+    """A recorder that counts, and whose replays repeat the work on the same memory."""
 
     def __init__(self) -> None:
         self.recorded = 0
@@ -41,7 +40,7 @@ class Repeating:
 def cuda_parts(
     folder: Path, *, recorder: Repeating | None, operators: Operators = PLAIN, max_rows: int = 24, **changes: object
 ) -> Parts:
-    """Builds the parts of a core over a tiny model with the GPU's runner."""
+    """Builds the parts of an engine core with a tiny model and the GPU's runner."""
     parts = build_parts(engine_config(folder, kernels="torch", **changes))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
     weights = fuse(model, operators)

@@ -49,12 +49,12 @@ def test_float32_tiles_compile_and_fit(head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
-@pytest.mark.parametrize("name", ["turn_rows", "merge_parts", "norm_rows", "gate_rows"])
+@pytest.mark.parametrize("name", ["rotate_rows", "merge_parts", "norm_rows", "gate_rows"])
 def test_the_other_kernels_compile(name: str, normed: bool) -> None:
     from motet.engines.native.cuda import kernels
 
     constants = {
-        "turn_rows": {"HEAD_DIM": 128, "BLOCK_D": 128, "NORMED": normed, "LAST": True},
+        "rotate_rows": {"HEAD_DIM": 128, "BLOCK_D": 128, "NORMED": normed, "LAST": True},
         "merge_parts": {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_P": 16},
         "norm_rows": {"BLOCK": 4096},
         "gate_rows": {"BLOCK": 1024, "GELU": normed},

@@ -114,12 +114,12 @@ def test_heads_are_normed_turned_and_stored_as_plain_torch_does(dtype: torch.dty
     """A head has 24 numbers, which is not a power of two, so the padding of a head must not count."""
     kv_heads, head_dim, rows = 2, 24, 5
     projected = random((rows, 10 * head_dim), dtype, seed=1)
-    turns = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
+    cos_sin = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
     norms = Norms(random((head_dim,), seed=4), random((head_dim,), seed=5), 1e-6) if normed else None
     found = []
     for operators in (Operators(), PlainOperators()):
         step = storing([9, 0, 17, 3, -1], heads=6, storage=storage_of(kv_heads, head_dim, dtype))
-        query = operators.turn(0, projected, turns=turns, norms=norms, step=step)
+        query = operators.rotate(0, projected, cos_sin=cos_sin, norms=norms, step=step)
         found.append((query, step.storage.keys, step.storage.values))
     tolerance = ROUNDING[dtype]
     for ours, plain in zip(*found, strict=True):
@@ -134,13 +134,13 @@ def test_keys_and_values_that_are_not_finite_are_mended_and_their_rows_flagged(d
     projected = random((rows, 9, head_dim), dtype, seed=1)
     projected[1, 5, 5], projected[2, 3, 0] = torch.nan, -torch.inf  # keys
     projected[3, 7, 23], projected[4, 6, 1], projected[5] = torch.inf, torch.nan, torch.nan  # values; a padding row
-    turns = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
+    cos_sin = (random((rows, head_dim), dtype, seed=2), random((rows, head_dim), dtype, seed=3))
     stored = []
     for operators in (Operators(), PlainOperators()):
         step = storing([9, 0, 17, 3, 4, -1], heads=3, storage=storage_of(3, head_dim, dtype))
-        operators.turn(0, projected.flatten(1), turns=turns, norms=None, step=step)
+        operators.rotate(0, projected.flatten(1), cos_sin=cos_sin, norms=None, step=step)
         assert step.scratch.non_finite.tolist() == [0] * 6, "only the last layer flags rows"
-        operators.turn(1, projected.flatten(1), turns=turns, norms=None, step=step)
+        operators.rotate(1, projected.flatten(1), cos_sin=cos_sin, norms=None, step=step)
         assert step.scratch.non_finite.tolist() == [0, 0, 0, 1, 1, 0], "the padding row is not flagged"
         stored.append(torch.stack([step.storage.keys, step.storage.values]))
     assert stored[0].isfinite().all()

@@ -8,7 +8,7 @@ import torch
 
 from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cuda.launch import CudaStep, Norms, Turns
+from motet.engines.native.cuda.launch import CosSin, CudaStep, Norms
 from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.step.inputs import StepInputs
@@ -47,8 +47,8 @@ def test_sampling_does_not_wait_for_the_device(params: SamplingParams) -> None:
 class WithoutAttention(PlainOperators):
     """Operators that skip attention: in plain torch it waits, in kernels it does not."""
 
-    def turn(
-        self, layer: int, projected: torch.Tensor, *, turns: Turns, norms: Norms | None, step: CudaStep
+    def rotate(
+        self, layer: int, projected: torch.Tensor, *, cos_sin: CosSin, norms: Norms | None, step: CudaStep
     ) -> torch.Tensor:
         heads, head_dim = step.geometry.num_heads, step.storage.keys.shape[-1]
         return projected.view(len(projected), -1, head_dim)[:, :heads]

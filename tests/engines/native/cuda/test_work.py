@@ -75,17 +75,17 @@ def test_the_long_trunk_of_a_single_choice_is_cut_until_the_device_is_busy() -> 
 def test_a_prompt_in_one_piece_needs_no_merging() -> None:
     trunk = AttentionScene(Shape(), blocks=1024).reading(2000, 1000, 1600)
     work = work_of([], [trunk])
-    assert len(work.whole) == -(-600 // 16), "16 rows x 4 heads a tile"
+    assert len(work.final) == -(-600 // 16), "16 rows x 4 heads a tile"
     assert (len(work.narrow), len(work.wide), work.first_part.max()) == (0, 0, 0)
-    assert work.whole[0].tolist()[:6] == [0, 16, 0, 0, 0, 1016], "its last row sees 1016 keys"
-    assert work.whole[-1].tolist()[:6] == [592, 8, 0, 0, 0, 1600]
+    assert work.final[0].tolist()[:6] == [0, 16, 0, 0, 0, 1016], "its last row sees 1016 keys"
+    assert work.final[-1].tolist()[:6] == [592, 8, 0, 0, 0, 1600]
 
 
 def test_the_last_tokens_of_a_long_prompt_are_cut_too() -> None:
     work = work_of([], [AttentionScene(Shape(), blocks=4096).reading(8000, 7999, 8000)])
-    assert (len(work.narrow), len(work.whole)) == (25, 0), "31 would be 258 keys each; a span is a multiple of 64"
+    assert (len(work.narrow), len(work.final)) == (25, 0), "31 would be 258 keys each; a span is a multiple of 64"
     wide = work_of([], [AttentionScene(Shape(), blocks=4096).reading(8000, 7990, 8000)])
-    assert (len(wide.wide), len(wide.whole)) == (25, 0)
+    assert (len(wide.wide), len(wide.final)) == (25, 0)
 
 
 def test_a_table_that_several_items_read_is_stored_once() -> None:

@@ -1,6 +1,6 @@
-"""Finds, on the CPU, operations that make a host wait for a GPU because it needs their result to go on.
+"""Finds, on the CPU, operations that would make the host wait for a GPU because it needs their result to continue.
 
-Copies from ordinary memory wait too, but are not found here: `tests/gpu` counts all waits on the device.
+Copies from pageable memory wait too, but are not found here: `tests/gpu` counts all waits on the device.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701  documented, but there is no other name for it
 
-_ASK_FOR_VALUES = {
+_NEED_VALUES = {
     "aten._local_scalar_dense.default",
     "aten.nonzero.default",
     "aten.masked_select.default",
@@ -22,7 +22,7 @@ _INDEX = {"aten.index.Tensor", "aten.index_put_.default", "aten.index_put.defaul
 
 
 class Waits(TorchDispatchMode):
-    """Notes such operations while it is entered."""
+    """Records these operations while the context is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,6 +33,6 @@ class Waits(TorchDispatchMode):
     ) -> Any:
         name = str(func)
         by_mask = name in _INDEX and any(i is not None and i.dtype is torch.bool for i in args[1])
-        if name in _ASK_FOR_VALUES or by_mask:
+        if name in _NEED_VALUES or by_mask:
             self.found.append(name)
         return func(*args, **(kwargs or {}))

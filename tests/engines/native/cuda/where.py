@@ -7,7 +7,7 @@ import torch
 from motet.settings.server_config import environment
 
 INTERPRETED = environment().get("TRITON_INTERPRET") == "1"
-"""Triton decides when it is imported, so a test run has either the interpreter or the compiler."""
+"""Triton selects the interpreter or the compiler when it is imported, so a test run has only one of them."""
 TRITON = find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda:0"
 RUNS = TRITON and (INTERPRETED or torch.cuda.is_available())

@@ -1,1 +1,2 @@
-"""The forward pass in C++ (`csrc/`), for x86 processors with AVX-512 or AVX2; torch's operators serve all others."""
+"""The forward pass in C++ (`csrc/`), for x86 processors with AVX-512 or AVX2. Other processors use torch's
+operators."""

@@ -1,4 +1,4 @@
-"""Runs a packed model on one step's flat batch: the step's numbers go into arrays, the kernels do the rest."""
+"""Runs a packed model on a step's flat batch: turns the step's inputs into arrays, and calls the compiled kernels."""
 
 import ctypes
 import weakref
@@ -14,13 +14,12 @@ from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
 
-LENGTH = 40
-CHUNK = 13
-"""Tokens of the prompt that `chunks_agree` tries, and of each of its chunks."""
+CHECK_PROMPT_TOKENS, CHECK_CHUNK_TOKENS = 40, 13
+"""Number of tokens of the prompt that `chunks_agree` runs, and of each of its chunks."""
 
 
 class CpuRunner:
-    """Owns the threads of the forward pass. The interpreter is free while they work."""
+    """Runs the forward pass and owns its threads. The GIL is released while they work."""
 
     def __init__(self, model: PackedModel, storage: KVStorage, *, num_threads: int, kernels: ctypes.CDLL) -> None:
         self.device = storage.keys.device
@@ -39,7 +38,7 @@ class CpuRunner:
         return self._model
 
     def use(self, model: PackedModel) -> None:
-        """Runs another model of the same shape from now on; called between two runs."""
+        """Switches to another model of the same shape. Must be called between two runs."""
         self._close()
         self._open(model)
 
@@ -49,10 +48,11 @@ class CpuRunner:
         self._close = weakref.finalize(self, self._kernels.motet_close, self._forward)
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Returns logits [rows wanted, vocab_size] float32; rows as in `inputs.logit_rows`, without padding."""
+        """Returns logits [num_logits, vocab_size] float32 of the rows `inputs.logit_rows`, without padding. The memory
+        is reused by the next run."""
         if len(self._logits) < inputs.num_logits:
             self._logits = torch.empty(inputs.num_logits, self._model.vocab_size)
-        logits = self._logits[: inputs.num_logits]  # the same memory every step: fresh pages cost more than the writing
+        logits = self._logits[: inputs.num_logits]  # reused, because page faults would take longer than the writes
         self._non_finite = np.zeros(len(inputs.slots), np.uint8)
         rows = [ints(numbers) for numbers in (inputs.token_ids, inputs.positions, inputs.slots)]
         spans, pieces, tables = reads_of(inputs.attention)
@@ -72,57 +72,66 @@ class CpuRunner:
         return logits
 
     def verify(self) -> None:
+        """Raises NonFiniteRowsError if a row of the last run is not finite."""
         if self._non_finite.any():
             raise NonFiniteRowsError(self._non_finite.nonzero()[0].tolist())
 
     def settle(self) -> None:
-        """Does nothing: what was run is in memory when `run` returns."""
+        """Does nothing, because all results are in memory when `run` returns."""
 
 
 class PackedWeights:
-    """The weights of a packed model that serves: new ones are written into its twin."""
+    """The weights of the packed model of a runner. New weights are written to a second packed model, its twin."""
 
     def __init__(self, runner: CpuRunner) -> None:
         self._runner = runner
-        self.shapes = {name: place.shape for name, place in runner.model.places.items()}
+        self.shapes = {name: location.shape for name, location in runner.model.locations.items()}
         self.tied = runner.model.tied
 
     def stage(self, *, complete: bool) -> "StagedPackedWeights":
+        """Returns new weights that can be written while the model runs. They start as a copy of the current weights,
+        unless they will be `complete`."""
         return StagedPackedWeights(self._runner, complete=complete)
 
     def numbers(self, name: str) -> list[torch.Tensor]:
+        """Returns the tensors that the model has in place of a tensor of the checkpoint."""
         return self._runner.model.numbers(name)
 
     def release_pages(self) -> None:
-        self._runner.model.memory.forget()
+        """Returns the pages of all large weights to the operating system. They must be written again before a run."""
+        self._runner.model.memory.release_pages()
 
 
 class StagedPackedWeights:
+    """New weights of a runner's model, in memory of their own until `apply`."""
+
     def __init__(self, runner: CpuRunner, *, complete: bool) -> None:
         self._runner = runner
         self._twin = runner.model.twin(empty=complete)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Replaces one tensor of the checkpoint."""
         self._twin.write(name, tensor)
 
     def apply(self) -> None:
+        """Switches the runner to the new weights. Must be called between two runs."""
         self._runner.use(self._twin)
 
 
 def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
-    """Returns the reads of a step as flat arrays of structs in `csrc/model.h`: spans of rows (a group's choices, or a
-    piece of a prompt), their pieces, and block tables."""
+    """Returns the reads of a step as flat arrays of the structs in `csrc/model.h`: spans of rows (a group's choices, or
+    a piece of a prompt), their pieces, and block tables."""
     spans: list[int] = []
     pieces: list[int] = []
     tables: list[int] = []
 
-    def place(table: Sequence[int]) -> int:
+    def append_table(table: Sequence[int]) -> int:
         begin = len(tables)
         tables.extend(table)
         return begin
 
     tails = sorted(
-        (read.rows[i * read.rows_per_piece], read.rows_per_piece, read.first_offsets[i], place(table))
+        (read.rows[i * read.rows_per_piece], read.rows_per_piece, read.first_offsets[i], append_table(table))
         for read in plan.tails
         for i, table in enumerate(read.tables)
     )
@@ -133,25 +142,26 @@ def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
             row, count, offset, table = tails[at]
             pieces += (row, row + count, offset, table)
             at += 1
-        spans += (trunk.begin, trunk.end, first_piece, at, trunk.num_keys, place(trunk.table))
+        spans += (trunk.begin, trunk.end, first_piece, at, trunk.num_keys, append_table(trunk.table))
     for prompt in plan.prompts:
         at = len(pieces) // c.PIECE_INTS
-        pieces += (prompt.begin, prompt.end, prompt.first_position, place(prompt.table))
+        pieces += (prompt.begin, prompt.end, prompt.first_position, append_table(prompt.table))
         spans += (prompt.begin, prompt.end, at, at + 1, 0, 0)
     return ints(spans), ints(pieces), ints(tables)
 
 
 def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> bool:
-    """Returns True if a prompt has the same bits in one pass and in chunks. It uses the first blocks, and empties them.
+    """Returns True if a prompt has the same bits in one pass and in chunks. Uses the first blocks, and fills them with
+    zeros afterwards.
 
-    The kernels are made for that: they add numbers in the same order whatever rows are beside them. This would detect a
-    compiler that reordered a sum.
+    The kernels sum in the same order with any other rows in the batch. This check would detect a compiler that reorders
+    a sum.
     """
-    num_blocks = -(-LENGTH // storage.block_size)
+    num_blocks = -(-CHECK_PROMPT_TOKENS // storage.block_size)
     if num_blocks > storage.num_blocks:
         return False
     table = list(range(num_blocks))
-    tokens = torch.randint(vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
+    tokens = torch.randint(vocab_size, (CHECK_PROMPT_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
 
     def run(begin: int, end: int) -> torch.Tensor:
         positions, rows = list(range(begin, end)), list(range(end - begin))
@@ -160,8 +170,11 @@ def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> b
         inputs = StepInputs(tokens[begin:end], positions, positions, rows, len(rows), [], [], plan)
         return runner.run(inputs).clone()
 
-    whole = run(0, LENGTH)
-    parts = [run(begin, min(begin + CHUNK, LENGTH)) for begin in range(0, LENGTH, CHUNK)]
+    at_once = run(0, CHECK_PROMPT_TOKENS)
+    chunks = [
+        run(begin, min(begin + CHECK_CHUNK_TOKENS, CHECK_PROMPT_TOKENS))
+        for begin in range(0, CHECK_PROMPT_TOKENS, CHECK_CHUNK_TOKENS)
+    ]
     slots = num_blocks * storage.block_size
     storage.keys[:, :slots], storage.values[:, :slots] = 0, 0
-    return torch.equal(torch.cat(parts), whole)
+    return torch.equal(torch.cat(chunks), at_once)

@@ -1,8 +1,8 @@
-"""Turns a Hugging Face decoder into the structs that the kernels read: a family's traits as numbers, weights in panels
-(`cpu.panels`). Packed weights leave the module, so they are in memory once.
+"""Turns a Hugging Face decoder into the structs that the kernels read: the parameters of its family, and its weights in
+panels (`cpu.panels`). Weights that are packed are removed from the module, so they are in memory once.
 
-New weights are written into a twin of the packed model, which takes the model's place between two steps. So the old
-weights stay whole until then, and memory holds both for that time.
+New weights are written to a twin of the packed model, which replaces the model between two steps. Until then, the
+current weights are unchanged, and both are in memory.
 """
 
 import copy
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cpu.panels import (
-    NUMBERS,
+    DTYPE_CODES,
     Columns,
     PackedMemory,
     Packer,
@@ -37,20 +37,21 @@ from motet.engines.native.memory import trim_heap
 from motet.engines.native.model_weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
-"""The kernels' number for each activation, by Hugging Face's names."""
+"""The kernels' code for each activation, by its name in Hugging Face's configs."""
 
 
 def obstacle(
     kernels: ctypes.CDLL | None, model: PreTrainedModel, *, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Returns why the kernels, if there are any, cannot run a model; None if they can."""
+    """Returns the reason why the kernels cannot run a model, or None if they can. `kernels` is None if there are
+    none."""
     if kernels is None:
         return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
-    if device.type != "cpu" or dtype not in NUMBERS:
+    if device.type != "cpu" or dtype not in DTYPE_CODES:
         name = str(dtype).removeprefix("torch.")
         return f"they compute in bfloat16 or float32 on the CPU, not in {name} on {device.type}"
     if (name := activation_of(model.config)) not in ACTIVATIONS:
-        return f"they do not know the activation {name!r}"
+        return f"they do not implement the activation {name!r}"
     config = model.config
     sizes = (config.hidden_size, config.intermediate_size, model.model.layers[0].self_attn.head_dim)
     if any(size % c.PANEL for size in sizes):
@@ -59,18 +60,19 @@ def obstacle(
 
 
 def activation_of(config: Any) -> str:
-    """Returns Hugging Face's name; Gemma's configs have two fields, of which `hidden_activation` is right."""
+    """Returns Hugging Face's name of the activation. Gemma's configs have two fields, and `hidden_activation` is the
+    correct one."""
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
 def norm_weight(norm: Any) -> torch.Tensor:
-    """Returns the factors of a norm, float32: its weight, or 1 + weight in Gemma."""
+    """Returns the factors of a norm, [width] float32: its weight, or 1 + weight in Gemma."""
     weight: torch.Tensor = norm.weight.detach().float()
     return weight + norm_offset(norm)
 
 
 def norm_offset(norm: Any) -> float:
-    """Returns what is added to a norm's weight to get its factors."""
+    """Returns the number that is added to a norm's weight to get its factors."""
     return 1.0 if "Gemma" in type(norm).__name__ else 0.0
 
 
@@ -87,21 +89,21 @@ class PackedModel:
         int8: bool = False,
     ) -> None:
         config, body = model.config, model.model
-        self.places: dict[str, TensorLocation] = {}
-        """Where each tensor of the checkpoint lies, by its name."""
+        self.locations: dict[str, TensorLocation] = {}
+        """Location of each tensor of the checkpoint, by its name."""
         self._names = names_of(model)
         self.tied = tied_names(self._names)
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         shapes = [(one.out_features, one.in_features) for one in linears]
         self._kernels = kernels
-        self._numbers = storage.keys.dtype
-        packer = Packer(kernels, shapes, dtype=torch.int8 if int8 else self._numbers)
+        self._dtype = storage.keys.dtype
+        packer = Packer(kernels, shapes, dtype=torch.int8 if int8 else self._dtype)
         self._pack = packer.pack
         self.memory = PackedMemory(packer.arena)
         self._storage = storage
         self._rotary = body.rotary_emb
         self._positions = torch.arange(max_positions).unsqueeze(0)
-        self._turns: dict[str | None, tuple[int, int]] = {}
+        self._cos_sin: dict[str | None, tuple[int, int]] = {}
         layers = [self._layer(body.layers[i], i, scores=scores) for i, scores in enumerate(layer_scores(model))]
         self.layers = (c.Layer * len(layers))(*layers)
         embedding = body.embed_tokens.weight.detach()
@@ -116,7 +118,7 @@ class PackedModel:
             intermediate=config.intermediate_size,
             vocab=self.vocab_size,
             block_size=storage.block_size,
-            numbers=NUMBERS[storage.keys.dtype],
+            dtype=DTYPE_CODES[storage.keys.dtype],
             activation=ACTIVATIONS[activation_of(config)],
             epsilon=config.rms_norm_eps,
             logit_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
@@ -127,36 +129,38 @@ class PackedModel:
             final_norm=self._norm(body.norm),
         )
         _empty(body.embed_tokens)
-        del self._pack  # it holds the memory, which a twin must not
+        del self._pack  # it refers to the arena, which a twin must not keep alive
 
     def twin(self, *, empty: bool = False) -> "PackedModel":
-        """Returns a copy with weights of its own, or with memory for them that is `empty`. The KV cache is that of
-        both."""
+        """Returns a copy of the model with its own memory for weights, which is a copy of the current weights, or zeros
+        if `empty`. Both models use the same KV cache."""
         twin = copy.copy(self)
         twin.memory, addresses = self.memory.copied(empty=empty)
         twin.layers = type(self.layers).from_buffer_copy(self.layers)
         twin.struct = c.Model.from_buffer_copy(self.struct)
         for struct in (*twin.layers, twin.struct):
-            move(struct, addresses)
+            relocate(struct, addresses)
         twin.struct.layers = twin.layers
         return twin
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Replaces one tensor of the checkpoint. The model must not run meanwhile."""
-        self.places[name].write(self.memory, tensor.detach().to("cpu", self._numbers))
+        """Replaces one tensor of the checkpoint. The model must not run during this time."""
+        self.locations[name].write(self.memory, tensor.detach().to("cpu", self._dtype))
 
     def numbers(self, name: str) -> list[torch.Tensor]:
-        """Returns what the model has in place of a tensor of the checkpoint."""
-        return self.places[name].read(self.memory)
+        """Returns the tensors that the model has in place of a tensor of the checkpoint."""
+        return self.locations[name].read(self.memory)
 
     def _layer(self, layer: Any, index: int, *, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        norms_twice = hasattr(layer, "pre_feedforward_layernorm")  # Gemma 2 and 3 also norm the value that is added
-        cosines, sines = self._turns_of(attention)
+        norms_twice = hasattr(
+            layer, "pre_feedforward_layernorm"
+        )  # Gemma 2 and 3 also apply a norm to the output that is added
+        cosines, sines = self._cos_sin_of(attention)
         return c.Layer(
             qkv=self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             out=self._linear(attention.o_proj),
-            gate_up=self._linear(mlp.gate_proj, mlp.up_proj, in_turns=True),
+            gate_up=self._linear(mlp.gate_proj, mlp.up_proj, interleaved=True),
             down=self._linear(mlp.down_proj),
             attention_norm=self._norm(layer.input_layernorm),
             mlp_norm=self._norm(layer.pre_feedforward_layernorm if norms_twice else layer.post_attention_layernorm),
@@ -173,13 +177,13 @@ class PackedModel:
             score_softcap=scores.softcap or 0.0,
         )
 
-    def _linear(self, *parts: nn.Linear, in_turns: bool = False) -> c.PackedLinear:
-        """Packs several products of one input as one: all columns of one after those of the other, or `in_turns`, 16
-        columns of one and then the same 16 of the other."""
+    def _linear(self, *parts: nn.Linear, interleaved: bool = False) -> c.PackedLinear:
+        """Packs several products with the same input as one fused product. Columns of the weights are concatenated;
+        with `interleaved`, 16 columns of one weight alternate with the same 16 columns of the other."""
         weights = [part.weight.detach() for part in parts]
-        panels = self._pack(*(weights if in_turns else [torch.cat(weights)]))
+        panels = self._pack(*(weights if interleaved else [torch.cat(weights)]))
         biases = [part.bias.detach().float() for part in parts if part.bias is not None]
-        shape = (-1, c.PANEL // 2) if in_turns else (1, -1)
+        shape = (-1, c.PANEL // 2) if interleaved else (1, -1)
         bias = torch.cat([one.view(shape) for one in biases], dim=1) if biases else None
         linear = c.PackedLinear(
             panels=self._keep(panels.numbers),
@@ -190,15 +194,15 @@ class PackedModel:
         )
         begin = 0
         for side, part in enumerate(parts):
-            columns = Columns(0, side) if in_turns else Columns(begin)
+            columns = Columns(0, side) if interleaved else Columns(begin)
             product, kept = len(self.memory.products), len(self.memory.kept) - 1
-            self._place(
+            self._locate(
                 part.weight,
                 write=partial(write_columns, kernels=self._kernels, product=product, columns=columns),
                 read=partial(read_columns, product=product, columns=columns, count=part.out_features),
             )
             if bias is not None:
-                self._place(
+                self._locate(
                     part.bias,
                     write=partial(write_bias, kept=kept, columns=columns),
                     read=partial(read_bias, kept=kept, columns=columns, count=part.out_features),
@@ -206,79 +210,85 @@ class PackedModel:
             begin += part.out_features
             _empty(part)
         self.memory.products.append(panels)
-        trim_heap()  # a parameter that is freed would stay in the process, between others
+        trim_heap()  # otherwise the heap keeps the memory of the freed parameters
         return linear
 
     def _rows(self, weight: torch.Tensor) -> int:
+        """Returns the address of embeddings [vocab_size, hidden]."""
         kept = len(self.memory.kept)
-        self._place(weight, write=partial(write_numbers, kept=kept), read=partial(read_numbers, kept=kept))
+        self._locate(weight, write=partial(write_numbers, kept=kept), read=partial(read_numbers, kept=kept))
         self.memory.rows.append(kept)
         return self._keep(weight.detach())
 
-    def _place(self, parameter: torch.Tensor, *, write: Write, read: Read) -> None:
+    def _locate(self, parameter: torch.Tensor, *, write: Write, read: Read) -> None:
         for name in self._names[id(parameter)]:
-            self.places[name] = TensorLocation(tuple(parameter.shape), write, read)
+            self.locations[name] = TensorLocation(tuple(parameter.shape), write, read)
 
     @torch.no_grad()
-    def _turns_of(self, attention: Any) -> tuple[int, int]:
-        """Returns the angles by which each position turns a head (RoPE): cosines and sines [positions, head_dim / 2]
-        float32, computed by the model's own module. Gemma 3 has two kinds of layers with different angles."""
+    def _cos_sin_of(self, attention: Any) -> tuple[int, int]:
+        """Returns the addresses of the RoPE tables of a layer: cosines and sines, each [positions, head_dim / 2]
+        float32, computed by the model's own module. Gemma 3 has two kinds of layers with different tables."""
         kind = attention.layer_type if hasattr(self._rotary, "layer_types") else None
-        if kind not in self._turns:
+        if kind not in self._cos_sin:
             which = () if kind is None else (kind,)
             cosines, sines = self._rotary(torch.empty(0), self._positions, *which)  # [1, positions, head_dim]
-            half = cosines.shape[-1] // 2  # the other half is the same
-            self._turns[kind] = self._keep(cosines[0, :, :half]), self._keep(sines[0, :, :half])
-        return self._turns[kind]
+            half = cosines.shape[-1] // 2  # both halves are equal
+            self._cos_sin[kind] = self._keep(cosines[0, :, :half]), self._keep(sines[0, :, :half])
+        return self._cos_sin[kind]
 
     def _norm(self, norm: Any) -> int | None:
+        """Returns the address of a norm's factors, or None without a norm."""
         if norm is None:
             return None
         kept = len(self.memory.kept)
-        write = partial(write_numbers, kept=kept, more=norm_offset(norm))
-        self._place(norm.weight, write=write, read=partial(read_numbers, kept=kept))
+        write = partial(write_numbers, kept=kept, offset=norm_offset(norm))
+        self._locate(norm.weight, write=write, read=partial(read_numbers, kept=kept))
         return self._keep(norm_weight(norm))
 
     def _keep(self, tensor: torch.Tensor) -> int:
+        """Keeps a tensor as long as the model's memory, and returns its address."""
         tensor = tensor.contiguous()
         self.memory.kept.append(tensor)
         return tensor.data_ptr()
 
 
-def move(struct: ctypes.Structure, addresses: Mapping[int, int]) -> None:
-    """Replaces the addresses in a struct by those of a copy; others, such as those of the KV cache, stay."""
+def relocate(struct: ctypes.Structure, addresses: Mapping[int, int]) -> None:
+    """Replaces addresses in a struct according to `addresses`. All other addresses, for example in the KV cache, are
+    unchanged."""
     for name, kind, *_ in struct._fields_:
         value = getattr(struct, name)
         if isinstance(value, ctypes.Structure):
-            move(value, addresses)
+            relocate(value, addresses)
         elif kind is ctypes.c_void_p and value in addresses:
             setattr(struct, name, addresses[value])
 
 
 def _empty(module: nn.Module) -> None:
+    """Removes a module's weight, so that its memory can be freed."""
     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
 def _embedding_scale(embedding: Any) -> float:
-    """Returns the factor of Gemma's embeddings, rounded as its authors round it, to the weights' dtype; 1 for other
-    families."""
+    """Returns the factor of Gemma's embeddings, rounded to the weights' dtype as in the original implementation; 1 for
+    all other families."""
     scale = getattr(embedding, "embed_scale", None)
     return float(scale.to(embedding.weight.dtype)) if isinstance(scale, torch.Tensor) else 1.0
 
 
 @torch.inference_mode()
 def layer_scores(model: PreTrainedModel) -> list[Scores]:
-    """Returns what each layer asks of attention: scale, window and cap on its scores.
+    """Returns the parameters of attention of each layer: scale, window and cap of its scores.
 
-    Families keep them in different places (a module's attribute, the config, a table by layer), but all pass them to
-    the attention function. So the model is run on one token, with a function that notes them and returns the query.
+    Families store them in different places (a module's attribute, the config, a table by layer), but all pass them to
+    the attention function. The model is therefore run on one token, with a function that records them and returns the
+    query.
     """
-    seen: dict[int, Scores] = {}
+    scores_by_layer: dict[int, Scores] = {}
 
-    def note(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores) -> torch.Tensor:
-        seen[layer] = scores
+    def record(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores) -> torch.Tensor:
+        scores_by_layer[layer] = scores
         return query.transpose(1, 2)
 
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1, step=note)
-    return [seen[layer] for layer in range(len(seen))]
+    model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1, step=record)
+    return [scores_by_layer[layer] for layer in range(len(scores_by_layer))]

@@ -1,8 +1,8 @@
-"""The memory of a packed model: weights in panels of 32 columns (`csrc/panel.h`), in bf16, float32 or int8, and the
-rest of its numbers. Tensors of a checkpoint are written into it, and read back from it, one by one.
+"""The memory of a packed model: weights in panels of 32 columns (`csrc/panel.h`), in bf16, float32 or int8, and all
+other tensors. Tensors of a checkpoint are written to it, and read from it, one at a time.
 
-int8 is symmetric with one scale for each column, which multiplies the column's sum at the end. Scales for groups of 128
-of a column's numbers would halve the error (docs/log.md), but would have to be applied inside the sum.
+int8 is symmetric with one scale per column, which is multiplied with the column's sum at the end. One scale for every
+128 numbers of a column would halve the error (docs/log.md), but would have to be applied inside the sum.
 """
 
 import ctypes
@@ -15,47 +15,51 @@ import torch
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.memory import huge_pages, release_pages
 
-NUMBERS = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
-"""The kernels' number for each dtype that they compute in."""
-MOST = 127
-"""The greatest int8; -128 is not used, so that a column and its negative have the same error."""
+DTYPE_CODES = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
+"""The kernels' code for each dtype in which they compute."""
+MAX_INT8 = 127
+"""The greatest int8. -128 is not used, so that a column and its negative have the same error."""
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one weight in a product of several."""
+    """The columns of one weight in a fused product of several weights."""
 
     begin: int
-    """Number of columns before it."""
+    """Number of columns before the weight's first column."""
     side: int | None = None
-    """0 or 1 if the product has 16 columns of one weight and 16 of another in turns: which of the two it is."""
+    """0 or 1 if the product interleaves 16 columns of one weight with 16 columns of another: index of the weight. None
+    if the weights are concatenated."""
 
     @property
     def first(self) -> int:
-        """The number of its first half of a panel."""
+        """Index of the weight's first half panel (16 columns)."""
         return self.begin // (c.PANEL // 2) if self.side is None else self.side
 
     @property
     def every(self) -> int:
-        """Its halves of panels lie at this distance."""
+        """Distance between two half panels of the weight, in half panels."""
         return 1 if self.side is None else 2
 
 
 @dataclass(frozen=True, eq=False)
 class Panels:
+    """A packed weight, or several weights packed for a fused product."""
+
     numbers: torch.Tensor
     """[panels, depth, 32] bf16, float32 or int8, in the order of `csrc/panel.h`."""
     scales: torch.Tensor | None
-    """[panels * 32] float32; None without int8."""
+    """Scale of each column, [panels * 32] float32; None without int8."""
 
     def moved(self, of: dict[int, torch.Tensor]) -> "Panels":
-        """Returns these panels in a copy, where each tensor is the one `of` its id."""
+        """Returns panels whose tensors are those in `of`, by the id of the original tensor."""
         return Panels(of[id(self.numbers)], None if self.scales is None else of[id(self.scales)])
 
 
 class Packer:
-    """Puts weights of known shapes [columns, depth] into panels of `dtype` that lie side by side in memory."""
+    """Packs weights into panels of `dtype` in one arena. `shapes` are the [columns, depth] of all weights that will be
+    packed."""
 
     def __init__(self, kernels: ctypes.CDLL, shapes: Iterable[tuple[int, int]], *, dtype: torch.dtype) -> None:
         self._kernels = kernels
@@ -63,37 +67,37 @@ class Packer:
         sizes = [num_panels(columns) * c.PANEL * depth * self._dtype.itemsize for columns, depth in shapes]
         self.arena = Arena(sum(sizes), len(sizes))
 
-    def pack(self, weight: torch.Tensor, beside: torch.Tensor | None = None) -> Panels:
-        """Packs a weight, or 16 columns of it and the same 16 of the one `beside` it, in turns. Weights have the dtype
-        of the panels, or are bf16 if that is int8."""
+    def pack(self, weight: torch.Tensor, interleaved: torch.Tensor | None = None) -> Panels:
+        """Packs a weight; with `interleaved`, 16 columns of `weight` alternate with the same 16 columns of
+        `interleaved`. Weights have the dtype of the panels, or are bf16 if the panels are int8."""
         columns, depth = weight.shape
-        shape = (num_panels(columns if beside is None else 2 * columns), depth, c.PANEL)
+        shape = (num_panels(columns if interleaved is None else 2 * columns), depth, c.PANEL)
         numbers = self.arena.take(shape, self._dtype)
         int8 = self._dtype == torch.int8
         panels = torch.zeros(shape, dtype=torch.bfloat16) if int8 else numbers
-        if beside is None:
+        if interleaved is None:
             pack_into(panels, weight, kernels=self._kernels)
         else:
             pack_into(panels, weight, every=2, kernels=self._kernels)
-            pack_into(panels, beside, first=1, every=2, kernels=self._kernels)
+            pack_into(panels, interleaved, first=1, every=2, kernels=self._kernels)
         return Panels(numbers, quantize(panels, numbers) if int8 else None)
 
 
 def pack_into(
     panels: torch.Tensor, weight: torch.Tensor, *, first: int = 0, every: int = 1, kernels: ctypes.CDLL
 ) -> None:
-    """Writes a weight [columns, depth] over columns of panels of the same dtype: 16 columns become half number `first`
-    of a panel, the next 16 are `every` halves further on, and so on."""
+    """Writes a weight [columns, depth] into panels of the same dtype. The first 16 columns become half panel number
+    `first`, and each further 16 columns the half panel `every` later."""
     weight = weight.contiguous()
-    number = NUMBERS[panels.dtype]
-    kernels.motet_pack(number, panels.data_ptr(), weight.data_ptr(), first, every, *weight.shape)
+    code = DTYPE_CODES[panels.dtype]
+    kernels.motet_pack(code, panels.data_ptr(), weight.data_ptr(), first, every, *weight.shape)
 
 
 def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-    """Writes panels of bf16 `to` panels of int8; returns the scale of each column, [panels * 32]."""
+    """Quantizes panels of bf16 into the int8 panels `to`. Returns the scale of each column, [panels * 32] float32."""
     count, depth, _ = panels.shape
-    pairs = panels.view(count, depth // 2, 2, c.PANEL // 2, 2)  # halves of a panel, columns, numbers of a pair
-    scales = pairs.abs().amax((1, 4)).float() / MOST  # [panels, 2, 16]
+    pairs = panels.view(count, depth // 2, 2, c.PANEL // 2, 2)  # half panel, column, number of a pair
+    scales = pairs.abs().amax((1, 4)).float() / MAX_INT8  # [panels, 2, 16]
     scales.clamp_min_(torch.finfo(torch.float32).tiny)  # a column of zeros
     for panel, scale, numbers in zip(pairs, scales, to.view(count, depth // 2, c.PANEL // 2, 2, 2), strict=True):
         numbers.copy_((panel.float() / scale.unsqueeze(-1)).round().transpose(1, 2))
@@ -101,8 +105,8 @@ def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
 
 
 def by_half(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns panels as [panels, halves of 16 columns, slices, 16, numbers of a column in a slice], in the same memory
-    (`csrc/panel.h`)."""
+    """Returns a view of panels as [panels, halves of 16 columns, slices, 16, numbers of a column in a slice] (see
+    `csrc/panel.h`)."""
     count, depth, _ = numbers.shape
     if numbers.dtype == torch.int8:
         return numbers.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
@@ -115,35 +119,35 @@ def num_panels(columns: int) -> int:
 
 
 class Arena:
-    """Hands out parts of one run of memory; all of it is freed with the last tensor in it.
+    """Provides tensors in one contiguous allocation, which is freed with the last of these tensors.
 
-    It is allocated once, in huge pages if the system has them: a step reads all of it, and would otherwise miss the
-    processor's table of pages every few kilobytes.
+    It is allocated once, in huge pages if the system has them. A step reads all of it, and with small pages it would
+    have a TLB miss every few kilobytes.
     """
 
     def __init__(self, num_bytes: int, num_parts: int) -> None:
-        """Makes room for `num_parts` parts of `num_bytes` in all."""
+        """Allocates memory for `num_parts` tensors with a total of `num_bytes`."""
         self.memory = huge_pages(num_bytes + num_parts * _ALIGNMENT)
         self._used = 0
 
     @classmethod
     def like(cls, other: "Arena", *, empty: bool) -> "Arena":
-        """Returns an arena of the same size in memory of its own, with the same content or with zeros."""
+        """Returns a new arena of the same size, with a copy of the content, or with zeros if `empty`."""
         arena = cls(len(other.memory), 0)
         if not empty:
             arena.memory.copy_(other.memory)
         return arena
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Returns zeros, aligned to a cache line."""
+        """Returns the next unused part of the memory as a tensor of zeros, aligned to a cache line."""
         size = math.prod(shape) * dtype.itemsize
         part = self.memory[self._used : self._used + size]
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return part.view(dtype).view(shape)
 
     def moved(self, tensor: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-        """Returns the part of `to`, a copy of the arena's memory, where `tensor` lies here; a clone if it lies
-        elsewhere."""
+        """Returns the tensor in `to`, a copy of the arena's memory, that corresponds to `tensor`. If `tensor` is not in
+        the arena, returns a clone."""
         begin = tensor.data_ptr() - self.memory.data_ptr()
         if not 0 <= begin < len(self.memory):
             return tensor.clone()
@@ -152,40 +156,44 @@ class Arena:
 
 @dataclass(eq=False)
 class PackedMemory:
-    """All that a packed model's structs point to, besides the KV cache."""
+    """All memory that a packed model's structs point to, except the KV cache. It is freed with this object."""
 
     arena: Arena
+    """Weights of products."""
     kept: list[torch.Tensor] = field(default_factory=list)
+    """All tensors to which the structs have addresses."""
     products: list[Panels] = field(default_factory=list)
-    """Those of `kept` that are weights of products."""
+    """The weights of products; their tensors are also in `kept`."""
     rows: list[int] = field(default_factory=list)
-    """Numbers of those of `kept` that are embeddings."""
+    """Indices in `kept` of embeddings."""
 
     def copied(self, *, empty: bool) -> tuple["PackedMemory", dict[int, int]]:
-        """Returns a copy, and the address there of each tensor by its address here. `empty`: its panels are zeros."""
+        """Returns a copy, and the address of each copied tensor by the address of its original. With `empty`, the
+        panels are zeros instead of copies."""
         arena = Arena.like(self.arena, empty=empty)
         kept = [self.arena.moved(tensor, arena.memory) for tensor in self.kept]
         of = {id(old): new for old, new in zip(self.kept, kept, strict=True)}
         addresses = {old.data_ptr(): new.data_ptr() for old, new in zip(self.kept, kept, strict=True)}
         return PackedMemory(arena, kept, [panels.moved(of) for panels in self.products], self.rows), addresses
 
-    def forget(self) -> None:
-        """Gives all large weights back to the system until they are next written. Angles and norms stay: together they
-        are small, and angles are in no checkpoint."""
+    def release_pages(self) -> None:
+        """Returns the pages of all large weights to the operating system; the weights must be written again. RoPE
+        tables and norms are kept, because they are small and RoPE tables are not part of a checkpoint."""
         release_pages(self.arena.memory)
-        for number in self.rows:
-            release_pages(self.kept[number])
+        for index in self.rows:
+            release_pages(self.kept[index])
 
 
 Write = Callable[[PackedMemory, torch.Tensor], None]
-"""Writes a tensor of the checkpoint, in the engine's dtype, into the memory of a packed model."""
+"""Writes a tensor of the checkpoint, in the engine's dtype, to the memory of a packed model."""
 Read = Callable[[PackedMemory], list[torch.Tensor]]
-"""Returns the numbers that have become of a tensor: it itself, or what the kernels need of it."""
+"""Returns the values that a packed model has for a tensor of the checkpoint: the tensor, or what the kernels use in its
+place."""
 
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """Where one tensor of the checkpoint lies in a packed model."""
+    """The location of one tensor of the checkpoint in a packed model."""
 
     shape: tuple[int, ...]
     write: Write
@@ -195,53 +203,60 @@ class TensorLocation:
 def write_columns(
     memory: PackedMemory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
 ) -> None:
-    """Packs a weight over its columns of a product."""
-    whole, lanes = memory.products[product], c.PANEL // 2
-    if whole.scales is None:
-        pack_into(whole.numbers, weight, first=columns.first, every=columns.every, kernels=kernels)
+    """Packs a weight into its columns of a fused product."""
+    fused, lanes = memory.products[product], c.PANEL // 2
+    if fused.scales is None:
+        pack_into(fused.numbers, weight, first=columns.first, every=columns.every, kernels=kernels)
         return
     panels = torch.zeros((num_panels(columns.every * len(weight)), weight.shape[1], c.PANEL), dtype=weight.dtype)
     pack_into(panels, weight, first=columns.side or 0, every=columns.every, kernels=kernels)
     numbers = torch.empty_like(panels, dtype=torch.int8)
     scales = quantize(panels, numbers)
     first = columns.begin // c.PANEL
-    here = slice(first, first + len(panels))
+    in_product = slice(first, first + len(panels))
     sides = slice(None) if columns.side is None else slice(columns.side, columns.side + 1)
-    by_half(whole.numbers)[here, sides] = by_half(numbers)[:, sides]
-    whole.scales.view(-1, 2, lanes)[here, sides] = scales.view(-1, 2, lanes)[:, sides]
+    by_half(fused.numbers)[in_product, sides] = by_half(numbers)[:, sides]
+    fused.scales.view(-1, 2, lanes)[in_product, sides] = scales.view(-1, 2, lanes)[:, sides]
 
 
 def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count: int) -> list[torch.Tensor]:
-    """Returns the columns of a weight in a product, [columns, depth], and the scales of int8."""
-    whole = memory.products[product]
-    here = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
-    halves = by_half(whole.numbers)
-    picked = halves.flatten(0, 1)[here] if columns.side is None else halves[:, columns.side]
-    numbers = picked.transpose(1, 2).reshape(-1, whole.numbers.shape[1])[:count]
-    return [numbers] if whole.scales is None else [numbers, whole.scales.view(-1, c.PANEL // 2)[here].flatten()[:count]]
+    """Returns the columns of a weight in a fused product, [columns, depth], and for int8 also their scales
+    [columns]."""
+    fused = memory.products[product]
+    in_product = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
+    halves = by_half(fused.numbers)
+    picked = halves.flatten(0, 1)[in_product] if columns.side is None else halves[:, columns.side]
+    numbers = picked.transpose(1, 2).reshape(-1, fused.numbers.shape[1])[:count]
+    return (
+        [numbers]
+        if fused.scales is None
+        else [numbers, fused.scales.view(-1, c.PANEL // 2)[in_product].flatten()[:count]]
+    )
 
 
 def write_bias(memory: PackedMemory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
-    """Writes a bias over its part of that of a product."""
-    whole, lanes = memory.kept[kept], c.PANEL // 2
+    """Writes a bias to its part of a fused product's bias."""
+    fused, lanes = memory.kept[kept], c.PANEL // 2
     if columns.side is None:
-        whole.view(-1)[columns.begin : columns.begin + len(bias)] = bias
+        fused.view(-1)[columns.begin : columns.begin + len(bias)] = bias
     else:
-        whole.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
+        fused.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
 
 
 def read_bias(memory: PackedMemory, *, kept: int, columns: Columns, count: int) -> list[torch.Tensor]:
-    whole, lanes = memory.kept[kept], c.PANEL // 2
+    """Returns the bias of a weight, [columns] float32."""
+    fused, lanes = memory.kept[kept], c.PANEL // 2
     if columns.side is None:
-        return [whole.view(-1)[columns.begin : columns.begin + count]]
-    return [whole.view(-1, 2, lanes)[:, columns.side].flatten()]
+        return [fused.view(-1)[columns.begin : columns.begin + count]]
+    return [fused.view(-1, 2, lanes)[:, columns.side].flatten()]
 
 
-def write_numbers(memory: PackedMemory, weight: torch.Tensor, *, kept: int, more: float = 0.0) -> None:
-    """Writes embeddings, or the factors of a norm, which are `more` than its weight."""
+def write_numbers(memory: PackedMemory, weight: torch.Tensor, *, kept: int, offset: float = 0.0) -> None:
+    """Writes embeddings, or the factors of a norm, which are its weight plus `offset`."""
     numbers = memory.kept[kept]
-    numbers.copy_(weight.to(numbers.dtype) + more)
+    numbers.copy_(weight.to(numbers.dtype) + offset)
 
 
 def read_numbers(memory: PackedMemory, *, kept: int) -> list[torch.Tensor]:
+    """Returns embeddings, or the factors of a norm."""
     return [memory.kept[kept]]

@@ -1,12 +1,12 @@
-"""Runs the model on a GPU: one copy to it for each step, one graph if there is one, and no wait until tokens are read.
+"""Runs the model on a GPU: each step has one copy to the device and one graph launch if a graph fits, and the host does
+not wait until it reads the tokens.
 
-    inputs ─► work ─► integers ─► pinned memory ─► device ─► graph of the bucket, or the model's own launches ─► logits
+    inputs ─► work ─► integers ─► pinned memory ─► device ─► graph of the bucket, or launches of the model ─► logits
                                                                                 └─► one flag: are all rows finite?
 
-Steps that only decode are replayed from the graph of the next larger bucket of rows; steps with prompts, and those that
-no bucket holds, are launched piece by piece. The flag comes back while tokens are drawn, and is read when they are
-there.
-"""
+Steps that only decode replay the graph of the next larger bucket of rows. Steps with prompts, and steps that fit into
+no bucket, are launched operator by operator. The flag is copied to the host while tokens are sampled, and is read after
+the tokens."""
 
 import gc
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from motet.engines.native.cuda.work import (
     bucket_lengths,
     buckets,
     fill,
-    most_parts,
+    max_parts,
     places,
     plan_work,
 )
@@ -40,19 +40,21 @@ from motet.settings.server_config import EngineConfig
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
-"""Records work on memory that stays where it is; returns a function that does the work again."""
+"""Records work on memory at fixed addresses. Returns a function that repeats the work."""
 
 
 def cuda_graphs() -> Record:
-    """Returns a function that records the launches of a decode step, to replay them as one.
+    """Returns a function that records the launches of a decode step as a CUDA graph, which replays them with one
+    launch.
 
-    A decode step of a model of 32 layers is some thousand launches of a few microseconds each, and Python takes longer
-    to ask for one than the device to do it. A replay asks once. It repeats the recorded work on the same addresses, so
-    all that differs from step to step is in memory at a fixed place (`work.Sections`).
+    A decode step of a model with 32 layers has about a thousand launches of a few microseconds each, and Python needs
+    longer for a launch than the device for its work. A replay is one launch. It repeats the recorded work at the same
+    addresses, so everything that differs between steps is in memory at a fixed address (`work.Sections`).
 
-    All graphs share the memory for values in between: only one runs at a time, and its results are written elsewhere.
+    All graphs share the memory of intermediate values, because only one graph runs at a time and its results are copied
+    out of this memory.
     """
-    gc.collect()  # once, and not as `torch.cuda.graph` does before every recording, which takes most of its time
+    gc.collect()  # once; `torch.cuda.graph` does it before every recording, which takes most of the recording time
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -60,7 +62,7 @@ def cuda_graphs() -> Record:
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            work()  # at first use kernels are compiled and loaded and libraries take their memory: not while recording
+            work()  # compiles and loads kernels and lets libraries allocate, which is not possible while recording
             torch.cuda.synchronize()
             graph.capture_begin(pool=pool)
             work()
@@ -73,23 +75,26 @@ def cuda_graphs() -> Record:
 
 @dataclass(frozen=True)
 class _Graphs:
-    """The graphs of all buckets, and the memory they share: what one step wrote, the next overwrites."""
+    """The graphs of all buckets, and the memory that they share. Each step overwrites the results of the previous
+    step."""
 
     memory: torch.Tensor
     scratch: StepScratch
     logits: torch.Tensor
     buckets: list[tuple[Sections[int], Replay]]
-    """For steps whose sections fit into these lengths; small ones first."""
+    """Graphs by the section lengths that they have capacity for, by ascending size."""
 
     def bucket_for(self, lengths: Sections[int]) -> tuple[Sections[int], Replay] | None:
+        """Returns the smallest bucket that has capacity for sections of these lengths, or None."""
         for bucket in self.buckets:
-            if all(room >= needed for room, needed in zip(bucket[0], lengths, strict=True)):
+            if all(capacity >= needed for capacity, needed in zip(bucket[0], lengths, strict=True)):
                 return bucket
         return None
 
 
 class CudaRunner:
-    """A model whose layers are `fuse`d, and the KV memory it reads and writes; see `step.run.ModelRunner`."""
+    """Runs a model whose layers were replaced by `fuse`; see `step.run.ModelRunner`. Owns the graphs and their
+    memory."""
 
     def __init__(
         self,
@@ -101,8 +106,8 @@ class CudaRunner:
         max_rows: int,
         max_tables: int,
     ) -> None:
-        """Records graphs for steps that decode up to `max_rows` rows with `max_tables` block ids. If `record` is None,
-        every step is launched piece by piece."""
+        """Records graphs for steps that decode up to `max_rows` rows with up to `max_tables` block ids. If `record` is
+        None, every step is launched operator by operator."""
         self.storage = storage
         self.device = storage.keys.device
         self.copy_slots = storage.copy
@@ -112,19 +117,20 @@ class CudaRunner:
         self._pinned = self.device.type == "cuda"
         self._non_finite = torch.zeros(0, dtype=torch.int32, device=self.device)
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=self._pinned)
-        self._flag_is_here = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
+        self._flag_copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         lengths = [bucket_lengths(rows, geometry, tables=max_tables) for rows in buckets(max_rows)]
         self._graphs = None if record is None else self._recorded(record, lengths)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Returns logits [rows wanted, vocab_size] in the model's dtype, valid until the next run."""
+        """Returns logits [num_logits, vocab_size] in the model's dtype, on the device. They are valid until the next
+        run."""
         work = plan_work(inputs, self._geometry)
         step, self.trunk_tokens_joined = work.ints, work.trunk_tokens_joined
         lengths, graphs = Sections(*map(len, step)), self._graphs
         if graphs is not None and not inputs.attention.prompts and (bucket := graphs.bucket_for(lengths)) is not None:
-            room, replay = bucket
-            self._send(fill(step, room), graphs.memory)
+            capacity, replay = bucket
+            self._send(fill(step, capacity), graphs.memory)
             replay()
             logits, self._non_finite = graphs.logits, graphs.scratch.non_finite
         else:
@@ -134,46 +140,50 @@ class CudaRunner:
             scratch = StepScratch.empty(lengths.slots, parts, storage=self.storage, geometry=self._geometry)
             logits, self._non_finite = self._forward(views(memory, lengths), scratch), scratch.non_finite
         self._flag.copy_(self._non_finite.amax(0, keepdim=True), non_blocking=self._pinned)
-        if self._flag_is_here is not None:
-            self._flag_is_here.record()
+        if self._flag_copied is not None:
+            self._flag_copied.record()
         return logits[: inputs.num_logits]
 
     def verify(self) -> None:
         """Raises NonFiniteRowsError if a row of the last run is not finite."""
-        if self._flag_is_here is not None:
-            self._flag_is_here.synchronize()
+        if self._flag_copied is not None:
+            self._flag_copied.synchronize()
         if self._flag[0]:
             raise NonFiniteRowsError(self._non_finite.nonzero().flatten().tolist())
 
     def settle(self) -> None:
-        """Waits until the GPU has done all that was launched."""
+        """Waits until the GPU has completed all launched work."""
         if self._pinned:
             torch.cuda.synchronize(self.device)
 
     def _send(self, ints: Ints, memory: torch.Tensor) -> None:
-        """Copies a step's integers to the beginning of `memory` without waiting; see `sample.lanes.uploaded`."""
+        """Copies a step's integers [n] int32 to the beginning of `memory` without waiting (see
+        `sample.lanes.uploaded`)."""
         host = torch.from_numpy(ints)
         memory[: len(ints)].copy_(host.pin_memory() if self._pinned else host, non_blocking=self._pinned)
 
     @torch.inference_mode()
     def _recorded(self, record: Record, lengths: list[Sections[int]]) -> _Graphs:
-        """Records large buckets first: the memory between the layers of the largest holds that of the others."""
-        most = lengths[-1]
-        memory = torch.zeros(places(most).tables.stop, dtype=torch.int32, device=self.device)
-        parts = most_parts(most, self._geometry)
-        scratch = StepScratch.empty(most.slots, parts, storage=self.storage, geometry=self._geometry)
-        no_step = Sections(*(np.zeros(count, np.int32) for count in (0, 0, 0, 0, 1, 0, 0, 0, 0)))  # [0]: no parts
-        self._send(fill(no_step, most), memory)
-        logits = torch.empty_like(self._forward(views(memory, most), scratch))
+        """Records the graphs of all buckets, the largest first, because its memory of intermediate values also suffices
+        for the smaller buckets."""
+        largest = lengths[-1]
+        memory = torch.zeros(places(largest).tables.stop, dtype=torch.int32, device=self.device)
+        parts = max_parts(largest, self._geometry)
+        scratch = StepScratch.empty(largest.slots, parts, storage=self.storage, geometry=self._geometry)
+        no_step = Sections(
+            *(np.zeros(count, np.int32) for count in (0, 0, 0, 0, 1, 0, 0, 0, 0))
+        )  # first_part is [0]: no parts
+        self._send(fill(no_step, largest), memory)
+        logits = torch.empty_like(self._forward(views(memory, largest), scratch))
         graphs = _Graphs(memory, scratch, logits, [])
-        for room in reversed(lengths):
-            self._send(fill(no_step, room), memory)
-            graphs.buckets.insert(0, (room, record(partial(self._forward_into, graphs, views(memory, room)))))
+        for capacity in reversed(lengths):
+            self._send(fill(no_step, capacity), memory)
+            graphs.buckets.insert(0, (capacity, record(partial(self._forward_into, graphs, views(memory, capacity)))))
         return graphs
 
     def _forward_into(self, graphs: _Graphs, ints: Sections[torch.Tensor]) -> None:
-        found = self._forward(ints, graphs.scratch)
-        graphs.logits[: len(found)].copy_(found)
+        logits = self._forward(ints, graphs.scratch)
+        graphs.logits[: len(logits)].copy_(logits)
 
     def _forward(self, ints: Sections[torch.Tensor], scratch: StepScratch) -> torch.Tensor:
         scratch.non_finite.zero_()
@@ -191,10 +201,13 @@ class CudaRunner:
 def cuda_backend(
     model: PreTrainedModel, storage: KVStorage, *, config: EngineConfig, max_model_len: int, share_trunks: bool = True
 ) -> Backend:
-    """Returns the backend for a GPU. It records the graphs, which takes seconds. Equal bits are not promised: the
-    library for matrix products chooses its method by the number of rows, so a row's bits depend on the other rows."""
+    """Returns the backend for a GPU. Records the graphs, which takes seconds.
+
+    Identical bits are not promised. The library of matrix products selects its algorithm by the number of rows, so the
+    bits of a row depend on the rest of the batch.
+    """
     device, dtype = storage.keys.device, storage.keys.dtype
-    torch.cuda.set_device(device)  # Triton and graphs use the current one
+    torch.cuda.set_device(device)  # Triton and graphs use the current device
     geometry = Geometry(
         num_heads=model.config.num_attention_heads,
         num_kv_heads=storage.keys.shape[2],

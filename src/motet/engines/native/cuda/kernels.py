@@ -1,16 +1,16 @@
-"""The kernels of a step, in Triton's language. `work` lays out their inputs, and `launch` launches them.
+"""The kernels of a step in Triton. `work` prepares their inputs, and `launch` launches them.
 
-    turn_rows       queries and keys turned by their position; keys and values into the paged memory
-    attend_tiles    one tile of query rows against one span of keys: an output, or a part of one with its log-sum-exp
-    merge_parts     the parts of every row into its output
+    rotate_rows     applies norms and RoPE to queries and keys; stores keys and values in the paged KV cache
+    attend_tiles    attention of one tile of query rows over one span of keys: an output, or a part with its log-sum-exp
+    merge_parts     merges the parts of every row into its output
     norm_rows       root mean square norm
-    gate_rows       the middle of a gated MLP
+    gate_rows       activation and gating of a gated MLP
 
-A tile packs rows x the query heads that share a key head, so a key is read once for all of them. That is what makes n
-choices of one prompt cheap: the trunk is read once a tile, not once a choice. The online softmax is that of
-FlashAttention (Dao et al., 2022); spans of keys that are merged afterwards are FlashDecoding's and cascade attention's.
+A tile has rows x the query heads that share a key head, so a key is read once for all of them. This makes n choices of
+one prompt cheap, because the trunk is read once per tile instead of once per choice. The online softmax is the method
+of FlashAttention (Dao et al., 2022). Merging spans of keys is the method of FlashDecoding and cascade attention.
 
-They use only what Triton's interpreter knows too (`TRITON_INTERPRET=1`), so that they are tested without a GPU.
+The kernels use only features of Triton's interpreter (`TRITON_INTERPRET=1`), so that they can be tested without a GPU.
 """
 
 import triton
@@ -21,7 +21,7 @@ ITEM_INTS = tl.constexpr(8)
 
 
 @triton.jit
-def turn_rows(  # sizes: the memory layouts of a layer
+def rotate_rows(  # sizes: the memory layouts of a layer
     projected,  # [rows, heads + 2 * kv_heads, HEAD_DIM]: queries, keys, values
     cosines,  # [rows, HEAD_DIM]
     sines,
@@ -30,7 +30,7 @@ def turn_rows(  # sizes: the memory layouts of a layer
     query,  # [rows, heads, HEAD_DIM]
     keys,  # [slots, kv_heads, HEAD_DIM]
     values,
-    slots,  # [rows] int32; -1: a row that pads the batch
+    slots,  # [rows] int32; -1 for rows that pad the batch
     non_finite,  # [rows] int32
     epsilon,
     key_limit,
@@ -43,9 +43,9 @@ def turn_rows(  # sizes: the memory layouts of a layer
     NORMED: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """One program a row and query or key head: its norm, if the model has one; its turn by the row's position (RoPE, Su
-    et al., 2021); a key, with its value, goes into the paged memory, made finite. `LAST`: rows that reach the last
-    layer as NaN or infinity are marked; once a row is, it stays so."""
+    """One program per row and query or key head. Applies the head's norm, if the model has one, and RoPE (Su et al.,
+    2021). Stores a key and its value in the paged KV cache, with NaN and infinity made finite. With `LAST`, for the
+    last layer, marks rows with NaN or infinity; a row that is not finite stays so in all later layers."""
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     first_half = d < HEAD_DIM // 2
@@ -92,10 +92,10 @@ def attend_tiles(  # sizes: the memory layouts of a step
     values,
     output,  # FINAL: [rows, heads, HEAD_DIM]; else parts [parts, heads, HEAD_DIM] float32
     lse,  # [parts, heads] float32, base 2; unused if FINAL
-    items,  # [items, ITEM_INTS] int32, see `work.Item`; one that pads the list has no rows
+    items,  # [items, ITEM_INTS] int32, see `work.Item`; items that pad the list have no rows
     tables,  # [..] int32: block ids
     positions,  # [rows] int32
-    first_part,  # [rows + 1] int32: where a row's parts begin
+    first_part,  # [rows + 1] int32: index of a row's first part
     scale,
     window,
     softcap,
@@ -111,10 +111,10 @@ def attend_tiles(  # sizes: the memory layouts of a step
     CAPPED: tl.constexpr,
     FINAL: tl.constexpr,
 ):
-    """One program an item and key head."""
+    """One program per item and key head."""
     item = items + tl.program_id(0) * ITEM_INTS
     kv_head = tl.program_id(1)
-    first_row, num_rows, shift, table = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    first_row, num_rows, first_position, table = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
     begin, end, part = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
     if num_rows == 0:
         return
@@ -126,10 +126,10 @@ def attend_tiles(  # sizes: the memory layouts of a step
     inside = valid[:, None] & (d < HEAD_DIM)[None, :]
     in_rows = (row * num_heads + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(query + in_rows, mask=inside, other=0.0)
-    # The position of a row, counted like the keys of this table.
-    place = tl.load(positions + row) - shift
+    # The position of a row, relative to the first key of this table.
+    place = tl.load(positions + row) - first_position
     if WINDOWED:
-        # Keys that no row of the tile sees any more are not read.
+        # Skip keys before the windows of all rows of the tile.
         outside = tl.min(place, axis=0) - window + 1 - begin
         begin += tl.maximum(outside, 0) // BLOCK_N * BLOCK_N
 
@@ -145,15 +145,15 @@ def attend_tiles(  # sizes: the memory layouts of a step
         k = tl.load(keys + where[:, None] + d[None, :], mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
         if CAPPED:
-            # softcap * tanh(scores / softcap); this form of tanh overflows nowhere.
+            # softcap * tanh(scores / softcap); this form of tanh does not overflow.
             shrunk = tl.exp2(tl.abs(scores / softcap) * (-2.0 * LOG2_E))
             scores = tl.where(scores < 0.0, -softcap, softcap) * (1.0 - shrunk) / (1.0 + shrunk) * LOG2_E
-        seen = (n < end)[None, :] & (n[None, :] <= place[:, None])
+        visible = (n < end)[None, :] & (n[None, :] <= place[:, None])
         if WINDOWED:
-            seen = seen & (n[None, :] > place[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
+            visible = visible & (n[None, :] > place[:, None] - window)
+        scores = tl.where(visible, scores, float("-inf"))
         better = tl.maximum(best, tl.max(scores, axis=1))
-        level = tl.where(better == float("-inf"), 0.0, better)  # no key seen yet: weights of 0, not NaN
+        level = tl.where(better == float("-inf"), 0.0, better)  # no visible key yet: weights of 0 instead of NaN
         weights = tl.exp2(scores - level[:, None])
         fade = tl.exp2(best - level)
         total = total * fade + tl.sum(weights, axis=1)
@@ -162,7 +162,7 @@ def attend_tiles(  # sizes: the memory layouts of a step
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
         best = better
 
-    total = tl.where(total == 0.0, 1.0, total)  # a row that saw nothing: output 0, log-sum-exp minus infinity
+    total = tl.where(total == 0.0, 1.0, total)  # a row without visible keys: output 0, log-sum-exp minus infinity
     acc = acc / total[:, None]
     if FINAL:
         tl.store(output + in_rows, acc.to(output.dtype.element_ty), mask=inside)
@@ -183,7 +183,7 @@ def merge_parts(
     BLOCK_D: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """One program a row and head. A row without parts becomes 0."""
+    """One program per row and head. The output of a row without parts is 0."""
     row, head = tl.program_id(0), tl.program_id(1)
     first, last = tl.load(first_part + row), tl.load(first_part + row + 1)
     d = tl.arange(0, BLOCK_D)
@@ -204,15 +204,15 @@ def merge_parts(
         part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=there, other=0.0)
         total += weight
         acc += tl.sum(part * weight[:, None], axis=0)
-    whole = tl.sum(total, axis=0)
-    acc = acc / tl.where(whole == 0.0, 1.0, whole)
+    sum_of_weights = tl.sum(total, axis=0)
+    acc = acc / tl.where(sum_of_weights == 0.0, 1.0, sum_of_weights)
     out = output + (row * num_heads + head) * HEAD_DIM + d
     tl.store(out, acc.to(output.dtype.element_ty), mask=d < HEAD_DIM)
 
 
 @triton.jit
 def norm_rows(x, weight, output, width, epsilon, BLOCK: tl.constexpr):
-    """One program a row of x [rows, width]; `weight` [width] float32."""
+    """One program per row of x [rows, width]; `weight` is [width] float32."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     v = tl.load(x + row * width + i, mask=i < width, other=0.0).to(tl.float32)
@@ -222,8 +222,8 @@ def norm_rows(x, weight, output, width, epsilon, BLOCK: tl.constexpr):
 
 @triton.jit
 def gate_rows(x, output, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """activation(gate) * up of x [rows, 2 * width], gate first; one program a row and `BLOCK` columns. The tanh form of
-    GELU is a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2 z)."""
+    """Computes activation(gate) * up of x [rows, 2 * width], gate first. One program per row and `BLOCK` columns. The
+    tanh form of GELU is a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2 z)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(x + row * 2 * width + i, mask=i < width, other=0.0).to(tl.float32)

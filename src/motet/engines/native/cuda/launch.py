@@ -1,4 +1,4 @@
-"""Launches the kernels of `kernels` for all that a layer does beside matrix products: it chooses the shape of tiles for
+"""Launches the kernels of `kernels` for all operations of a layer except matrix products. Selects the tile shape for
 each head dimension, and passes the inputs."""
 
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from motet.engines.native.cuda.work import ITEM_INTS, Geometry, Sections, places
 from motet.engines.native.kv.storage import KVStorage
 
 PARTS_AT_ONCE = 16
-"""Parts of a row that are merged at a time."""
+"""Number of parts of a row that are merged at a time."""
 COLUMNS_AT_ONCE = 1024
+"""Number of columns of a gated MLP per program."""
 NORM_OF_4_WARPS = 2048
-"""Rows with up to this many columns are normed by 4 warps, wider ones by 8."""
+"""Maximum number of columns for which a norm uses 4 warps; wider rows use 8."""
 
-Turns = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines [rows, head_dim] of the angles by which each row's queries and keys are turned (RoPE), both halves
-of a head."""
+CosSin = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of RoPE for each row, each [rows, head_dim], with both halves of a head."""
 
 
 class Activation(Enum):
-    """The activations of gated MLPs that we know, by Hugging Face's names."""
+    """Activations of gated MLPs for which there is a kernel, by their names in Hugging Face's configs."""
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
@@ -31,7 +31,7 @@ class Activation(Enum):
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms of query and key heads, which are applied before RoPE."""
+    """The norms of query and key heads, applied before RoPE."""
 
     query: torch.Tensor
     """[head_dim] float32"""
@@ -41,15 +41,15 @@ class Norms:
 
 @dataclass(frozen=True)
 class StepScratch:
-    """Memory that layers write and read again: the parts of rows that are read in several spans, and the rows that are
-    not finite. Only `non_finite` is read after the step."""
+    """Memory on the device for intermediate results of the layers: the parts of rows that are read in several spans,
+    and the rows that are not finite. Only `non_finite` is read after the step."""
 
     parts: torch.Tensor
     """[parts, heads, head_dim] float32"""
     lse: torch.Tensor
     """[parts, heads] float32: log-sum-exps of the parts, base 2"""
     non_finite: torch.Tensor
-    """[rows] int32: 1 for rows that reached the last layer as NaN or infinity"""
+    """[rows] int32: 1 for rows with NaN or infinity in the last layer"""
 
     @classmethod
     def empty(cls, rows: int, parts: int, *, storage: KVStorage, geometry: Geometry) -> "StepScratch":
@@ -63,7 +63,7 @@ class StepScratch:
 
 @dataclass(frozen=True)
 class CudaStep:
-    """One step on the device, as the model's layers get it."""
+    """Inputs of a step on the device, which the runner passes to the model's layers."""
 
     ints: Sections[torch.Tensor]
     scratch: StepScratch
@@ -72,18 +72,20 @@ class CudaStep:
 
 
 def views(memory: torch.Tensor, lengths: Sections[int]) -> Sections[torch.Tensor]:
-    """Returns the sections of `memory` int32 on the device; items are [items, ITEM_INTS]."""
+    """Returns views of the sections in `memory` [n] int32 on the device. Items are [items, ITEM_INTS]."""
     flat = Sections(*(memory[where] for where in places(lengths)))
-    narrow, wide, whole = (items.view(-1, ITEM_INTS) for items in (flat.narrow, flat.wide, flat.whole))
-    return flat._replace(narrow=narrow, wide=wide, whole=whole)
+    narrow, wide, final = (items.view(-1, ITEM_INTS) for items in (flat.narrow, flat.wide, flat.final))
+    return flat._replace(narrow=narrow, wide=wide, final=final)
 
 
 def tile_shape(rows: int, head_dim: int, *, dtype: torch.dtype) -> dict[str, int]:
-    """Returns the number of keys that a tile of `rows` query rows x heads takes at a time, and the threads and buffers
-    it has for them. Buffers of keys and values must fit the 227 KB of shared memory that a multiprocessor of an H100
-    gives a program; `tests` compile every shape and hold it to that."""
+    """Returns the number of keys that a tile of `rows` query rows x heads processes at a time, and its number of warps
+    and pipeline stages. The buffers of keys and values must fit into the 227 KB of shared memory of a program on an
+    H100; tests compile every shape and check this."""
     wide_head = head_dim > 128
-    if dtype is torch.float32:  # sums on the ordinary units: exact, slow, and few keys at a time fit the registers
+    if (
+        dtype is torch.float32
+    ):  # exact products without matrix units are slow, and the registers hold few keys at a time
         return {"BLOCK_N": 16 if wide_head else 32, "num_warps": 4, "num_stages": 1}
     keys = 32 if wide_head else 64
     if rows <= 16:
@@ -92,29 +94,30 @@ def tile_shape(rows: int, head_dim: int, *, dtype: torch.dtype) -> dict[str, int
 
 
 class Operators:
-    """Triton's kernels, which are loaded when the first `Operators` is made."""
+    """Launches Triton's kernels, which are loaded when the first `Operators` is made."""
 
     def __init__(self) -> None:
-        from motet.engines.native.cuda import kernels  # only here: Triton comes with torch's CUDA build alone
+        from motet.engines.native.cuda import kernels  # Triton is installed only with torch's CUDA build
 
         self._kernels = kernels
 
-    def turn(
-        self, layer: int, projected: torch.Tensor, *, turns: Turns, norms: Norms | None, step: CudaStep
+    def rotate(
+        self, layer: int, projected: torch.Tensor, *, cos_sin: CosSin, norms: Norms | None, step: CudaStep
     ) -> torch.Tensor:
-        """Returns queries [rows, heads, head_dim], normed and turned, of the projections [rows, (heads + 2 * kv_heads)
-        * head_dim]; stores the step's keys, normed and turned, and values at its slots. With the last layer, marks rows
-        that are not finite."""
+        """Applies norms and RoPE to the queries and keys in `projected` [rows, (heads + 2 * kv_heads) * head_dim].
+
+        Returns the queries [rows, heads, head_dim], and stores the step's keys and values at its slots. In the last
+        layer, marks the rows that are not finite."""
         storage, heads = step.storage, step.geometry.num_heads
         keys, values = storage.keys[layer], storage.values[layer]
         _, num_kv_heads, head_dim = keys.shape
         rows = len(projected)
         query = torch.empty(rows, heads, head_dim, dtype=projected.dtype, device=projected.device)
-        self._kernels.turn_rows[(rows, heads + num_kv_heads)](
+        self._kernels.rotate_rows[(rows, heads + num_kv_heads)](
             projected,
-            *turns,
-            norms.query if norms else turns[0],
-            norms.key if norms else turns[0],
+            *cos_sin,
+            norms.query if norms else cos_sin[0],
+            norms.key if norms else cos_sin[0],
             query,
             keys,
             values,
@@ -135,8 +138,8 @@ class Operators:
         return query
 
     def attend(self, layer: int, query: torch.Tensor, *, step: CudaStep, scores: Scores) -> torch.Tensor:
-        """Returns [rows, heads, head_dim] for the query [rows, heads, head_dim]. Whole tiles come after the merge: they
-        have no parts, and the merge zeroes rows without parts."""
+        """Returns the attention [rows, heads, head_dim] of `query` [rows, heads, head_dim]. Final tiles are launched
+        after the merge, because the merge writes zeros to rows without parts."""
         ints, scratch, geometry = step.ints, step.scratch, step.geometry
         rows, heads, head_dim = query.shape
         output = torch.empty(rows, heads, head_dim, dtype=query.dtype, device=query.device)
@@ -154,7 +157,7 @@ class Operators:
             BLOCK_P=PARTS_AT_ONCE,
             num_warps=4,
         )
-        tiles(items=ints.whole, block_m=geometry.wide, output=output, final=True)
+        tiles(items=ints.final, block_m=geometry.wide, output=output, final=True)
         return output
 
     def _attend_tiles(
@@ -169,7 +172,7 @@ class Operators:
         output: torch.Tensor,
         final: bool,
     ) -> None:
-        """Launches the kernel once, if there is anything to do."""
+        """Launches the kernel for `items`, if there are any."""
         if not len(items):
             return
         storage = step.storage
@@ -202,7 +205,7 @@ class Operators:
         )
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, *, epsilon: float) -> torch.Tensor:
-        """Returns the root mean square norm of x [.., width] with `weight` [width] float32."""
+        """Returns the root mean square norm [.., width] of x [.., width] with `weight` [width] float32."""
         output, width = torch.empty_like(x), x.shape[-1]
         block = 1 << (width - 1).bit_length()
         warps = 8 if block > NORM_OF_4_WARPS else 4
@@ -221,5 +224,5 @@ class Operators:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Returns the least power of two that holds a head and that a matrix unit can use."""
+    """Returns the smallest power of two that is at least `head_dim` and the minimum of a matrix unit."""
     return max(16, 1 << (head_dim - 1).bit_length())

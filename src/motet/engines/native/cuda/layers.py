@@ -1,14 +1,14 @@
-"""The layers of a Hugging Face decoder in few launches, without complicated kernels: merged products, and one kernel
-for the operations between two products.
+"""The layers of a Hugging Face decoder in few launches, without complicated kernels: fused products, and one kernel for
+the operations between two products.
 
-    attention   one product for queries, keys and values; norm, turn and store in one launch; the step's attention; the
-                output's product
-    MLP         one product for gate and up; the activation and what it gates in one launch; the product back
+    attention   one product for queries, keys and values; norm, RoPE and storing in one launch; the step's attention;
+                the output product
+    MLP         one product for gate and up; activation and gating in one launch; the down product
     norms       one launch each
 
-The decoder stays Hugging Face's: its order of layers, embeddings, angles, residuals, head. Values between two products
-are rounded once, not after every operation of a chain, so that they are nearer to float32 than the chain's.
-"""
+The rest of the decoder is unchanged: its order of layers, embeddings, RoPE tables, residuals and head. Values between
+two products are rounded once instead of after every operation, so they are closer to float32 than with separate
+operators."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ from motet.engines.native.model_weights import Slot, TensorWeights, names_of, ti
 
 
 def fuse(model: PreTrainedModel, operators: Operators) -> TensorWeights:
-    """Replaces the model's layers by ours, and returns where the tensors of a checkpoint are in them. An MLP with an
-    activation that we do not know stays as it is."""
+    """Replaces the model's layers by the layers of this file, and returns the locations of the checkpoint's tensors in
+    them. An MLP whose activation has no kernel is not replaced."""
     epsilon = model.config.rms_norm_eps
     slots = Slots(model)
     activation = activation_of(model.config)
@@ -35,12 +35,12 @@ def fuse(model: PreTrainedModel, operators: Operators) -> TensorWeights:
             slots.norm(old.q_norm, norms.query)
             slots.norm(old.k_norm, norms.key)
         layer.self_attn = Attention(old, index, scores=scores, norms=norms, operators=operators)
-        slots.merged(layer.self_attn.qkv, old.q_proj, old.k_proj, old.v_proj)
+        slots.fused(layer.self_attn.qkv, old.q_proj, old.k_proj, old.v_proj)
         slots.same(old.o_proj)
         if activation in {known.value for known in Activation}:
             gated = layer.mlp
             layer.mlp = GatedMLP(gated, Activation(activation), operators=operators)
-            slots.merged(layer.mlp.gate_up, gated.gate_proj, gated.up_proj)
+            slots.fused(layer.mlp.gate_up, gated.gate_proj, gated.up_proj)
             slots.same(gated.down_proj)
     for name, module in list(model.named_modules()):
         if type(module).__name__.endswith("RMSNorm"):
@@ -53,7 +53,8 @@ def fuse(model: PreTrainedModel, operators: Operators) -> TensorWeights:
 
 
 class Slots:
-    """Notes where each tensor of a checkpoint is in the fused model, while its old modules are still there."""
+    """Records the location of each tensor of a checkpoint in the fused model, while the original modules still
+    exist."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._names = names_of(model)
@@ -61,28 +62,32 @@ class Slots:
         self._slots: dict[str, Slot] = {}
 
     def same(self, module: nn.Module) -> None:
-        """Called for a module that stays. One that is new has no name in the checkpoint, and is passed over."""
+        """Records the parameters of a module that is not replaced. New modules have no names in the checkpoint, and are
+        ignored."""
         for parameter in module.parameters():
-            self._note(parameter, parameter)
+            self._record(parameter, parameter)
 
     def norm(self, old: nn.Module, factors: torch.Tensor) -> None:
-        self._note(old.weight, factors, more=norm_offset(old))
+        """Records `factors` as the location of a norm's weight."""
+        self._record(old.weight, factors, offset=norm_offset(old))
 
-    def merged(self, one: nn.Linear, *parts: nn.Linear) -> None:
+    def fused(self, one: nn.Linear, *parts: nn.Linear) -> None:
+        """Records the rows of `one`, a fused product, as the locations of the weights of `parts`."""
         begin = 0
         for part in parts:
             rows = slice(begin, begin + part.out_features)
-            self._note(part.weight, one.weight[rows])
+            self._record(part.weight, one.weight[rows])
             if part.bias is not None:
-                self._note(part.bias, one.bias[rows])
+                self._record(part.bias, one.bias[rows])
             begin += part.out_features
 
     def weights(self, dtype: torch.dtype) -> TensorWeights:
+        """Returns the recorded locations."""
         return TensorWeights(self._slots, tied=self._tied, dtype=dtype)
 
-    def _note(self, parameter: Any, numbers: torch.Tensor, *, more: float = 0.0) -> None:
-        for name in self._names.pop(id(parameter), ()):  # once: a later parameter may get the id of one that is gone
-            self._slots[name] = Slot(numbers.detach(), more)
+    def _record(self, parameter: Any, tensor: torch.Tensor, *, offset: float = 0.0) -> None:
+        for name in self._names.pop(id(parameter), ()):  # pop: a later parameter can get the id of a freed one
+            self._slots[name] = Slot(tensor.detach(), offset)
 
 
 class Attention(nn.Module):
@@ -90,7 +95,7 @@ class Attention(nn.Module):
 
     def __init__(self, old: Any, layer: int, *, scores: Scores, norms: Norms | None, operators: Operators) -> None:
         super().__init__()
-        self.qkv = merged(old.q_proj, old.k_proj, old.v_proj)
+        self.qkv = fused(old.q_proj, old.k_proj, old.v_proj)
         self.out: nn.Linear = old.o_proj
         self._layer = layer
         self._scores = scores
@@ -107,7 +112,7 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         cosines, sines = position_embeddings
         qkv = self.qkv(hidden_states[0])
-        query = self._operators.turn(self._layer, qkv, turns=(cosines[0], sines[0]), norms=self._norms, step=step)
+        query = self._operators.rotate(self._layer, qkv, cos_sin=(cosines[0], sines[0]), norms=self._norms, step=step)
         output = self._operators.attend(self._layer, query, step=step, scores=self._scores)
         return self.out(output.flatten(1)).unsqueeze(0), None
 
@@ -117,7 +122,7 @@ class GatedMLP(nn.Module):
 
     def __init__(self, old: Any, activation: Activation, *, operators: Operators) -> None:
         super().__init__()
-        self.gate_up = merged(old.gate_proj, old.up_proj)
+        self.gate_up = fused(old.gate_proj, old.up_proj)
         self.down: nn.Linear = old.down_proj
         self._activation = activation
         self._operators = operators
@@ -130,6 +135,8 @@ class GatedMLP(nn.Module):
 
 
 class Norm(nn.Module):
+    """Replaces a root mean square norm."""
+
     def __init__(self, weight: torch.Tensor, epsilon: float, *, operators: Operators) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
@@ -140,8 +147,9 @@ class Norm(nn.Module):
         return self._operators.norm(x.contiguous(), self.weight, epsilon=self._epsilon)
 
 
-def merged(*parts: nn.Linear) -> nn.Linear:
-    """Returns the products of one input as one; the weights are in memory once, there."""
+def fused(*parts: nn.Linear) -> nn.Linear:
+    """Returns one product with the concatenated weights of several products of the same input. The weights are copied,
+    so the originals can be freed."""
     one = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=False, device="meta")
     one.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
     if parts[0].bias is not None:
