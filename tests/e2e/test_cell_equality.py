@@ -75,10 +75,17 @@ def pair(cell: ChildServer, dtype: str, one_engine: Callable[[str], ChildServer]
         yield Pair(single, apart, http)
 
 
-def spent(pair: Pair, before: CounterSnapshot) -> tuple[int, int, int]:
-    """Returns the cell's prefills, its transfers, and the prompt tokens that decode computed."""
+@dataclass(frozen=True)
+class CellCost:
+    prefills: int
+    transfers: int
+    recomputed_tokens: int
+    """Number of prompt tokens that decode computed."""
+
+
+def spent(pair: Pair, before: CounterSnapshot) -> CellCost:
     figures = read_figures(pair.http) - before
-    return figures.prefills, figures.kv_transfers, figures.recomputed_tokens
+    return CellCost(figures.prefills, figures.kv_transfers, figures.recomputed_tokens)
 
 
 CHATS = {"float32": (1, 8), "bfloat16": (3, 32)}
@@ -91,9 +98,9 @@ def test_a_chat_is_the_chat_of_one_engine_for_one_prefill_and_one_transfer(dtype
         assert len(set(expected)) == n
         before = read_figures(pair.http)
         assert chat(pair.cell, n=n, seed=SEED) == expected
-        assert spent(pair, before) == (1, 1, 1)
+        assert spent(pair, before) == CellCost(prefills=1, transfers=1, recomputed_tokens=1)
         assert streamed_chat(pair.cell, n=n, seed=SEED) == expected
-        assert spent(pair, before) == (2, 2, 2)
+        assert spent(pair, before) == CellCost(prefills=2, transfers=2, recomputed_tokens=2)
 
 
 def test_completions_of_several_prompts_are_those_of_one_engine(dtype: str, pair: Pair) -> None:
@@ -101,7 +108,7 @@ def test_completions_of_several_prompts_are_those_of_one_engine(dtype: str, pair
         expected = completions(pair.single, PROMPTS, n=n, seed=SEED)
         before = read_figures(pair.http)
         assert completions(pair.cell, PROMPTS, n=n, seed=SEED) == expected
-        assert spent(pair, before) == (3, 3, 3)
+        assert spent(pair, before) == CellCost(prefills=3, transfers=3, recomputed_tokens=3)
         assert streamed_completions(pair.cell, PROMPTS, n=n, seed=SEED) == expected
 
 
@@ -122,7 +129,8 @@ def test_choices_that_have_begun_go_on_in_a_cell_with_the_same_prompt_moved_once
     begun = [{"index": i, "token_ids": whole[i][0][:count]} for i, count in enumerate((0, 9, 29))]
     rest = tokens_and_scores(pair.http, sampling_params=sampling, choices=begun)
     assert rest == [(tokens[count:], scores[count:]) for (tokens, scores), count in zip(whole, (0, 9, 29), strict=True)]
-    assert spent(pair, before)[:2] == (1, 1)
+    cost = spent(pair, before)
+    assert cost == CellCost(prefills=1, transfers=1, recomputed_tokens=cost.recomputed_tokens)
 
 
 def test_the_bytes_moved_are_the_prompt_s_whatever_n_is(pair: Pair) -> None:

@@ -1,6 +1,7 @@
 """Scenes of two workers: one prefill and one decode worker, or two of one role."""
 
 import asyncio
+from dataclasses import dataclass
 
 from motet.errors import MotetError
 from motet.settings.server_config import CellConfig
@@ -28,6 +29,14 @@ class Cell(Scene):
         self.decode.scenario.fail_after = fail_after or {}
 
 
+@dataclass(frozen=True)
+class PerWorker:
+    """Number of groups of each worker of a `Pair`."""
+
+    first: int
+    second: int
+
+
 class Pair(Scene):
     """Two workers of one role. A group whose worker fails ends with it."""
 
@@ -44,9 +53,9 @@ class Pair(Scene):
         self.first.during_prefill, self.second.during_prefill = first, second
 
     @property
-    def prefill_counts(self) -> tuple[int, int]:
-        return len(self.first.prefills), len(self.second.prefills)
+    def prefill_counts(self) -> PerWorker:
+        return PerWorker(len(self.first.prefills), len(self.second.prefills))
 
     @property
-    def groups(self) -> tuple[int, int]:
-        return len(self.first.requests), len(self.second.requests)
+    def groups(self) -> PerWorker:
+        return PerWorker(len(self.first.requests), len(self.second.requests))

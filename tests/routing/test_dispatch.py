@@ -18,7 +18,7 @@ from motet.routing.workers.serving import WorkKind
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Policy, Role
-from tests.routing.cells import Pair
+from tests.routing.cells import Pair, PerWorker
 from tests.routing.scene import (
     ONE_LIFE,
     answer,
@@ -38,9 +38,9 @@ async def test_the_least_loaded_is_the_one_with_the_fewest_open_choices() -> Non
     pair = Pair("decode", policy=Policy.LEAST_LOADED)
     many = pair.router.generate(group("many", n=8))
     few = [pair.router.generate(group(name, n=2)) for name in "abc"]
-    assert pair.groups == (1, 3)
+    assert pair.groups == PerWorker(first=1, second=3)
     last = pair.router.generate(group("last", n=1))
-    assert pair.groups == (1, 4)
+    assert pair.groups == PerWorker(first=1, second=4)
     assert backlog_of(pair, WorkKind.GENERATE).waiting_tokens == 4 * 200
     for stream in (many, *few, last):
         await tokens_of(stream)
@@ -52,7 +52,7 @@ async def test_a_choice_that_has_finished_or_was_stopped_is_not_open_any_more() 
     second = pair.router.generate(group("second", n=2))
     await pair.router.stop_choice(group("first").request_id, 1)
     third = pair.router.generate(group("third", n=1))
-    assert pair.groups == (2, 1)
+    assert pair.groups == PerWorker(first=2, second=1)
     assert await tokens_of(first) == {0: answer(0)}
     assert await tokens_of(second) == answers(2)
     await pair.router.stop_choice(group("unknown").request_id, 0)
@@ -75,18 +75,18 @@ async def test_a_group_that_is_closed_early_is_removed_from_the_load() -> None:
         await stream.aclose()
         await stream.aclose()
     await pair.router.generate(group("unread")).aclose()
-    assert pair.groups == (2, 1)
+    assert pair.groups == PerWorker(first=2, second=1)
 
 
 async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason() -> None:
     pair = Pair("decode")
     for name in "abcd":
         await answers_of(pair.router, group(name))
-    assert pair.groups == (2, 2)
+    assert pair.groups == PerWorker(first=2, second=2)
     assert pair.router.counts.decisions == {"cost": 4}
     cache_prefix(pair.fleet, "decode-1", group("e"), 64)
     await answers_of(pair.router, group("e"))
-    assert pair.groups == (2, 3)
+    assert pair.groups == PerWorker(first=2, second=3)
     assert pair.router.counts.decisions == {"cost": 4, "prefix": 1}
     assert (pair.router.counts.routed_tokens, pair.router.counts.overlap_tokens) == (5 * 200, 64)
     assert "decode-1 136 (own 136" in (pair.fleet.reports()[1].last_decision or "")
@@ -110,7 +110,7 @@ async def test_an_engine_that_refuses_a_group_at_once_is_skipped_too(error: Mote
         pair.router.generate(group())
     for name in "abc":
         await answers_of(pair.router, group(name))
-    assert pair.groups == (0, 3)
+    assert pair.groups == PerWorker(first=0, second=3)
     assert pair.fleet.reports()[0].state is state
 
 
@@ -124,7 +124,7 @@ async def test_a_group_whose_worker_dies_is_not_restarted_and_that_worker_gets_n
     pair.clock.now_s = 1000.0
     for name in ("b", "c"):
         await answers_of(pair.router, group(name))
-    assert pair.groups == (1, 2)
+    assert pair.groups == PerWorker(first=1, second=2)
 
 
 async def test_a_worker_that_its_keeper_found_silent_stays_silent_when_its_groups_fail() -> None:
@@ -157,7 +157,7 @@ async def test_cached_tokens_are_counted_on_the_worker_that_would_get_the_group(
     cache_prefix(pair.fleet, "decode-1", group(), 64)
     assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 136
     stream = pair.router.generate(msgspec.structs.replace(group(n=8), prompt=(*group().prompt[:64], *range(136))))
-    assert pair.groups == (0, 1)
+    assert pair.groups == PerWorker(first=0, second=1)
     # So many choices are open there that the other worker costs less.
     assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 200
     await stream.aclose()

@@ -21,7 +21,7 @@ from motet.routing.workers.worker_faults import REFUSAL_S
 from motet.settings.server_config import RoutingConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Policy
-from tests.routing.cells import Pair
+from tests.routing.cells import Pair, PerWorker
 from tests.routing.scene import ControlledPrefill, group, worker
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ async def test_prefill_goes_to_the_worker_with_the_fewest_waiting_prompt_tokens(
     second.entered.clear()
     calls.append(asyncio.ensure_future(pair.router.prefill(group("next", prompt_tokens=100))))
     await second.entered.wait()
-    assert pair.prefill_counts == (1, 2)
+    assert pair.prefill_counts == PerWorker(first=1, second=2)
     first.may_end.set()
     second.may_end.set()
     for ticket in await asyncio.gather(*calls):
@@ -53,35 +53,35 @@ async def test_if_one_prefill_worker_fails_the_next_is_tried_in_the_same_call(er
     pair = Pair(first=failing(error))
     ticket = await pair.router.prefill(group())
     assert ticket.remote_engine_id == "prefill-1, start 0"
-    assert pair.prefill_counts == (1, 1)
+    assert pair.prefill_counts == PerWorker(first=1, second=1)
     await pair.router.release(ticket)
 
 
 async def test_a_prefill_worker_that_died_gets_nothing_until_it_is_marked_ready() -> None:
     controlled = failing(EngineDiedError("gone"))
     pair = Pair(first=controlled)
-    for now_s, prefills in [(0.0, (1, 1)), (1000.0, (1, 2))]:
+    for now_s, second in [(0.0, 1), (1000.0, 2)]:
         pair.clock.now_s = now_s
         await pair.router.release(await pair.router.prefill(group()))
-        assert pair.prefill_counts == prefills
+        assert pair.prefill_counts == PerWorker(first=1, second=second)
     assert [report.state for report in pair.fleet.reports()] == [WorkerState.DEAD, WorkerState.READY]
     controlled.error = None
     pair.fleet.mark("prefill-0", WorkerState.READY)
     for _ in range(2):  # they take turns
         await pair.router.release(await pair.router.prefill(group()))
-    assert pair.prefill_counts == (2, 3)
+    assert pair.prefill_counts == PerWorker(first=2, second=3)
 
 
 async def test_a_full_prefill_worker_is_skipped_for_half_a_second() -> None:
     pair = Pair(first=failing(OverloadedError("full")))
-    for now_s, prefills in [(0.0, (1, 1)), (REFUSAL_S - 0.01, (1, 2)), (REFUSAL_S - 0.01, (1, 3))]:
+    for now_s, second in [(0.0, 1), (REFUSAL_S - 0.01, 2), (REFUSAL_S - 0.01, 3)]:
         pair.clock.now_s = now_s
         await pair.router.release(await pair.router.prefill(group()))
-        assert pair.prefill_counts == prefills
+        assert pair.prefill_counts == PerWorker(first=1, second=second)
     pair.clock.now_s = REFUSAL_S
     for _ in range(2):  # they take turns
         await pair.router.release(await pair.router.prefill(group()))
-    assert pair.prefill_counts == (2, 5)
+    assert pair.prefill_counts == PerWorker(first=2, second=5)
 
 
 async def test_a_full_prefill_worker_is_tried_again_if_there_is_no_other() -> None:
@@ -91,7 +91,7 @@ async def test_a_full_prefill_worker_is_tried_again_if_there_is_no_other() -> No
         await pair.router.prefill(group())
     controlled.error = None
     await pair.router.release(await pair.router.prefill(group()))
-    assert pair.prefill_counts == (2, 1)
+    assert pair.prefill_counts == PerWorker(first=2, second=1)
 
 
 @pytest.mark.parametrize("error", [RequestError("never"), EngineError("sick")])
@@ -99,7 +99,7 @@ async def test_after_an_error_of_the_group_no_other_worker_is_tried(error: Motet
     pair = Pair(first=failing(error))
     with pytest.raises(type(error)):
         await pair.router.prefill(group())
-    assert pair.prefill_counts == (1, 0)
+    assert pair.prefill_counts == PerWorker(first=1, second=0)
 
 
 async def test_with_no_prefill_worker_left_the_last_error_counts_and_then_prefill_is_down() -> None:
@@ -109,7 +109,7 @@ async def test_with_no_prefill_worker_left_the_last_error_counts_and_then_prefil
         await pair.router.prefill(group())
     with pytest.raises(NoWorkerError, match="no worker can prefill now: prefill-0 is dead, prefill-1 is dead"):
         await pair.router.prefill(group())
-    assert pair.prefill_counts == (1, 1)
+    assert pair.prefill_counts == PerWorker(first=1, second=1)
 
 
 async def test_with_one_worker_full_and_one_dead_prefill_counts_as_full() -> None:

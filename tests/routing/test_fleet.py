@@ -14,7 +14,7 @@ from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_faults import REFUSAL_S
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
-from tests.routing.cells import Pair
+from tests.routing.cells import Pair, PerWorker
 from tests.routing.scene import ONE_LIFE, Clock, Tasks, answer, answers, answers_of, group, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
@@ -256,7 +256,7 @@ async def test_choices_of_other_routers_count_and_own_choices_do_not_count_twice
         member.load.note_report(open_choices)
     assert (first.load.open_choices, second.load.open_choices) == (4, 30)
     other = pair.router.generate(group("other", n=4))
-    assert pair.groups == (2, 0)
+    assert pair.groups == PerWorker(first=2, second=0)
     first.load.note_report(3)  # it does not have all of the router's choices yet
     assert first.load.open_choices == 8
     await stream.aclose()

@@ -1,6 +1,7 @@
 """A prompt that is kept after its answers: more choices need no prefill, and equal the choices of a larger group."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +105,21 @@ def test_a_prompt_that_cannot_be_kept_is_refused_by_name(changes: dict[str, int]
     assert refused.value.param == "keep_s"
 
 
+@dataclass(frozen=True)
+class KeptFigures:
+    trunks: int
+    blocks: int
+    given_up: int
+
+
 @pytest.mark.slow
 def test_over_the_limit_the_least_recently_used_prompt_is_released(tiny: Tiny) -> None:
     """Each prompt has 11 blocks, and the first two prompts share their first 5 blocks."""
     core = make_core(tiny("llama"), keep_gb=gb_of(22))
 
-    def figures() -> tuple[int, int, int]:
+    def figures() -> KeptFigures:
         stats = core.stats()
-        return stats.trunks_kept, stats.blocks_kept, stats.trunks_given_up
+        return KeptFigures(stats.trunks_kept, stats.blocks_kept, stats.trunks_given_up)
 
     def computed(prompt: tuple[int, ...], *, keep_s: float = 0.0) -> int:
         before = core.stats().prefill_tokens
@@ -120,12 +128,12 @@ def test_over_the_limit_the_least_recently_used_prompt_is_released(tiny: Tiny) -
 
     alike, other = (*PROMPT[:40], *prompt_of(43, 2)), prompt_of(83, 3)
     assert [computed(prompt, keep_s=60) for prompt in (PROMPT, alike)] == [83, 43]
-    assert figures() == (2, 17, 0)
+    assert figures() == KeptFigures(trunks=2, blocks=17, given_up=0)
     assert computed(PROMPT) == 1
     assert computed(other, keep_s=60) == 83
-    assert figures() == (2, 22, 1)
+    assert figures() == KeptFigures(trunks=2, blocks=22, given_up=1)
     assert computed(prompt_of(180, 4), keep_s=60) == 180
-    assert figures() == (2, 22, 2), "23 blocks are more than may be kept"
+    assert figures() == KeptFigures(trunks=2, blocks=22, given_up=2), "23 blocks are more than may be kept"
     assert [computed(prompt) for prompt in (PROMPT, other)] == [1, 1]
     assert computed(alike) == 3, "the tokens after the last full block"
 
