@@ -1,4 +1,4 @@
-"""Servers for hostile clients and before hostile workers."""
+"""Servers that tests attack as hostile clients and as hostile workers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What hostile clients send, and what a server tells them."""
+"""Functions for hostile clients on raw sockets: they send floods, and read the status and the end of an answer."""
 
 import asyncio
 
@@ -14,8 +14,8 @@ async def status(reader: asyncio.StreamReader) -> int:
     return int(line.split()[1]) if line else 0
 
 
-async def ended(reader: asyncio.StreamReader) -> bytes:
-    """Returns what still comes before the server ends the connection."""
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """Returns everything that the server sends before it ends the connection."""
     try:
         return await reader.read()
     except ConnectionError:
@@ -23,7 +23,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
 
 
 async def flood(writer: asyncio.StreamWriter, piece: bytes, *, total: int) -> int:
-    """Sends a piece again and again; returns the number of bytes that could be sent."""
+    """Sends a piece repeatedly. Returns the number of bytes that could be sent."""
     sent = 0
     try:
         while sent < total:

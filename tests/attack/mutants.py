@@ -1,11 +1,11 @@
-"""Turns a good message into hostile ones: wrong types, lengths and encodings, drawn with a seed."""
+"""Makes hostile messages from a valid one: random wrong types, lengths and encodings, from a seed."""
 
 import random
 from collections.abc import Iterator
 
 import msgspec
 
-ODD: tuple[object, ...] = (
+VALUES: tuple[object, ...] = (
     None,
     True,
     -1,
@@ -31,31 +31,31 @@ ODD: tuple[object, ...] = (
 )
 
 
-def hostile(good: object, *, seed: int, count: int) -> Iterator[bytes]:
-    """Yields `count` messages in msgpack: one or two values of each are odd, or its bytes are cut or changed."""
-    dice = random.Random(seed)
+def mutants(valid: object, *, seed: int, count: int) -> Iterator[bytes]:
+    """Yields `count` messages in msgpack. In each, one or two values are replaced, or its bytes are cut or changed."""
+    rng = random.Random(seed)
     for _ in range(count):
-        message: object = msgspec.to_builtins(good, builtin_types=(bytes,))
-        for _ in range(dice.choice((1, 1, 2))):
-            message = _changed(message, dice)
+        message: object = msgspec.to_builtins(valid, builtin_types=(bytes,))
+        for _ in range(rng.choice((1, 1, 2))):
+            message = _changed(message, rng)
         encoded = bytearray(msgspec.msgpack.encode(message))
-        match dice.randrange(6):
+        match rng.randrange(6):
             case 0:
-                del encoded[dice.randrange(len(encoded)) :]
+                del encoded[rng.randrange(len(encoded)) :]
             case 1:
-                encoded[dice.randrange(len(encoded))] = dice.randrange(256)
+                encoded[rng.randrange(len(encoded))] = rng.randrange(256)
             case _:
                 pass
         yield bytes(encoded)
 
 
-def _changed(value: object, dice: random.Random) -> object:
-    if isinstance(value, dict) and value and dice.random() < 0.9:
-        name = dice.choice(list(value))
-        if dice.random() < 0.1:
+def _changed(value: object, rng: random.Random) -> object:
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        name = rng.choice(list(value))
+        if rng.random() < 0.1:
             return {other: one for other, one in value.items() if other != name}
-        return {**value, name: _changed(value[name], dice)}
-    if isinstance(value, list | tuple) and value and dice.random() < 0.7:
-        place = dice.randrange(len(value))
-        return [*value[:place], _changed(value[place], dice), *value[place + 1 :]]
-    return dice.choice(ODD)
+        return {**value, name: _changed(value[name], rng)}
+    if isinstance(value, list | tuple) and value and rng.random() < 0.7:
+        position = rng.randrange(len(value))
+        return [*value[:position], _changed(value[position], rng), *value[position + 1 :]]
+    return rng.choice(VALUES)

@@ -1,4 +1,5 @@
-"""Bodies that are large, that have no end, or that come without a key: what they may cost a server, and others."""
+"""Request bodies that are large, without an end, or without a key: the limits of their cost for a server and for other
+clients."""
 
 import asyncio
 import time
@@ -16,11 +17,11 @@ pytestmark = pytest.mark.anyio
 
 CHUNK = b"10000\r\n" + b"a" * 65536 + b"\r\n"
 KIB = 1024
-IN_TIME = {"tool calls": (), "unknown keys": (), "long numbers": (), "stop tokens": ()}
-"""The marks of the cases that the fast tests send, one for each limit; to make and send 7 MB takes a while."""
+FAST = {"tool calls": (), "unknown keys": (), "long numbers": (), "stop tokens": ()}
+"""Marks of the cases that the fast tests send, one for each limit. The other cases send 7 MB each."""
 
 
-async def test_bodies_under_way_have_one_budget_and_short_ones_get_in_beside_it(serve: Serving) -> None:
+async def test_open_bodies_have_one_budget_and_short_ones_are_accepted_in_addition(serve: Serving) -> None:
     served = await serve(max_open_body_bytes=200 * KIB)
     _reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(
@@ -29,17 +30,17 @@ async def test_bodies_under_way_have_one_budget_and_short_ones_get_in_beside_it(
     await writer.drain()
     long = "x" * (80 * KIB)
     while (response := await served.complete(long)).status_code != 503:
-        pass  # until the other body has been read as far as it has come
+        pass  # until the received part of the other body has been read
     assert_error(response, status=503, retry_after="1", code="overloaded")
     assert (await served.complete("x")).status_code == 200
     await left(writer)
     while (await served.complete(long)).status_code == 503:
         pass
-    for _ in range(5):  # each gives its part back
+    for _ in range(5):  # each returns its part of the budget
         assert (await served.complete(long)).status_code != 503
 
 
-async def test_a_body_counts_only_until_its_request_has_been_made(serve: Serving) -> None:
+async def test_a_body_counts_only_until_its_request_is_parsed(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(gated=True), max_open_body_bytes=200 * KIB)
     padding = {"metadata": {"x": "x" * (200 * KIB)}}
     running = [await served.engine.start_request(served.complete("x", **padding)) for _ in range(3)]
@@ -49,7 +50,7 @@ async def test_a_body_counts_only_until_its_request_has_been_made(serve: Serving
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/engine/generate", "/nowhere"])
 async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> None:
-    served = await serve(api_keys=("right",), worker_key="ours")
+    served = await serve(api_keys=("right",), worker_key="worker")
     async with serving(served.app) as (_, reader, writer):
         writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         tracemalloc.start()
@@ -62,27 +63,29 @@ async def test_without_a_key_a_body_is_not_read(serve: Serving, path: str) -> No
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=IN_TIME.get(case, pytest.mark.slow)) for case in REFUSED])
-async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_made(serve: Serving, case: str) -> None:
+@pytest.mark.parametrize("case", [pytest.param(case, marks=FAST.get(case, pytest.mark.slow)) for case in REFUSED])
+async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_parsed(
+    serve: Serving, case: str
+) -> None:
     served = await serve()
     path, make, param = REFUSED[case]
     body = make()
-    began = time.thread_time()
+    started_s = time.thread_time()
     response = await served.http.post(path, content=body, headers={"content-type": "application/json"})
-    busy_s = time.thread_time() - began
+    busy_s = time.thread_time() - started_s
     assert response.status_code == 400
     assert response.json()["error"].get("param") == param
-    assert busy_s < 1  # of the loop's own thread: the client is in it too, and sends megabytes
+    assert busy_s < 1  # CPU time of the event loop's thread, in which the client sends megabytes too
 
 
-async def test_text_that_looks_like_many_parts_is_no_reason_to_refuse_it(served: Served) -> None:
+async def test_text_that_looks_like_many_parts_is_not_refused(served: Served) -> None:
     for text in ('{"a": [1, 2]}, ' * 12_000, '\\"{[:' * 20_000, "\\" * 50_001 + "{[" * 9000):
         response = await served.http.post("/tokenize", json={"prompt": text, "return_token_strs": False})
         assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_long_numbers_letters_and_nesting_are_read_as_in_short_bodies(serve: Serving) -> None:
-    """Long bodies have another decoder."""
+async def test_long_bodies_are_parsed_like_short_ones(serve: Serving) -> None:
+    """Long bodies have a separate decoder."""
     served = await serve()
     pad = {"metadata": {"x": "x" * 70_000}}
     for fields in ({}, {"seed": 2**64}, {"temperature": 1.5}, {"seed": 10**30}, {"stop": ["\u00e9", "\U0001f600"]}):

@@ -1,4 +1,5 @@
-"""Clients that send without end, slowly, or nothing: what they may cost a server before their key is looked at."""
+"""Clients that send without end, slowly, or nothing: the limits of their cost for a server before their key is
+checked."""
 
 import asyncio
 import tracemalloc
@@ -9,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.deploy.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, RESERVE, ConnectionLimits
 from motet.deploy.listen import HttpServer
-from tests.attack.hostile import MIB, ended, flood, status
+from tests.attack.hostile import MIB, flood, read_to_end, status
 from tests.deploy.listening import left, serving
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +21,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads the whole body, except under /keyless, and answers; under /stream it never ends."""
+    """Reads the complete body, except under /keyless, and answers. Under /stream the answer never ends."""
     while not scope["path"].startswith("/keyless") and (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -31,7 +32,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("begins", "piece"),
+    ("start", "piece"),
     [
         (b"GET /", b"a" * 65536),
         (GET % b"/", b"x: " + b"a" * 1000 + b"\r\n"),
@@ -44,9 +45,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     ],
     ids=["path", "headers", "header", "small headers", "trailers", "trailer", "chunk's extension", "empty lines"],
 )
-async def test_a_head_without_end_is_refused_and_not_kept(begins: bytes, piece: bytes) -> None:
+async def test_a_head_without_end_is_refused_and_not_kept(start: bytes, piece: bytes) -> None:
     async with serving(app) as (_, reader, writer):
-        writer.write(begins)
+        writer.write(start)
         tracemalloc.start()
         try:
             flooding = asyncio.create_task(flood(writer, piece, total=16 * MIB))
@@ -66,7 +67,7 @@ async def test_a_large_head_and_many_headers_pass_below_the_limits() -> None:
         assert await status(reader) == 200
 
 
-async def test_chunks_of_a_byte_are_no_head() -> None:
+async def test_chunks_of_a_byte_do_not_count_as_a_head() -> None:
     async with serving(app) as (_, reader, writer):
         writer.write(CHUNKED)
         await flood(writer, b"1\r\na\r\n" * 1000, total=MAX_HEAD_BYTES * 3)
@@ -74,28 +75,33 @@ async def test_chunks_of_a_byte_are_no_head() -> None:
         assert await status(reader) == 200
 
 
-async def test_requests_that_wait_for_the_answer_before_theirs_are_few() -> None:
+async def test_the_number_of_pipelined_requests_is_limited() -> None:
     async with serving(app) as (server, reader, writer):
         writer.write((GET % b"/stream" + b"\r\n") * (MAX_PIPELINED + 2))
-        await ended(reader)
+        await read_to_end(reader)
         assert not server.server_state.connections
 
 
 @pytest.mark.parametrize(
-    "behind", [GET % b"/" + b"\r\n", POST + b"content-length: 999999\r\n\r\n" + b"a" * 200_000], ids=["short", "long"]
+    "next_request",
+    [GET % b"/" + b"\r\n", POST + b"content-length: 999999\r\n\r\n" + b"a" * 200_000],
+    ids=["short", "long"],
 )
-async def test_a_client_that_leaves_ends_its_answer_also_with_a_request_behind_it(behind: bytes) -> None:
+async def test_a_client_that_leaves_ends_its_answer_even_with_a_request_after_it(next_request: bytes) -> None:
     async with serving(app) as (server, reader, writer):
-        writer.write(GET % b"/stream" + b"\r\n" + behind)
+        writer.write(GET % b"/stream" + b"\r\n" + next_request)
         await status(reader)
         await left(writer)
         await asyncio.gather(*server.server_state.tasks)
 
 
-async def test_odd_requests_write_nothing_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    for odd in (b"\x16\x03\x01 nonsense\r\n\r\n", GET % b"/" + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n"):
+async def test_malformed_requests_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    for malformed in (
+        b"\x16\x03\x01 nonsense\r\n\r\n",
+        GET % b"/" + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    ):
         async with serving(app) as (_, reader, writer):
-            writer.write(odd)
+            writer.write(malformed)
             assert await status(reader) in (200, 400)
     assert caplog.records == []
 
@@ -111,14 +117,14 @@ async def test_odd_requests_write_nothing_into_the_log(caplog: pytest.LogCapture
     ],
     ids=["nothing", "empty line", "head", "body", "chunks"],
 )
-async def test_what_does_not_come_in_time_ends_the_connection(sent: bytes, answer: int) -> None:
+async def test_a_request_that_does_not_come_in_time_ends_the_connection(sent: bytes, answer: int) -> None:
     async with serving(app, ConnectionLimits(receive_s=0.05)) as (_, reader, writer):
         writer.write(sent)
         assert await status(reader) == answer
-        await ended(reader)
+        await read_to_end(reader)
 
 
-async def test_a_byte_now_and_then_does_not_lengthen_the_time() -> None:
+async def test_single_bytes_do_not_extend_the_time_limit() -> None:
     async with serving(app, ConnectionLimits(receive_s=0.2)) as (_, reader, writer):
         writer.write(CHUNKED)
 
@@ -133,7 +139,7 @@ async def test_a_byte_now_and_then_does_not_lengthen_the_time() -> None:
 
 
 @pytest.mark.slow
-async def test_a_body_that_nobody_reads_is_dropped_and_ends_in_time() -> None:
+async def test_a_body_that_is_not_read_is_dropped_and_ends_in_time() -> None:
     async with serving(app, ConnectionLimits(receive_s=0.3)) as (_, reader, writer):
         writer.write(b"POST /keyless HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         tracemalloc.start()
@@ -146,7 +152,7 @@ async def test_a_body_that_nobody_reads_is_dropped_and_ends_in_time() -> None:
             tracemalloc.stop()
 
 
-async def test_a_long_answer_goes_on_though_its_client_begins_another_request() -> None:
+async def test_a_long_answer_continues_if_its_client_starts_another_request() -> None:
     async with serving(app, ConnectionLimits(receive_s=0.05)) as (server, reader, writer):
         writer.write(GET % b"/stream" + b"\r\n" + b"\r\n")
         assert await status(reader) == 200
@@ -155,15 +161,15 @@ async def test_a_long_answer_goes_on_though_its_client_begins_another_request() 
         assert not connection.transport.is_closing()
 
 
-async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off() -> None:
-    over = asyncio.Event()
+async def test_a_client_that_reads_nothing_of_its_answer_is_disconnected() -> None:
+    disconnected = asyncio.Event()
 
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         sending = asyncio.create_task(writing(send))
         await receive()
         assert (await receive())["type"] == "http.disconnect"
-        over.set()
+        disconnected.set()
         sending.cancel()
 
     async def writing(send: Send) -> None:
@@ -172,18 +178,18 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off() -> None:
 
     async with serving(endless, ConnectionLimits(stalled_s=0.05)) as (_, _reader, writer):
         writer.write(GET % b"/" + b"\r\n")
-        await over.wait()
+        await disconnected.wait()
 
 
 async def connected(server: HttpServer, stack: AsyncExitStack) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Returns a further connection, which the server has taken or refused."""
+    """Opens another connection, which the server accepts or refuses."""
     port = server.servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     stack.push_async_callback(left, writer)
     return reader, writer
 
 
-async def test_the_connection_that_has_waited_longest_makes_room_for_a_new_one() -> None:
+async def test_the_connection_that_is_idle_for_longest_is_closed_for_a_new_one() -> None:
     async with serving(app, ConnectionLimits(max_connections=3)) as (server, reader, writer), AsyncExitStack() as stack:
         writer.write(GET % b"/" + b"\r\n")
         assert await status(reader) == 200
@@ -191,10 +197,10 @@ async def test_the_connection_that_has_waited_longest_makes_room_for_a_new_one()
         others[-1][1].write(GET % b"/" + b"\r\n")
         assert await status(others[-1][0]) == 200
         assert len(server.server_state.connections) <= 3
-        await ended(reader)
+        await read_to_end(reader)
 
 
-async def test_with_a_request_on_each_connection_health_is_still_told() -> None:
+async def test_with_a_request_on_each_connection_health_is_still_reported() -> None:
     limits = ConnectionLimits(max_connections=2)
     async with serving(app, limits) as (server, *_), AsyncExitStack() as stack:
         for _ in range(2):
@@ -205,7 +211,7 @@ async def test_with_a_request_on_each_connection_health_is_still_told() -> None:
             reader, writer = await connected(server, stack)
             writer.write(GET % path + b"\r\n")
             assert await status(reader) == expected
-        assert b"retry-after: 1" in await ended((await refused(server, stack))[0])
+        assert b"retry-after: 1" in await read_to_end((await refused(server, stack))[0])
         for _ in range(2 * RESERVE):
             await connected(server, stack)
         reader, writer = await connected(server, stack)

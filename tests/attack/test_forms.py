@@ -1,4 +1,4 @@
-"""Forms of a few characters that stand for gigabytes, or for seconds at every token."""
+"""Grammars of a few characters that would cost gigabytes, or seconds at every token."""
 
 import json
 import random
@@ -25,7 +25,7 @@ def schema(**fields: object) -> Grammar:
 
 
 def in_one_line(fields: Mapping[str, object]) -> Grammar:
-    """Tools get their arguments in one line: no space that may be left out ends the stretch without a choice."""
+    """Returns a schema in the layout of tool calls: no optional white space interrupts the forced text."""
     return schema(**fields, **{"x-guidance": ONE_LINE})
 
 
@@ -41,10 +41,10 @@ REPEATED = {
     "rules": lark('start: a{100}\na: b{100}\nb: "x"{30}'),
     "gbnf": lark('root ::= a{90}\na ::= b{90}\nb ::= "ab"{30}'),
     "doubled rules": lark("start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(20)) + '\nr20: "abc"'),
-    "their own options": lark('start: A{500}\nA: "abcdefghij"{300}\n%llguidance {"no_forcing": false}'),
-    "letters without end": lark('start: A A A\nA: "a"+'),
-    "regexes without end": lark("start: a{3,5}\na: /(ab)+/"),
-    "counts without end": lark('start: (A | A){3,5}\nA: "é"{2,}'),
+    "options in the grammar": lark('start: A{500}\nA: "abcdefghij"{300}\n%llguidance {"no_forcing": false}'),
+    "letters without limit": lark('start: A A A\nA: "a"+'),
+    "regexes without limit": lark("start: a{3,5}\na: /(ab)+/"),
+    "counts without limit": lark('start: (A | A){3,5}\nA: "é"{2,}'),
     "arrays": in_one_line({"type": "array", "minItems": 100, "items": {**DEEP, "items": DEEP}}),
     "references": in_one_line(
         {
@@ -59,30 +59,30 @@ REPEATED = {
 
 
 def busy_s(matcher: Matcher, *, tokens: int = 4) -> float:
-    """Returns the time for the masks of the next tokens, which are taken from the masks."""
+    """Returns the CPU time for the masks of the next tokens. Each token is one that the mask allows."""
     out = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
-    began = time.thread_time()
+    started_s = time.thread_time()
     for _ in range(tokens):
         if fill_masks([matcher], out):
             break
         matcher.consume(int(np.flatnonzero(np.unpackbits(out.view(np.uint8)[0], bitorder="little"))[0]))
-    return time.thread_time() - began
+    return time.thread_time() - started_s
 
 
 @pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", opened=False)])
 @pytest.mark.parametrize("grammar", REPEATED.values(), ids=REPEATED)
-def test_a_short_form_of_a_long_text_costs_no_more_than_another(grammar: Grammar, thinking: Thinking | None) -> None:
+def test_a_short_grammar_of_a_long_text_costs_no_more_than_others(grammar: Grammar, thinking: Thinking | None) -> None:
     grammars = grammars_of()
     grammars.get(regex("a"))
-    before_mb, began = memory_mb()[1], time.thread_time()
+    before_mb, started_s = memory_mb()[1], time.thread_time()
     compiled = grammars.get(Grammar(grammar.kind, grammar.source, thinking))
     assert busy_s(compiled.matcher()) < 0.02
-    assert time.thread_time() - began < 0.1
+    assert time.thread_time() - started_s < 0.1
     assert memory_mb()[1] - before_mb <= 4
 
 
 @pytest.mark.parametrize(
-    ("grammar", "much"),
+    ("grammar", "forces_much"),
     [
         (regex(r"\d{4}-\d{2}-\d{2}"), False),
         (regex("yes|no"), False),
@@ -93,12 +93,12 @@ def test_a_short_form_of_a_long_text_costs_no_more_than_another(grammar: Grammar
         (lark('start: expr\nexpr: "(" expr ")" | /[0-9]+/'), True),
     ],
 )
-def test_usual_forms_keep_the_tokens_that_a_tokenizer_makes_of_their_words(grammar: Grammar, much: bool) -> None:
-    assert (json.dumps(NO_FORCING)[1:-1] in llguidance_source(grammar, {})) is much
+def test_usual_grammars_keep_the_tokens_of_the_tokenizer_for_fixed_text(grammar: Grammar, forces_much: bool) -> None:
+    assert (json.dumps(NO_FORCING)[1:-1] in llguidance_source(grammar, {})) is forces_much
 
 
 @pytest.mark.slow
-def test_a_text_without_a_choice_is_written_whole_in_any_tokens() -> None:
+def test_a_long_forced_text_is_allowed_in_any_tokens() -> None:
     grammars, word = grammars_of(), regex("(abc){2000}")
     assert follows(grammars, word, "abc" * 2000)
     assert not follows(grammars, word, "abc" * 1999)
@@ -106,13 +106,13 @@ def test_a_text_without_a_choice_is_written_whole_in_any_tokens() -> None:
     assert follows(grammars, array, json.dumps(["abcdefgh"] * 600))
 
 
-def test_the_states_of_a_lexer_end_an_answer_before_they_take_much_memory() -> None:
+def test_the_limit_of_lexer_states_ends_an_answer_before_they_take_much_memory() -> None:
     matcher = grammars_of().get(regex(r"(\w*a\w{18}x)")).matcher()
     out = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
     letters = [TOKENIZER.encode(letter)[0] for letter in "ab"]
-    before_mb, dice = memory_mb()[1], random.Random(1)
+    before_mb, rng = memory_mb()[1], random.Random(1)
     with pytest.raises(GrammarError, match="too many states"):
         for _ in range(20_000):
             fill_masks([matcher], out)
-            matcher.consume(dice.choice(letters))
-    assert memory_mb()[1] - before_mb < 40, "without a bound it is 22 MB every 1800 tokens"
+            matcher.consume(rng.choice(letters))
+    assert memory_mb()[1] - before_mb < 40, "without the limit it is 22 MB per 1800 tokens"

@@ -1,4 +1,4 @@
-"""Who may come in: callers without the right key, on other machines, behind proxies, and in web pages."""
+"""Access: callers without the right key, on other machines, behind proxies, and in web pages."""
 
 import asyncio
 from pathlib import Path
@@ -40,7 +40,7 @@ TRAINERS_ROUTES = [
     *(("POST", path) for path in ("/pause", "/resume", "/update_weights", "/sleep", "/wake_up", "/reset_prefix_cache")),
     *(("GET", path) for path in ("/is_paused", "/is_sleeping", "/server_info", "/get_world_size")),
 ]
-NOT_ALONE: list[dict[str, str]] = [
+INDIRECT: list[dict[str, str]] = [
     {"origin": "https://evil.example"},
     {"origin": "null"},
     {"sec-fetch-site": "cross-site"},
@@ -58,13 +58,13 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def from_host(served: Served, address: str) -> httpx.AsyncClient:
-    """Returns a client whose end of the socket has that address."""
+    """Returns a client with this address."""
     transport = httpx.ASGITransport(app=served.app, client=(address, 1))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
 @pytest.mark.parametrize(("method", "path"), ENGINE_ROUTES)
-async def test_only_the_worker_key_opens_the_routes_of_workers(serve: Serving, method: str, path: str) -> None:
+async def test_the_routes_of_workers_require_the_worker_key(serve: Serving, method: str, path: str) -> None:
     served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker")
     for headers in ({}, bearer("client"), bearer("boss")):
         refused = await served.http.request(method, path, headers=headers)
@@ -76,7 +76,7 @@ async def test_only_the_worker_key_opens_the_routes_of_workers(serve: Serving, m
 
 @pytest.mark.parametrize("mounted", ["/llm", "/llm/", "/engine", ""])
 @pytest.mark.parametrize("path", ["/engine", "/workers", "//engine", "/%65ngine", "/llm/engine", "/engine/../workers"])
-async def test_no_spelling_of_a_path_opens_a_route_with_another_key(serve: Serving, mounted: str, path: str) -> None:
+async def test_no_spelling_of_a_path_gives_access_with_another_key(serve: Serving, mounted: str, path: str) -> None:
     served = await serve(api_keys=("client",), admin_key="boss", worker_key="worker", page=False)
     transport = httpx.ASGITransport(app=served.app, root_path=mounted)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -84,13 +84,13 @@ async def test_no_spelling_of_a_path_opens_a_route_with_another_key(serve: Servi
     assert answer.status_code in (401, 404)
 
 
-async def test_the_worker_key_opens_nothing_else(serve: Serving) -> None:
+async def test_the_worker_key_gives_access_to_no_other_route(serve: Serving) -> None:
     served = await serve(api_keys=("client",), worker_key="worker")
     for path in ("/v1/models", "/status", "/workers"):
         assert (await served.http.get(path, headers=bearer("worker"))).status_code == 401
 
 
-async def test_the_admin_key_opens_nothing_but_operators_routes(serve: Serving) -> None:
+async def test_the_admin_key_gives_access_only_to_operators_routes(serve: Serving) -> None:
     served = await serve(api_keys=("client",), admin_key="boss")
     for path in ("/v1/models", "/status", "/metrics"):
         assert (await served.http.get(path, headers=bearer("boss"))).status_code == 401
@@ -98,7 +98,7 @@ async def test_the_admin_key_opens_nothing_but_operators_routes(serve: Serving) 
     assert (await served.http.get("/workers", headers=bearer("client"))).status_code == 401
 
 
-async def test_the_cluster_key_opens_no_route(folder: Path) -> None:
+async def test_the_cluster_key_gives_access_to_no_route(folder: Path) -> None:
     async with Running(
         folder, role=Role.DECODE, cluster_key="of the cluster", api_keys=["a"], admin_key="b", worker_key="c"
     ) as server:
@@ -108,7 +108,9 @@ async def test_the_cluster_key_opens_no_route(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), TRAINERS_ROUTES)
-async def test_no_key_of_a_client_opens_the_routes_of_trainers(serve: Serving, method: str, path: str) -> None:
+async def test_no_key_of_a_client_gives_access_to_the_routes_of_trainers(
+    serve: Serving, method: str, path: str
+) -> None:
     keys = await serve(rl=True, api_keys=("client",))
     both = await serve(rl=True, api_keys=("client",), admin_key="boss")
     for served in (keys, both):
@@ -127,31 +129,31 @@ async def test_some_routes_need_no_key(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("site", ["none", "same-origin"])
-async def test_a_browser_whose_user_typed_the_address_is_a_local_caller(served: Served, site: str) -> None:
+async def test_a_browser_whose_user_entered_the_address_is_a_local_caller(served: Served, site: str) -> None:
     assert (await served.http.get("/workers", headers={"sec-fetch-site": site})).status_code == 200
 
 
-async def test_a_page_of_an_allowed_origin_may_ask(serve: Serving) -> None:
+async def test_a_page_of_an_allowed_origin_can_send_requests(serve: Serving) -> None:
     served = await serve(cors_origins=("https://a.example",))
-    asking = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    preflight = {"origin": "https://a.example", "access-control-request-method": "POST"}
     first = await served.http.options(
-        "/v1/chat/completions", headers={**asking, "access-control-request-headers": "content-type"}
+        "/v1/chat/completions", headers={**preflight, "access-control-request-headers": "content-type"}
     )
     assert first.headers["access-control-allow-origin"] == "https://a.example"
     headers = {"origin": "https://a.example", "content-type": "application/json"}
     assert (await served.http.post("/v1/chat/completions", content=CHAT, headers=headers)).status_code == 200
 
 
-async def test_a_page_of_another_origin_that_asks_first_is_told_no(serve: Serving) -> None:
+async def test_a_preflight_request_of_another_origin_is_refused(serve: Serving) -> None:
     for origins in ((), ("https://a.example",)):
         served = await serve(cors_origins=origins)
-        asking = {"origin": "https://evil.example", "access-control-request-method": "POST"}
-        first = await served.http.options("/v1/chat/completions", headers=asking)
+        preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+        first = await served.http.options("/v1/chat/completions", headers=preflight)
         assert "access-control-allow-origin" not in first.headers
 
 
 @pytest.mark.parametrize(("method", "path"), ENGINE_ROUTES)
-async def test_without_a_worker_key_its_routes_are_open_on_this_machine_only(
+async def test_without_a_worker_key_the_routes_of_workers_are_open_only_on_this_machine(
     serve: Serving, method: str, path: str
 ) -> None:
     served = await serve(api_keys=("client",))
@@ -159,20 +161,20 @@ async def test_without_a_worker_key_its_routes_are_open_on_this_machine_only(
         refused = await stranger.request(method, path, headers=bearer("client"))
     assert_error(refused, status=403, code="worker_key_required")
     assert "--worker-key" in refused.text
-    for headers in NOT_ALONE:
+    for headers in INDIRECT:
         assert_error(await served.http.request(method, path, headers=headers), status=403, code="worker_key_required")
     assert (await served.http.request(method, path)).status_code not in (401, 403)
 
 
-async def test_a_client_ends_no_choice_of_another(serve: Serving) -> None:
+async def test_a_client_cannot_end_a_choice_of_another_client(serve: Serving) -> None:
     served = await serve(api_keys=("one", "two"), worker_key="worker")
     body = msgspec.msgpack.encode({"request_id": "g", "index": 0})
     refused = await served.http.post("/engine/stop", content=body, headers={**HEADERS, **bearer("two")})
     assert refused.status_code == 401
 
 
-@pytest.mark.parametrize("error", [EngineError("nobody answers"), EngineDiedError("gone")])
-async def test_a_connection_that_fails_is_no_fault_of_this_server(serve: Serving, error: MotetError) -> None:
+@pytest.mark.parametrize("error", [EngineError("the worker does not answer"), EngineDiedError("gone")])
+async def test_a_failed_connection_is_not_reported_as_a_fault_of_this_server(serve: Serving, error: MotetError) -> None:
     served = await serve()
 
     async def connect(_: TransferAddress) -> None:
@@ -186,13 +188,13 @@ async def test_a_connection_that_fails_is_no_fault_of_this_server(serve: Serving
 
 
 @pytest.mark.slow
-async def test_connections_that_are_being_made_are_bounded(serve: Serving) -> None:
+async def test_the_number_of_connections_being_made_is_limited(serve: Serving) -> None:
     served = await serve()
-    asked, go_on = asyncio.Semaphore(0), asyncio.Event()
+    started, may_continue = asyncio.Semaphore(0), asyncio.Event()
 
     async def connect(_: TransferAddress) -> None:
-        asked.release()
-        await go_on.wait()
+        started.release()
+        await may_continue.wait()
 
     served.service.connect = connect
     body = msgspec.msgpack.encode(Connect(TransferAddress("x", "10.0.0.1", 5)))
@@ -203,26 +205,26 @@ async def test_connections_that_are_being_made_are_bounded(serve: Serving) -> No
 
         making = [tasks.create_task(post()) for _ in range(MAX_CONNECTING)]
         for _ in making:
-            await asked.acquire()
+            await started.acquire()
         assert_error(await post(), status=503, code="overloaded")
-        go_on.set()
+        may_continue.set()
     assert {one.result().status_code for one in making} == {200}
 
 
 @pytest.mark.parametrize(("method", "path"), [*OPERATORS_ROUTES, *TRAINERS_ROUTES])
-async def test_without_keys_operators_routes_are_open_to_callers_on_this_machine_only(
+async def test_without_keys_operators_routes_are_open_only_to_callers_on_this_machine(
     serve: Serving, method: str, path: str
 ) -> None:
     served = await serve(rl=True)
     async with from_host(served, "10.0.0.9") as stranger:
         assert_error(await stranger.request(method, path), status=403, code="admin_key_required")
-    for headers in NOT_ALONE:
+    for headers in INDIRECT:
         assert (await served.http.request(method, path, headers=headers)).status_code == 403
     assert not served.service.admission.draining
 
 
 @pytest.mark.parametrize("settings", [{"api_keys": ("k",)}, {"admin_key": "k"}])
-async def test_with_a_key_operators_may_be_anywhere(serve: Serving, settings: dict[str, Any]) -> None:
+async def test_operators_with_a_key_can_be_on_any_machine(serve: Serving, settings: dict[str, Any]) -> None:
     served = await serve(**settings)
     async with from_host(served, "10.0.0.9") as operator:
         assert (await operator.post("/drain")).status_code == 401
@@ -231,7 +233,7 @@ async def test_with_a_key_operators_may_be_anywhere(serve: Serving, settings: di
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", ""])
 @pytest.mark.parametrize("page", [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}])
-async def test_a_page_of_another_site_can_post_json_only(
+async def test_a_page_of_another_site_can_post_only_json(
     served: Served, page: dict[str, str], content_type: str | None
 ) -> None:
     headers = page if content_type is None else page | {"content-type": content_type}
@@ -240,34 +242,34 @@ async def test_a_page_of_another_site_can_post_json_only(
     assert served.engine.requests == []
 
 
-async def test_a_command_line_needs_no_content_type(served: Served) -> None:
+async def test_a_client_that_is_not_a_browser_needs_no_content_type(served: Served) -> None:
     assert (await served.http.post("/v1/chat/completions", content=CHAT)).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::2]", "[", "@"])
-async def test_a_server_on_loopback_answers_to_no_name_of_others(served: Served, host: str) -> None:
+async def test_a_server_on_loopback_refuses_other_host_names(served: Served, host: str) -> None:
     refused = await served.http.get("/status", headers={"host": host})
     assert_error(refused, status=403, code="host_not_allowed")
     assert "--allowed-host" in refused.text
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "motet.example:443"])
-async def test_a_server_on_loopback_answers_to_its_own_names(serve: Serving, host: str) -> None:
+async def test_a_server_on_loopback_accepts_its_own_host_names(serve: Serving, host: str) -> None:
     served = await serve(allowed_hosts=("Motet.example",))
     assert (await served.http.get("/status", headers={"host": host})).status_code == 200
 
 
-async def test_a_server_on_another_address_answers_to_every_name(serve: Serving) -> None:
+async def test_a_server_on_another_address_accepts_every_host_name(serve: Serving) -> None:
     served = await serve(config=ServerConfig(served_model_name=MODEL, host="0.0.0.0"))
     assert (await served.http.get("/status", headers={"host": "motet.example"})).status_code == 200
 
 
-async def test_no_header_changes_who_holds_the_socket(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_header_changes_the_address_of_the_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
-    seen: list[object] = []
+    addresses: list[object] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["client"][0])
+        addresses.append(scope["client"][0])
         await served.app(scope, receive, send)
 
     server = HttpServer(app)
@@ -278,7 +280,7 @@ async def test_no_header_changes_who_holds_the_socket(served: Served, monkeypatc
             refused = await http.get(url, headers={"x-forwarded-for": "10.1.2.3"})
         server.stop(at_once=True)
         await serving
-    assert (seen, refused.status_code) == (["127.0.0.1"], 403)
+    assert (addresses, refused.status_code) == (["127.0.0.1"], 403)
 
 
 async def test_a_group_with_the_worker_key_is_answered(serve: Serving) -> None:
@@ -289,24 +291,24 @@ async def test_a_group_with_the_worker_key_is_answered(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "keys"), [("worker_key_required", [None, "Bearer ours"]), ("invalid_api_key", [None])]
+    ("code", "keys"), [("worker_key_required", [None, "Bearer worker"]), ("invalid_api_key", [None])]
 )
-async def test_a_server_gets_the_worker_key_only_after_it_has_said_that_it_is_one_of_ours(
+async def test_a_server_gets_the_worker_key_only_after_it_has_identified_as_a_motet_server(
     code: str, keys: list[str | None]
 ) -> None:
-    given: list[str | None] = []
+    sent: list[str | None] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if scope["path"] == "/engine":
-            given.append(headers.get("authorization"))
+            sent.append(headers.get("authorization"))
         error = {"error": {"message": "no", "code": code}}
         await JSONResponse(error, 401)(scope, receive, send)
 
     async with serving(app) as (server, _, _), server_client() as client:
         (listening,) = server.servers
         url = url_of(listening.sockets[0])
-        found = ProbeSettings(config=GatewayConfig(), client=client, worker_key="ours").server(NamedWorker(url), "a")
+        found = ProbeSettings(config=GatewayConfig(), client=client, worker_key="worker").server(NamedWorker(url), "a")
         with pytest.raises(EngineError):
             await found.report()
-    assert given == keys
+    assert sent == keys

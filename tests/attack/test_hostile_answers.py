@@ -1,4 +1,4 @@
-"""Answers of other kinds of servers, with wrong types, lengths and encodings: none is more than its worker's fault."""
+"""Answers of third-party servers with wrong types, lengths and encodings: each is at most a fault of its worker."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from motet.ids import ModelName
 from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.types import ModelCard, SamplingParams, Usage
-from tests.attack.mutants import hostile
+from tests.attack.mutants import mutants
 
 pytestmark = pytest.mark.anyio
 COUNT = 200
@@ -40,11 +40,11 @@ TEXT = {
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
 
 
-def texts(good: object, *, seed: int) -> Iterator[bytes]:
+def texts(valid: object, *, seed: int) -> Iterator[bytes]:
     """Yields hostile JSON."""
-    for body in hostile(good, seed=seed, count=COUNT):
+    for body in mutants(valid, seed=seed, count=COUNT):
         try:
-            yield json.dumps(msgspec.msgpack.decode(body), default=lambda odd: odd.decode("latin-1")).encode()
+            yield json.dumps(msgspec.msgpack.decode(body), default=lambda content: content.decode("latin-1")).encode()
         except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
             yield body
 
@@ -60,12 +60,16 @@ def test_no_answer_of_a_vllm_server_is_more_than_a_fault() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_else_that_a_vllm_server_says_is_more_than_a_fault() -> None:
-    said = {"kv_transfer_params": {"remote_block_ids": [1]}, "data": [{"id": "m", "max_model_len": 9}], "version": "1"}
+def test_no_other_message_of_a_vllm_server_is_more_than_a_fault() -> None:
+    bodies = {
+        "kv_transfer_params": {"remote_block_ids": [1]},
+        "data": [{"id": "m", "max_model_len": 9}],
+        "version": "1",
+    }
     prompt = {"choices": [], "prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1}}]}
     metrics = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="9"} 1.0\nprocess_start_time_seconds 1e309\n'
     readers = (kv_params_in, cards_in, version_in, scrape_of, partial(prompt_logprobs_in, prompt=(4, 5), k=2))
-    for number, body in enumerate((*texts(said, seed=2), *texts(prompt, seed=3))):
+    for number, body in enumerate((*texts(bodies, seed=2), *texts(prompt, seed=3))):
         for read in readers:
             with contextlib.suppress(MotetError):
                 read(metrics[: number % len(metrics)] + body if read is scrape_of else body)
@@ -83,8 +87,8 @@ def test_no_answer_of_a_text_upstream_is_more_than_a_fault() -> None:
             assert all(isinstance(piece.text, str) for piece in (step.pieces if step else ()))
 
 
-class Odd:
-    """A stream of a worker whose answer runs into a defect of ours."""
+class FailingStream:
+    """A stream of a worker whose answer causes an unexpected error."""
 
     usage: Usage | None = None
     worker = "a"
@@ -105,15 +109,17 @@ class Odd:
 
     async def evict(self, error: MotetError) -> None: ...
 
-    def generate(self, request: TextRequest) -> "Odd":
+    def generate(self, request: TextRequest) -> "FailingStream":
         return self
 
 
-async def test_a_defect_in_reading_an_answer_is_a_fault_of_its_worker(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_in_reading_an_answer_is_a_fault_of_its_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fleet = Fleet()
     routed = TextRouter(fleet)
     fleet.expect("a", "http://a", takes_texts=True)
-    routed.put("a", Odd().generate)
+    routed.put("a", FailingStream().generate)
     fleet.put_text("a", [ModelCard(name=ModelName("m"), max_model_len=9)])
     request = TextRequest(route=TextRoute.CHAT, model="m", body={})
     with pytest.raises(WorkerFaultError, match=r"cannot be processed \(OverflowError\)"):

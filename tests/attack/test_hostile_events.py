@@ -1,4 +1,4 @@
-"""Workers that publish blocks without end, or what is no event."""
+"""Workers that publish blocks without end, or messages that are not events."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 from motet.kv_events.event_schema import EventReader, StoredFields
 from motet.kv_events.follower import Follower, NumberedMessage, Replayed
 from motet.routing.workers.prefix_index import PrefixIndex
-from tests.attack.mutants import hostile
+from tests.attack.mutants import mutants
 from tests.kv_events.test_follower import Script, message, stored
 
 pytestmark = pytest.mark.anyio
@@ -26,33 +26,33 @@ async def followed(script: Script) -> list[BlockChange]:
     """Returns the changes that a follower reports until the end of the script."""
     changes: list[BlockChange] = []
     following = asyncio.create_task(Follower(script, changes.extend, name="w").run())
-    over = asyncio.create_task(script.ended.wait())
-    await asyncio.wait((following, over), return_when=asyncio.FIRST_COMPLETED)
+    ended = asyncio.create_task(script.ended.wait())
+    await asyncio.wait((following, ended), return_when=asyncio.FIRST_COMPLETED)
     assert not following.done()
     following.cancel()
     await asyncio.wait((following,))
     return changes
 
 
-async def test_no_event_ends_more_than_what_was_known_before_it() -> None:
+async def test_no_event_affects_events_after_it() -> None:
     def payloads() -> Iterator[bytes]:
-        goods: tuple[BlockChange, ...] = (
+        valid: tuple[BlockChange, ...] = (
             Stored(tuple(NAMES[:2]), None, tuple(range(8))),
             Removed((NAMES[0],)),
             Cleared(),
         )
-        for seed, good in enumerate(goods):
-            told = msgspec.msgpack.decode(schema.payload([schema.event(good, 4)], 0.0))
-            yield from hostile(told, seed=seed, count=100)
-            told[1][0].pop("motet_names", None)  # as other engines write it
-            yield from hostile(told, seed=seed + 10, count=100)
+        for seed, change in enumerate(valid):
+            content = msgspec.msgpack.decode(schema.payload([schema.event(change, 4)], 0.0))
+            yield from mutants(content, seed=seed, count=100)
+            content[1][0].pop("motet_names", None)  # the form of other engines
+            yield from mutants(content, seed=seed + 10, count=100)
 
-    heard = [NumberedMessage(number, payload) for number, payload in enumerate(payloads())]
-    last = stored(len(heard), NAMES[7])
-    assert (await followed(Script([*heard, last])))[-1] == Stored((NAMES[7],), None, ())
+    received = [NumberedMessage(number, payload) for number, payload in enumerate(payloads())]
+    last = stored(len(received), NAMES[7])
+    assert (await followed(Script([*received, last])))[-1] == Stored((NAMES[7],), None, ())
 
 
-async def test_a_replay_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replay_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "MAX_REPLAY_BYTES", 10_000)
     script = Script(
         [stored(0, NAMES[0]), stored(10**6, NAMES[1])],
@@ -63,16 +63,16 @@ async def test_a_replay_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert len(script.replays) < 50
 
 
-def test_the_blocks_of_one_worker_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_blocks_of_one_worker_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (schema, block_events):
         monkeypatch.setattr(module, "MAX_BLOCKS", 50)
     index = PrefixIndex()
     take, reader = indexing(index, "w"), EventReader()
     for number in range(0, 400, 4):
         take([Stored((NAMES[number // 4],), None, ())])
-        of_others = StoredFields(
+        fields = StoredFields(
             block_hashes=[number], parent_block_hash=None, token_ids=[number] * 4, block_size=4, medium=str(number)
         )
-        take(reader.changes(schema.BlockStored(**msgspec.structs.asdict(of_others))))
+        take(reader.changes(schema.BlockStored(**msgspec.structs.asdict(fields))))
         assert index.blocks("w") <= 50 and len(reader) <= 50
     index.check()

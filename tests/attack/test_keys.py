@@ -1,4 +1,4 @@
-"""Keys: what is done with one that a client sends, and which servers get which."""
+"""Keys: how the key of a client is checked, and which servers it is sent to."""
 
 import secrets
 from typing import Any
@@ -21,8 +21,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-@pytest.mark.parametrize("given", ["first", "second", "third", "f", "é" * 9])
-def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", ["first", "second", "third", "f", "é" * 9])
+def test_a_key_is_compared_with_all_in_constant_time(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
     compare = secrets.compare_digest
 
@@ -32,24 +32,24 @@ def test_a_key_is_compared_with_all_in_constant_time(given: str, monkeypatch: py
 
     monkeypatch.setattr(secrets, "compare_digest", counted)
     keys = (b"first", b"second")
-    lock = KeyCheck(client="key", keys=keys, missing="", wrong="")
+    check = KeyCheck(client="key", keys=keys, missing="", wrong="")
     scope: dict[str, Any] = {"state": {}}
-    headers = Headers(raw=[(b"authorization", b"Bearer " + given.encode())])
-    if given.encode() in keys:
-        lock.check(scope, headers)
-        assert scope["state"]["client"] == f"key-{keys.index(given.encode())}"
+    headers = Headers(raw=[(b"authorization", b"Bearer " + key.encode())])
+    if key.encode() in keys:
+        check.check(scope, headers)
+        assert scope["state"]["client"] == f"key-{keys.index(key.encode())}"
     else:
         with pytest.raises(UnauthorizedError):
-            lock.check(scope, headers)
+            check.check(scope, headers)
     assert compared == [*keys]
 
 
 @pytest.mark.parametrize(
-    ("settings", "passed"),
+    ("settings", "forwarded"),
     [({"admin_key": ""}, "mine"), ({"admin_key": "", "api_keys": ("mine",)}, None), ({"admin_key": "boss"}, None)],
 )
-async def test_a_clients_key_is_passed_on_only_by_a_gateway_without_keys(
-    settings: dict[str, Any], passed: str | None
+async def test_a_client_s_key_is_forwarded_only_by_a_gateway_without_keys(
+    settings: dict[str, Any], forwarded: str | None
 ) -> None:
     async with (
         FakeOpenAI(Manners(models=({"id": "m", "max_model_len": 99},))) as upstream,
@@ -60,10 +60,10 @@ async def test_a_clients_key_is_passed_on_only_by_a_gateway_without_keys(
         sent = [
             asked.headers.get("authorization") for asked in upstream.asked if asked.body.get("seed") == BODY["seed"]
         ]
-        assert sent == [None if passed is None else f"Bearer {passed}"]
+        assert sent == [None if forwarded is None else f"Bearer {forwarded}"]
 
 
-async def test_responses_share_no_cached_prompts_either(serve: Serving) -> None:
+async def test_the_responses_api_shares_no_cached_prompts_between_keys(serve: Serving) -> None:
     served = await serve(api_keys=KEYS)
     for key in (ONE, OTHER, ONE):
         answer = await served.http.post("/v1/responses", json={"input": "hi"}, headers=bearer(key))
@@ -72,7 +72,7 @@ async def test_responses_share_no_cached_prompts_either(serve: Serving) -> None:
     assert first == third != second
 
 
-async def test_a_key_may_come_in_the_header_of_anthropics_clients(serve: Serving) -> None:
+async def test_a_key_can_come_in_the_header_of_anthropic_s_clients(serve: Serving) -> None:
     served, body = await serve(api_keys=KEYS, admin_key="boss"), {"messages": [{"role": "user", "content": "hi"}]}
     for path in ("/v1/messages", "/v1/chat/completions"):
         for headers in (bearer(ONE), {"x-api-key": ONE}, {"x-api-key": ONE, "authorization": "Basic eDp5"}):

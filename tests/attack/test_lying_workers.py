@@ -1,4 +1,5 @@
-"""Workers of a gateway that lie: their groups go on elsewhere; they are left alone, and `/status` has the reason."""
+"""Workers of a gateway that lie: their groups move to other workers, they get no more groups, and `/status` has the
+reason."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from motet.engines.http import MAX_REPORT_BYTES
 from motet.engines.wire import EngineReport, frame
 from motet.routing.groups.response_check import ResponseCheck
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
-from tests.attack.liar import REPORT, lying
+from tests.attack.lying_server import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
 from tests.deploy.running import EXPECTED, Running, texts
 from tests.error_response import assert_error
@@ -21,28 +22,28 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.anyio
 
 
-def told(choice: ChoiceDelta) -> Callable[[GenerateRequest], bytes]:
+def answer_with(choice: ChoiceDelta) -> Callable[[GenerateRequest], bytes]:
     return lambda request: frame(GroupDelta(request.request_id, (choice,)))
 
 
 @pytest.fixture
 def long_distrust(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that lies is left alone for longer than the test takes, on any machine."""
+    """A worker that lies gets no more groups for longer than the test takes, on any machine."""
     monkeypatch.setattr("motet.routing.workers.worker_faults.DISTRUST_S", PATIENCE_S)
 
 
 STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {
-    "wrong index": (told(ChoiceDelta(7, (5,))), "choice 7, which is not open"),
-    "no frame": (lambda _: b"HTTP/1.1 500 \r\n\r\n", "not a frame of engine protocol"),
+    "wrong index": (answer_with(ChoiceDelta(7, (5,))), "choice 7, which is not open"),
+    "not a frame": (lambda _: b"HTTP/1.1 500 \r\n\r\n", "not a frame of engine protocol"),
     "gigabytes": (lambda _: b"\x7f\xff\xff\xff\0", "2147483647 bytes"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_distrust")
-@pytest.mark.parametrize(("answer", "why"), STREAMS.values(), ids=STREAMS)
-async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
-    folder: Path, answer: Callable[[GenerateRequest], bytes], why: str
+@pytest.mark.parametrize(("answer", "reason"), STREAMS.values(), ids=STREAMS)
+async def test_the_groups_of_a_lying_worker_move_to_another_worker(
+    folder: Path, answer: Callable[[GenerateRequest], bytes], reason: str
 ) -> None:
     async with (
         lying(folder, answer=answer) as liar,
@@ -52,26 +53,26 @@ async def test_the_groups_of_a_lying_worker_go_on_elsewhere(
         honest.engine.let_run()
         for _ in range(3):
             assert texts((await gateway.chat()).text) == EXPECTED
-        reports = liar.reports
+        num_reports = liar.num_reports
         await gateway.until_state(liar.id, WorkerState.DEAD)
-        while liar.reports < reports + 3:  # it is asked how it is, and says that it is well
+        while liar.num_reports < num_reports + 3:  # it reports that it is ready
             await gateway.http.get("/health")
         worker = (await gateway.http.get("/status")).json()["workers"][0]
         assert (worker["state"], len(liar.groups)) == ("dead", 1)
-        assert why in worker["note"]
+        assert reason in worker["note"]
 
 
 @pytest.mark.slow
-async def test_a_defect_that_an_answer_runs_into_is_taken_for_a_fault_of_its_worker(
+async def test_an_unexpected_error_in_an_answer_counts_as_a_fault_of_its_worker(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def check(word: ResponseCheck, delta: GroupDelta) -> None:
+    def check(_: ResponseCheck, delta: GroupDelta) -> None:
         if len(delta.choices[0].token_ids) == 3:
             raise OverflowError("int too large")
 
     monkeypatch.setattr(ResponseCheck, "check", check)
     async with (
-        lying(folder, answer=told(ChoiceDelta(0, (5, 5, 5)))) as liar,
+        lying(folder, answer=answer_with(ChoiceDelta(0, (5, 5, 5)))) as liar,
         Running(folder) as honest,
         RunningGateway(liar.url, honest) as gateway,
     ):
@@ -81,8 +82,8 @@ async def test_a_defect_that_an_answer_runs_into_is_taken_for_a_fault_of_its_wor
     assert "int too large" in caplog.text
 
 
-async def test_a_client_is_told_what_was_wrong_if_there_is_no_other_worker(folder: Path) -> None:
-    async with lying(folder, answer=told(ChoiceDelta(0, (5,)))) as liar, RunningGateway(liar.url) as gateway:
+async def test_a_client_gets_the_reason_if_there_is_no_other_worker(folder: Path) -> None:
+    async with lying(folder, answer=answer_with(ChoiceDelta(0, (5,)))) as liar, RunningGateway(liar.url) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "stream": False, "logprobs": True})
         assert_error(answer, status=503, code="worker_fault")
         assert "http" not in answer.text
@@ -97,9 +98,9 @@ REPORTS: dict[str, tuple[EngineReport | bytes, str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lie", "why"), REPORTS.values(), ids=REPORTS)
-async def test_a_worker_whose_report_cannot_be_true_gets_nothing(
-    folder: Path, lie: EngineReport | bytes, why: str
+@pytest.mark.parametrize(("lie", "reason"), REPORTS.values(), ids=REPORTS)
+async def test_a_worker_whose_report_is_impossible_gets_no_groups(
+    folder: Path, lie: EngineReport | bytes, reason: str
 ) -> None:
     async with (
         lying(folder, report=lie) as liar,
@@ -110,7 +111,7 @@ async def test_a_worker_whose_report_cannot_be_true_gets_nothing(
         for _ in range(2):
             assert texts((await gateway.chat()).text) == EXPECTED
         worker = (await gateway.http.get("/status")).json()["workers"][0]
-        assert worker["state"] == "dead" and why in worker["note"]
+        assert worker["state"] == "dead" and reason in worker["note"]
         assert liar.groups == []
 
 
@@ -122,9 +123,11 @@ def panicking(folder: Path) -> dict[str, bytes]:
 
 FILES: dict[str, Callable[[Path], dict[str, bytes]]] = {
     "tokenizer that makes its library panic": panicking,
-    "template that is too deep": lambda _: {"chat_template.jinja": b"{{" + b"(" * 3000 + b"1" + b")" * 3000 + b"}}"},
-    "template that is no text": lambda _: {"chat_template.jinja": b"\xff"},
-    "nothing": lambda _: {"tokenizer.json": b""},
+    "template that is nested too deeply": lambda _: {
+        "chat_template.jinja": b"{{" + b"(" * 3000 + b"1" + b")" * 3000 + b"}}"
+    },
+    "template that is not text": lambda _: {"chat_template.jinja": b"\xff"},
+    "empty": lambda _: {"tokenizer.json": b""},
 }
 
 
@@ -144,7 +147,7 @@ async def test_an_unusable_tokenizer_of_one_worker_is_fetched_from_another_worke
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_distrust")
-async def test_an_answer_of_which_its_worker_says_nothing_goes_on_elsewhere(folder: Path) -> None:
+async def test_an_answer_without_data_moves_to_another_worker(folder: Path) -> None:
     async with (
         lying(folder) as liar,
         Running(folder) as honest,

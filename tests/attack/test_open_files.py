@@ -1,4 +1,4 @@
-"""The limit of open files is reached: the log says so once, and nothing is taken for a dead worker."""
+"""The limit of open files is reached: the log has one line, and no worker counts as dead."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @contextlib.contextmanager
 def no_file_left() -> Iterator[None]:
-    """Lowers the limit to what is open. The error of a connection is then EMFILE."""
+    """Lowers the limit to the number of open files. Opening a connection then fails with EMFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = os.dup(0)
     os.close(highest)
@@ -31,7 +31,7 @@ def no_file_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_worker_that_cannot_be_asked_for_want_of_files_is_not_dead(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_cannot_be_reached_without_open_files_is_not_dead(caplog: pytest.LogCaptureFixture) -> None:
     async with server_client() as client:
         server = EngineServer("http://127.0.0.1:9", client, id="w")
         with no_file_left(), pytest.raises(OverloadedError, match="no file left"):
@@ -41,7 +41,7 @@ async def test_a_worker_that_cannot_be_asked_for_want_of_files_is_not_dead(caplo
             await server.report()
 
 
-async def test_a_connection_that_cannot_be_accepted_is_told_in_one_line(
+async def test_a_connection_that_cannot_be_accepted_is_logged_in_one_line(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Running(folder) as server:

@@ -1,4 +1,4 @@
-"""Answers of tags, half tags and other text: their parts do not depend on cuts, and no text gets lost."""
+"""Answers of tags, partial tags and other text: their parts do not depend on cuts, and no text is lost."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,8 +36,8 @@ def read(
 def test_parts_do_not_depend_on_where_the_text_was_cut(
     text: str, cuts: list[int], at_start: ReasoningState, cut_off: bool, tools: bool, separate: bool
 ) -> None:
-    whole = read(text, [], at_start, cut_off=cut_off, tools=tools, separate=separate)
-    assert read(text, cuts, at_start, cut_off=cut_off, tools=tools, separate=separate) == whole
+    expected = read(text, [], at_start, cut_off=cut_off, tools=tools, separate=separate)
+    assert read(text, cuts, at_start, cut_off=cut_off, tools=tools, separate=separate) == expected
 
 
 @given(TEXTS, CUTS, st.sampled_from(ReasoningState), st.booleans())
@@ -49,30 +49,30 @@ def test_without_tools_and_reasoning_the_content_is_the_text(
 
 
 @given(TEXTS, CUTS, st.sampled_from(ReasoningState))
-def test_an_answer_without_calls_loses_nothing_but_tags_and_white_space(
+def test_an_answer_without_calls_loses_only_tags_and_white_space(
     text: str, cuts: list[int], at_start: ReasoningState
 ) -> None:
     parts = read(text, cuts, at_start, cut_off=False)
     if any(isinstance(part, ToolCallBegin) for part in parts):
         return
     shown = "".join("".join(part.text.split()) for part in parts if isinstance(part, Content | Reasoning))
-    written = "".join(text.split())
+    without_space = "".join(text.split())
     tags = ("", "<think>", "</think>")
-    assert written in {
-        opening + shown[:place] + closing + shown[place:]
-        for place in range(len(shown) + 1)
+    assert without_space in {
+        opening + shown[:position] + closing + shown[position:]
+        for position in range(len(shown) + 1)
         for opening in tags[:2]
         for closing in (tags[0], tags[2])
     }
 
 
 @given(TEXTS, CUTS, st.booleans())
-def test_calls_are_numbered_and_begin_before_their_arguments(text: str, cuts: list[int], cut_off: bool) -> None:
-    begun = 0
+def test_calls_are_numbered_and_start_before_their_arguments(text: str, cuts: list[int], cut_off: bool) -> None:
+    num_calls = 0
     for part in read(text, cuts, ReasoningState.POSSIBLE, cut_off=cut_off):
         if isinstance(part, ToolCallBegin):
-            assert (part.number, part.id) == (begun, f"id{begun}")
-            begun += 1
+            assert (part.number, part.id) == (num_calls, f"id{num_calls}")
+            num_calls += 1
         if isinstance(part, ToolCallArguments):
-            assert part.number == begun - 1
+            assert part.number == num_calls - 1
             assert part.text

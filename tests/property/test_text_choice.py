@@ -1,4 +1,4 @@
-"""The events of a choice, however its tokens are bundled and wherever it is resumed, against the whole text."""
+"""The events of a choice, however its tokens are bundled and wherever it is resumed, against the complete text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ TOKENS = st.lists(
     ),
     max_size=8,
 ).map(lambda parts: tuple(i for part in parts for i in part))
-"""Tokens of any text, with broken characters and special tokens in it."""
+"""Tokens of any text, with invalid characters and special tokens in it."""
 STOPS = st.lists(st.text("abe élo日\ufffd", min_size=1, max_size=4), max_size=4).map(tuple)
-FAR = 10
-"""Number of tokens that may follow a stop string in `written`: the engine learns of one within a few steps."""
+MAX_LATE = 10
+"""Maximum number of output tokens after a stop string: the engine is notified of a stop string within a few steps."""
 CUTS = st.lists(st.integers(0, 60), max_size=12)
 
 
@@ -46,7 +46,7 @@ def rules(draw: st.DrawFn, *, skip: bool = True) -> TextRules:
 
 @dataclass(frozen=True)
 class Answer:
-    """The sum of all events of a choice."""
+    """All events of a choice, combined."""
 
     text: str
     ids: tuple[int, ...]
@@ -66,17 +66,17 @@ class Answer:
 
 
 @given(TOKENS, STOPS, CUTS, st.booleans(), st.booleans())
-def test_the_text_is_the_decoded_whole_up_to_its_first_stop_string(
+def test_the_text_is_the_decoded_text_up_to_the_first_stop_string(
     tokens: tuple[int, ...], stops: tuple[str, ...], cuts: list[int], include: bool, skip: bool
 ) -> None:
     given_rules = stopping(*stops, include_stop_str_in_output=include, skip_special_tokens=skip)
     answer = Answer.of(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
-    whole = BYTE_LEVEL.decode(tokens, skip_special_tokens=skip)
-    found = first_stop(whole, stops)
+    complete = BYTE_LEVEL.decode(tokens, skip_special_tokens=skip)
+    found = first_stop(complete, stops)
     if found is None:
-        assert (answer.text, answer.ids, answer.end) == (whole, tokens, (FinishReason.LENGTH, None))
+        assert (answer.text, answer.ids, answer.end) == (complete, tokens, (FinishReason.LENGTH, None))
     else:
-        expected = whole[: found.end if include else found.start]
+        expected = complete[: found.end if include else found.start]
         assert (answer.text, answer.end) == (expected, (FinishReason.STOP, found.stop))
         assert answer.ids == tokens[: len(answer.ids)]
 
@@ -86,9 +86,9 @@ def test_streamed_equals_not_streamed(
     tokens: tuple[int, ...], given_rules: TextRules, cuts: list[int], finish: Finish
 ) -> None:
     tokens = (*tokens, EOS_ID)
-    whole, streamed = stream(BYTE_LEVEL, given_rules), stream(BYTE_LEVEL, given_rules)
-    assert Answer.of(fed(streamed, cut(tokens, cuts), finish)) == Answer.of(fed(whole, [tokens], finish))
-    assert streamed.num_tokens == whole.num_tokens
+    at_once, streamed = stream(BYTE_LEVEL, given_rules), stream(BYTE_LEVEL, given_rules)
+    assert Answer.of(fed(streamed, cut(tokens, cuts), finish)) == Answer.of(fed(at_once, [tokens], finish))
+    assert streamed.num_tokens == at_once.num_tokens
 
 
 @given(TOKENS, rules(skip=False), CUTS)
@@ -111,9 +111,9 @@ def test_ids_logprobs_and_offsets_have_equal_lengths_wherever_a_stop_string_cuts
     tokens: tuple[int, ...], data: st.DataObject, cuts: list[int], include: bool
 ) -> None:
     """The stop string is a piece of the answer, so it is always found."""
-    whole = BYTE_LEVEL.decode(tokens)
-    begin = data.draw(st.integers(0, max(0, len(whole) - 1)))
-    stop = whole[begin : begin + data.draw(st.integers(1, 4))]
+    complete = BYTE_LEVEL.decode(tokens)
+    start = data.draw(st.integers(0, max(0, len(complete) - 1)))
+    stop = complete[start : start + data.draw(st.integers(1, 4))]
     given_rules = stopping(*[stop] * bool(stop), include_stop_str_in_output=include, logprobs=True)
     check_lengths(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
 
@@ -126,14 +126,14 @@ def check_lengths(events: Sequence[ChoiceEvent]) -> None:
 
 
 @given(TOKENS, TOKENS, rules(skip=False))
-def test_a_resumed_choice_goes_on_like_the_undisturbed_one(
+def test_a_resumed_choice_continues_like_the_undisturbed_one(
     before: tuple[int, ...], after: tuple[int, ...], given_rules: TextRules
 ) -> None:
     undisturbed = stream(BYTE_LEVEL, given_rules)
     first = undisturbed.feed(ChoiceDelta(INDEX, before))
     resumed = stream(BYTE_LEVEL, given_rules, before)
     if first is not None and first.finish is not None:
-        assert resumed.ended or len(before) - undisturbed.num_tokens > FAR
+        assert resumed.ended or len(before) - undisturbed.num_tokens > MAX_LATE
         return
     steps = cut(after, range(len(after))) or [()]
     expected, events = fed(undisturbed, steps), fed(resumed, steps)
@@ -144,29 +144,29 @@ def test_a_resumed_choice_goes_on_like_the_undisturbed_one(
 
 
 @given(TEXTS, TEXTS, st.integers(0, 60))
-def test_an_answer_continues_its_prompt(prompt: str, answer: str, place: int) -> None:
+def test_an_answer_continues_its_prompt(prompt: str, answer: str, split: int) -> None:
     """If the prompt ends inside a character, that character belongs to the answer."""
     for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK):
         ids = tuple(tokenizer.encode(prompt + "a" + answer, add_special_tokens=False))
-        place %= len(ids)
-        text = text_of(fed(stream(tokenizer, prompt=ids[:place]), [ids[place:]]))
-        whole, known = tokenizer.decode(ids), tokenizer.decode(ids[:place])
-        assert whole.endswith(text)
-        if whole.startswith(known):
-            assert known + text == whole
+        split %= len(ids)
+        text = text_of(fed(stream(tokenizer, prompt=ids[:split]), [ids[split:]]))
+        complete, prompt_text = tokenizer.decode(ids), tokenizer.decode(ids[:split])
+        assert complete.endswith(text)
+        if complete.startswith(prompt_text):
+            assert prompt_text + text == complete
         elif tokenizer is BYTE_LEVEL:
-            assert known.removesuffix("\ufffd") + text == whole
+            assert prompt_text.removesuffix("\ufffd") + text == complete
 
 
 @given(TOKENS, TOKENS)
 def test_an_answer_to_any_tokens_continues_them(prompt: tuple[int, ...], answer: tuple[int, ...]) -> None:
     text = text_of(fed(stream(BYTE_LEVEL, prompt=prompt), [answer]))
-    whole, known = BYTE_LEVEL.decode(prompt + answer), BYTE_LEVEL.decode(prompt)
-    assert whole in (known + text, known.removesuffix("\ufffd") + text)
+    complete, prompt_text = BYTE_LEVEL.decode(prompt + answer), BYTE_LEVEL.decode(prompt)
+    assert complete in (prompt_text + text, prompt_text.removesuffix("\ufffd") + text)
 
 
 @given(TEXTS, CUTS)
-def test_byte_fallback_text_survives_any_cutting(text: str, cuts: list[int]) -> None:
+def test_byte_fallback_text_is_the_same_wherever_it_is_cut(text: str, cuts: list[int]) -> None:
     ids = tuple(BYTE_FALLBACK.encode(text, add_special_tokens=False))
     events = fed(stream(BYTE_FALLBACK, TextRules()), cut(ids, cuts) or [()])
     assert text_of(events) == BYTE_FALLBACK.decode(ids)

@@ -1,4 +1,4 @@
-"""The stop matcher against a search through the whole text."""
+"""The stop matcher against a search through the complete text."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ STOPS = st.lists(st.text("abé日", min_size=1, max_size=5), min_size=1, max_siz
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 24)), st.integers(0, 24))
-def test_text_in_pieces_stops_where_the_whole_text_does(
+def test_text_in_pieces_stops_where_the_complete_text_does(
     text: str, stops: list[str], cuts: list[int], plain_until: int
 ) -> None:
     plain_until = min(plain_until, len(text))
@@ -30,7 +30,7 @@ def test_text_in_pieces_stops_where_the_whole_text_does(
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 24)))
-def test_exactly_the_beginning_of_a_stop_string_is_held_back(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_exactly_the_start_of_a_stop_string_is_held(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher, read = StopMatcher(StopStrings(stops)), ""
     for piece in cut(text, cuts):
         matcher.feed(piece, may_stop=False)

@@ -1,4 +1,4 @@
-"""Text in which some special tokens are shown, token by token, against the whole text decoded at once."""
+"""Text in which some special tokens are visible, token by token, against the complete text decoded at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Computes what an answer must be from its complete text at once."""
+"""Computes the expected answer from the complete text at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ S = TypeVar("S", str, tuple[int, ...])
 
 @dataclass(frozen=True)
 class Found:
-    """A stop string at [start, end) of a text."""
+    """A stop string in a text, from `start` to `end` (exclusive)."""
 
     stop: str
     start: int
@@ -28,7 +28,7 @@ def first_stop(text: str, stops: Sequence[str], *, after: int = 0) -> Found | No
     return min(found, key=lambda f: (f.end, f.start), default=None)
 
 
-def cut(whole: S, places: Sequence[int]) -> list[S]:
-    """Cuts `whole` at the given places."""
-    edges = sorted({0, len(whole), *(p for p in places if p < len(whole))})
-    return [whole[a:b] for a, b in pairwise(edges)]
+def cut(text: S, positions: Sequence[int]) -> list[S]:
+    """Returns the pieces of a text or of tokens that is cut at these positions."""
+    edges = sorted({0, len(text), *(position for position in positions if position < len(text))})
+    return [text[start:end] for start, end in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""A server that answers as one of ours would, except where a test lets it lie."""
+"""A server that answers like a Motet server, except where a test makes it lie."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ from motet.metrics.stats import EngineStats
 from motet.testing.fake_engine import fake_info
 from motet.types import GenerateRequest
 
-REPORT = EngineReport(version="0", engine_id="liar", state=WorkerState.READY, info=fake_info(), stats=EngineStats())
+REPORT = EngineReport(version="0", engine_id="lying", state=WorkerState.READY, info=fake_info(), stats=EngineStats())
 
 
-class Liar:
-    """`report`: the body of its report. `answer`: returns the bytes of the answer to a group; the connection stays open
-    after them."""
+class LyingServer:
+    """`report`: body of the answer to a request for its report. `answer`: returns the bytes of the answer to a group,
+    after which the connection stays open. `files`: files of the tokenizer that replace those in the folder."""
 
     def __init__(
         self,
@@ -32,7 +32,9 @@ class Liar:
     ) -> None:
         self.url = ""
         self.groups: list[GenerateRequest] = []
-        self.reports = 0
+        """Requests of groups that it has received."""
+        self.num_reports = 0
+        """Number of requests for its report."""
         self._files = msgspec.msgpack.encode({**read_files(folder), **(files or {})})
         self._report = report
         self._answer = answer
@@ -41,7 +43,7 @@ class Liar:
     def id(self) -> str:
         return self.url.removeprefix("http://")
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1]
@@ -52,7 +54,7 @@ class Liar:
                 writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + self._answer(self.groups[-1]))
                 await reader.read()  # until the other side closes
             else:
-                self.reports += path == b"/engine"
+                self.num_reports += path == b"/engine"
                 answer = self._report if path == b"/engine" else self._files
                 writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(answer))
                 writer.write(answer)
@@ -66,10 +68,9 @@ async def lying(
     report: EngineReport | bytes = REPORT,
     answer: Callable[[GenerateRequest], bytes] = lambda _: b"",
     files: Mapping[str, bytes] | None = None,
-) -> AsyncIterator[Liar]:
-    """`files`: of its tokenizer, in place of those in the folder."""
-    told = report if isinstance(report, bytes) else msgspec.msgpack.encode(report)
-    liar = Liar(folder, report=told, answer=answer, files=files)
-    async with await asyncio.start_server(liar.converse, "127.0.0.1", 0) as listener:
-        liar.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        yield liar
+) -> AsyncIterator[LyingServer]:
+    body = report if isinstance(report, bytes) else msgspec.msgpack.encode(report)
+    server = LyingServer(folder, report=body, answer=answer, files=files)
+    async with await asyncio.start_server(server.handle, "127.0.0.1", 0) as listener:
+        server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        yield server
