@@ -149,7 +149,7 @@ class RoutingSimulation:
         load.queued_tokens += group.expected_uncached
         load.trunk_blocks += group.prompt_blocks
         if group.session:
-            self._affinity.keep(group.session, id)
+            self._affinity.record(group.session, id)
         worker = self._workers[id]
         worker.submit(group, self._now_s)
         self._schedule(worker)

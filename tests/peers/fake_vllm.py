@@ -174,12 +174,12 @@ class FakeVLLM(PlayedEngine):
         common: Json = {"object": "model", "created": 1795305094, "owned_by": "vllm", "permission": []}
         return web.json_response({"object": "list", "data": [common | card for card in cards]})
 
-    def _note_names(self, request: web.Request) -> None:
+    def _record_names(self, request: web.Request) -> None:
         names = map(request.headers.get, ("x-request-id", "x-session-id", "traceparent"))
         self.named.append(Named(*names))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        self._note_names(request)
+        self._record_names(request)
         body = await request.json()
         try:
             asked = completion_asked(body)
@@ -193,7 +193,7 @@ class FakeVLLM(PlayedEngine):
         return await self._answer(request, asked)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        self._note_names(request)
+        self._record_names(request)
         if not self.switches.scale_out:
             raise Refused(403, "This endpoint needs --enable-scale-out.", kind="Forbidden")
         asked = generate_asked(await request.json())

@@ -7,19 +7,19 @@ from tests.routing.scene import Clock
 def test_a_session_is_where_it_was_given_to_last() -> None:
     affinity = Affinity(clock=Clock())
     assert affinity.worker_of("s") is None
-    affinity.keep("s", "a")
-    affinity.keep("s", "b")
-    affinity.keep("t", "a")
+    affinity.record("s", "a")
+    affinity.record("s", "b")
+    affinity.record("t", "a")
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == ("b", "a")
 
 
 def test_an_idle_session_is_forgotten_after_its_time_and_not_before() -> None:
     clock = Clock(0.0)
     affinity = Affinity(clock=clock, ttl_s=10)
-    affinity.keep("s", "a")
+    affinity.record("s", "a")
     clock.now_s = 6
-    affinity.keep("t", "a")
-    affinity.keep("s", "a")
+    affinity.record("t", "a")
+    affinity.record("s", "a")
     clock.now_s = 15.9
     assert (affinity.worker_of("s"), affinity.worker_of("t")) == ("a", "a")
     clock.now_s = 16
@@ -29,7 +29,7 @@ def test_an_idle_session_is_forgotten_after_its_time_and_not_before() -> None:
 def test_looking_up_a_session_does_not_keep_it_longer() -> None:
     clock = Clock(0.0)
     affinity = Affinity(clock=clock, ttl_s=10)
-    affinity.keep("s", "a")
+    affinity.record("s", "a")
     clock.now_s = 9
     assert affinity.worker_of("s") == "a"
     clock.now_s = 10
@@ -39,20 +39,20 @@ def test_looking_up_a_session_does_not_keep_it_longer() -> None:
 def test_of_too_many_sessions_the_least_recently_used_is_forgotten() -> None:
     affinity = Affinity(clock=Clock())
     for session in ("s", "t", *map(str, range(MAX_SESSIONS - 2)), "s", "u"):
-        affinity.keep(session, {"s": "a", "u": "c"}.get(session, "b"))
+        affinity.record(session, {"s": "a", "u": "c"}.get(session, "b"))
     assert [affinity.worker_of(session) for session in "stu"] == ["a", None, "c"]
 
 
 def test_a_worker_that_leaves_takes_its_sessions_with_it() -> None:
     affinity = Affinity(clock=Clock())
-    affinity.keep("s", "a")
-    affinity.keep("t", "b")
-    affinity.keep("u", "a")
+    affinity.record("s", "a")
+    affinity.record("t", "b")
+    affinity.record("u", "a")
     affinity.forget_worker("a")
     assert [affinity.worker_of(session) for session in "stu"] == [None, "b", None]
 
 
 def test_requests_without_a_session_are_not_remembered() -> None:
     affinity = Affinity(clock=Clock())
-    affinity.keep("", "a")
+    affinity.record("", "a")
     assert affinity.worker_of("") is None

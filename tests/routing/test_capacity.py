@@ -57,7 +57,7 @@ def test_there_is_capacity_up_to_the_maximum_number_of_choices(open_choices: int
 
 def test_choices_of_other_routers_take_capacity_too() -> None:
     (member,) = members = fleet(1)
-    member.load.note_report(5)
+    member.load.record_report(5)
     assert capacity_for(members, 3)
     assert not capacity_for(members, 4)
 
@@ -90,7 +90,7 @@ def test_an_idle_worker_has_capacity_for_a_group_of_any_size() -> None:
 def test_a_worker_that_has_just_refused_has_no_capacity() -> None:
     clock = Clock()
     members = fleet(1, clock)
-    members[0].faults.note_refusal()
+    members[0].faults.record_refusal()
     assert not capacity_for(members, 1)
     clock.now_s += 0.5
     assert capacity_for(members, 1)

@@ -104,13 +104,13 @@ def test_a_worker_that_refused_is_avoided_for_some_time_but_not_after_a_restart(
     clock = Clock()
     fleet = Fleet(clock=clock)
     member = fleet.put(worker("decode-0")[0])
-    member.faults.note_refusal()
+    member.faults.record_refusal()
     refused = [member.faults.refused]
     for later_s in (REFUSAL_S - 0.01, 0.01):
         clock.now_s += later_s
         refused.append(member.faults.refused)
     assert refused == [True, True, False]
-    member.faults.note_refusal()
+    member.faults.record_refusal()
     fleet.put(worker("decode-0")[0])
     assert not member.faults.refused
 
@@ -253,11 +253,11 @@ async def test_choices_of_other_routers_count_and_own_choices_do_not_count_twice
     stream = pair.router.generate(group("own", n=4))
     assert (first.load.open_choices, second.load.open_choices) == (4, 0)
     for member, open_choices in ((first, 4), (second, 30)):
-        member.load.note_report(open_choices)
+        member.load.record_report(open_choices)
     assert (first.load.open_choices, second.load.open_choices) == (4, 30)
     other = pair.router.generate(group("other", n=4))
     assert pair.groups == PerWorker(first=2, second=0)
-    first.load.note_report(3)  # it does not have all of the router's choices yet
+    first.load.record_report(3)  # it does not have all of the router's choices yet
     assert first.load.open_choices == 8
     await stream.aclose()
     await other.aclose()
@@ -273,5 +273,5 @@ def test_blocks_of_new_weights_have_new_names_only_on_engines_that_name_weights(
     fleet.put(Worker("w", engine, "-", local=local))
     assert fleet.catalog.serving().generate.block_kinds == {(16, "")}
     engine.info = msgspec.structs.replace(engine.info, model_digest="new", block_weights="new")
-    fleet.note_worker_weights("w")
+    fleet.record_worker_weights("w")
     assert fleet.catalog.serving().generate.block_kinds == {kind}

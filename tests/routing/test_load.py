@@ -3,7 +3,7 @@
 import pytest
 
 from motet.routing.workers.prefix_index import PrefixIndex
-from motet.routing.workers.worker_load import KEPT, PromptBacklog, PromptLoad, WorkerLoad
+from motet.routing.workers.worker_load import DECAY, PromptBacklog, PromptLoad, WorkerLoad
 from tests.routing.scene import Clock
 
 
@@ -37,7 +37,7 @@ def test_a_prompt_that_waited_for_another_is_measured_by_its_own_time(prompts: P
     assert prompts.tokens_per_s == 200
     clock.now_s += 1
     prompts.finish(second, computed_tokens=400)  # 400 tokens in 1 s, not in the 3 s since the worker got it
-    assert prompts.tokens_per_s == pytest.approx((KEPT * 400 + 400) / (KEPT * 2 + 1))
+    assert prompts.tokens_per_s == pytest.approx((DECAY * 400 + 400) / (DECAY * 2 + 1))
 
 
 def test_idle_time_does_not_count(prompts: PromptLoad, clock: Clock) -> None:

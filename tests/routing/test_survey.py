@@ -46,7 +46,7 @@ def test_only_workers_for_such_work_are_considered_and_no_excluded_ones() -> Non
     rest = survey(workers, WorkKind.GENERATE, request=group(), excluding=["decode-1", "unknown"])
     assert rest is not None
     assert [one.id for one in rest.candidates] == ["decode-0", "both-0"]
-    assert [member.id for member, _ in rest.present] == ["decode-0", "both-0"]
+    assert [member.id for member, _ in rest.compared] == ["decode-0", "both-0"]
 
 
 def test_the_needs_of_a_group_are_its_choices_and_prompt() -> None:
@@ -67,7 +67,7 @@ def test_candidates_have_the_loads_of_their_workers() -> None:
     member = workers.members[1]
     member.load.given_choices, member.load.trunk_blocks, member.load.tail_blocks = 3, 7, 5
     member.load.prompts.add(90)
-    member.load.note_report(10)
+    member.load.record_report(10)
     idle, busy = survey_of(workers, group()).candidates
     assert (idle.open_choices, idle.trunk_blocks, idle.tail_blocks, idle.queued_tokens) == (0, 0, 0, 0)
     assert (busy.open_choices, busy.trunk_blocks, busy.tail_blocks, busy.queued_tokens) == (10, 7, 5, 90)
@@ -102,7 +102,7 @@ def test_groups_of_another_salt_find_nothing_cached() -> None:
 
 def test_the_session_s_worker_is_marked() -> None:
     workers = fleet("both-0", "both-1")
-    workers.sessions[WorkKind.GENERATE].keep("mine", "both-1")
+    workers.sessions[WorkKind.GENERATE].record("mine", "both-1")
     request = msgspec.structs.replace(group(), session_id="mine")
     assert [one.has_session for one in survey_of(workers, request).candidates] == [False, True]
     assert [one.has_session for one in survey_of(workers, group()).candidates] == [False, False]
@@ -113,7 +113,7 @@ def test_the_session_s_worker_is_marked() -> None:
 def test_a_worker_that_has_just_refused_is_avoided() -> None:
     clock = Clock()
     workers = fleet("both-0", "both-1", clock=clock)
-    workers.members[0].faults.note_refusal()
+    workers.members[0].faults.record_refusal()
     assert [one.avoid for one in survey_of(workers, group()).candidates] == [True, False]
     clock.now_s += 0.5
     assert [one.avoid for one in survey_of(workers, group()).candidates] == [False, False]
@@ -134,12 +134,12 @@ def test_of_many_workers_some_are_considered_and_all_that_are_special_for_the_gr
     names = [f"both-{number}" for number in range(COMPARE_ALL + 72)]
     workers = fleet(*names)
     cache_prefix(workers, "both-150", group(), BLOCK)
-    workers.sessions[WorkKind.GENERATE].keep("mine", "both-199")
+    workers.sessions[WorkKind.GENERATE].record("mine", "both-199")
     found = survey_of(workers, msgspec.structs.replace(group(), session_id="mine"))
     assert len(found.candidates) < len(names)
     special = {one.id for one in found.candidates if one.cached_tokens or one.has_session}
     assert special == {"both-150", "both-199"}
-    assert [member.id for member, _ in found.present] == [one.id for one in found.candidates]
+    assert [member.id for member, _ in found.compared] == [one.id for one in found.candidates]
 
 
 def test_the_worker_with_most_cached_tokens_is_considered_whatever_its_block_size() -> None:

@@ -218,7 +218,7 @@ class WeightUpdates:
         self.history.add(AppliedCheckpoint(update.checkpoint, name, digest, prepared.complete))
         self._count += 1
         for old in before:
-            self._fleet.note_replaced_weights(old, digest)
+            self._fleet.record_replaced_weights(old, digest)
         self._disown_old(update.engines, digest)
         self._count_time(time.monotonic() - update.started_s)
         logger.info("new weights, version %s: %s read them last, in %.2f s", name, update.slowest, update.seconds)

@@ -241,10 +241,10 @@ class RestartSeries:
         """Returns the number of the current start, for people."""
         return f"start {self._in_a_row} of {self._max_in_a_row}"
 
-    def note_ready(self) -> None:
+    def record_ready(self) -> None:
         self._ready_s = self._clock()
 
-    def note_death(self) -> None:
+    def record_death(self) -> None:
         if self._clock() - self._ready_s >= STEADY_S:
             self._in_a_row = 0
 
@@ -313,13 +313,13 @@ class LocalKeeper:
     async def keep(self) -> None:
         """Runs until it is cancelled, or the engine is given up. Owns only the engine that the fleet knows."""
         while self._engine is not None:
-            self._restarts.note_ready()
+            self._restarts.record_ready()
             await self._engine.died.wait()
             logger.error("the process of %s (pid %s) died", self.id, self._engine.info.pid)
             self._fleet.mark(self.id, WorkerState.DEAD, why="its process ended")
             await self._engine.close()  # removes its pipes and their folder
             self._engine = None
-            self._restarts.note_death()
+            self._restarts.record_death()
             while self._engine is None and (wait_s := self._restarts.next_backoff_s()) is not None:
                 await self._sleep(wait_s)
                 await self._restart()

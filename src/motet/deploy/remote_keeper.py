@@ -245,12 +245,12 @@ class RemoteKeeper:
             except EngineError as error:
                 raise EngineError(f"{self.id} cannot be used here: {error.message}") from error
         elif isinstance(self._engine, ServerEngine) and self._engine.take_facts(report):
-            self._fleet.note_worker_weights(self.id)
+            self._fleet.record_worker_weights(self.id)
         self._fleet.set_models(self.id, report.models)
         self._mark_present(report)  # before the rest, since a worker that drains must get no groups
         await self._events.follow(report)
         if report.stats is not None and member is not None:
-            member.load.note_report(report.stats.choices_running + report.stats.choices_waiting)
+            member.load.record_report(report.stats.choices_running + report.stats.choices_waiting)
 
     def _mark_present(self, report: EngineReport) -> None:
         """Marks the worker. It is ready even if its engine is silent in a long step: its own server ends a hang."""

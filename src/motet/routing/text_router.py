@@ -1,9 +1,9 @@
-"""Gives requests for text models to a worker that takes texts, and to another one if that fails.
+"""Sends requests for text models to a worker that takes texts, and to another worker if the first one fails.
 
 chosen by    1. has not just refused or failed       2. fewest open choices; the session's last worker counts as having
              `SESSION_CHOICES` fewer                 3. longest time since its last request
-tried again  once, on another worker if there is one, and only before anything has come: after that a request ends with
-             its worker, because no other server can continue a text that this one has started
+tried again  once, on another worker if there is one, and only before any of the answer has arrived: later the request
+             fails with its worker, because no other server can continue a text that this server has started
 """
 
 import logging
@@ -22,7 +22,7 @@ from motet.types import FinishReason, Usage
 logger = logging.getLogger(__name__)
 
 SESSION_CHOICES = 8
-"""A session stays on its last worker even if this has up to this number of open choices more than the others."""
+"""A session stays on its last worker even if that worker has up to this number of open choices more than the others."""
 MAX_TRIES = 2
 
 
@@ -37,11 +37,11 @@ class TextRouter:
         self._turn = 0
 
     def put(self, id: str, generate: TextGenerate) -> None:
-        """Sets what generates on a worker. Must be called before the fleet has the worker as ready."""
+        """Sets the function that generates on a worker. Must be called before the fleet has the worker as ready."""
         self._sources[id] = generate
 
     def remove(self, id: str) -> None:
-        """Forgets a worker that has left."""
+        """Removes a worker that has left."""
         self._sources.pop(id, None)
         self._last_turns.pop(id, None)
 
@@ -49,14 +49,16 @@ class TextRouter:
         return RoutedTextGroup(self, request)
 
     def of(self, model: str) -> TextGenerate:
-        """Returns what generates with one model, by its workers' name, no matter which name clients use for it."""
+        """Returns a function that generates with one model. `model`: its name on the workers, which can differ from the
+        name that clients use."""
         return lambda request: self.generate(msgspec.structs.replace(request, model=model))
 
     def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextGenerate]:
-        """Returns the worker for a request, if possible none of `tried`. Raises NoWorkerError if none has the model."""
+        """Returns the worker for a request, if possible none of `tried`. Raises NoWorkerError if no worker has the
+        model."""
         members = [member for member in self.fleet.catalog.texts(request.model) if member.id in self._sources]
         if not members:
-            raise NoWorkerError(f"No server that has the model `{request.model}` answers at this moment.")
+            raise NoWorkerError(f"No server that has the model `{request.model}` is available now.")
         sessions = self.fleet.sessions[WorkKind.GENERATE]
         last = sessions.worker_of(request.session_id)
 
@@ -67,7 +69,7 @@ class TextRouter:
         chosen = min(members, key=rank)
         self._turn += 1
         self._last_turns[chosen.id] = self._turn
-        sessions.keep(request.session_id, chosen.id)
+        sessions.record(request.session_id, chosen.id)
         chosen.last_decision = _reason(chosen, members, is_last=chosen.id == last, tried=tried)
         return chosen, self._sources[chosen.id]
 
@@ -80,16 +82,16 @@ class RoutedTextGroup:
         self._request = request
         self._tried: list[Member] = []
         self._stream: TextGroupStream | None = None
-        """The answer of the present worker, which is the last one of `_tried`."""
+        """The answer of the current worker, which is the last one of `_tried`."""
         self._group: OpenGroup | None = None
-        """The open choices on the present worker."""
+        """The open choices on the current worker."""
         self._to_end: set[int] = set()
-        """Choices that were ended here, and whose last pieces have not been read."""
+        """Choices that this server has ended, and whose last pieces have not been read."""
         self._started = False
-        """True once anything of the answer has come."""
+        """True once any of the answer has arrived."""
         self._closed = False
         self._error: MotetError | None = None
-        """The error with which the worker before failed."""
+        """The error with which the previous worker failed."""
 
     @property
     def worker(self) -> str:
@@ -110,18 +112,18 @@ class RoutedTextGroup:
                     raise
                 self._error = error
             else:
-                self._take(steps)
+                self._record(steps)
                 return steps
 
     def start(self, indices: Sequence[int]) -> None:
-        assert self._request.start is not None  # otherwise no choice is held back
+        assert self._request.start is not None  # otherwise all choices start with the request
         self._request = msgspec.structs.replace(self._request, start=(*self._request.start, *indices))
         if self._stream is not None:
             self._stream.start(indices)
             self._count_open(len(indices))
 
     def end_choice(self, index: int) -> None:
-        """Can also be called while no worker has the request: the next one ends the choice before it is requested."""
+        """Ends a choice early. If no worker has the request, the next worker does not generate the choice."""
         self._to_end.add(index)
         if self._stream is not None:
             self._stream.end_choice(index)
@@ -158,10 +160,10 @@ class RoutedTextGroup:
                 f"its answer cannot be processed ({type(error).__name__}): the log has more"
             ) from error
 
-    def _take(self, steps: Sequence[TextStep]) -> None:
-        """Notes what has come: ends of choices, and the end of the answer if there are no steps."""
+    def _record(self, steps: Sequence[TextStep]) -> None:
+        """Records the ends of choices, and the end of the answer if there are no steps."""
         ended = [piece for step in steps for piece in step.pieces if piece.finish is not None]
-        # A group whose server itself aborts gets an error, so these choices were ended here.
+        # If the upstream server aborts, the group gets an error. So this server has ended these choices.
         ended_here = {piece.index for piece in ended if piece.finish is FinishReason.ABORT}
         if ended_here and self._request.start is not None:
             self._to_end -= ended_here
@@ -176,16 +178,16 @@ class RoutedTextGroup:
                 self._group.close()
 
     def _can_try_again(self, error: MotetError) -> bool:
-        """Returns True if the request should be sent to another worker. Notes that this worker refused or failed."""
+        """Returns True if the request should be sent to another worker. Records that this worker refused or failed."""
         elsewhere = may_go_elsewhere(error)
         if isinstance(error, WorkerFaultError):
             self._router.fleet.distrust(self._tried[-1].id, why=error.message)
         if elsewhere or (isinstance(error, UpstreamRefusalError) and error.status == RateLimitedError.status):
-            self._tried[-1].faults.note_refusal()
+            self._tried[-1].faults.record_refusal()
         return elsewhere and not self._started and not self._closed and len(self._tried) < MAX_TRIES
 
     async def _leave(self) -> None:
-        """Takes the request from its worker, whatever its result."""
+        """Ends the request on its worker, if it has one."""
         stream, self._stream = self._stream, None
         if stream is not None:
             if self._group is not None:
@@ -193,7 +195,7 @@ class RoutedTextGroup:
             await stream.aclose()
 
     def _count_open(self, choices: int) -> None:
-        """Adds open choices to the load of the present worker."""
+        """Adds open choices to the load of the current worker."""
         if self._group is not None and self._group.is_open:
             self._group.add_choices(choices)
         else:

@@ -40,7 +40,7 @@ class Serve:
         self.now_s += 1
         match self.events.get(self.now_s):
             case "health check":
-                self.detector.note_health_check()
+                self.detector.record_health_check()
             case "none ending":
                 self.any_ending = False
             case "one ending":
@@ -64,7 +64,7 @@ async def test_a_replica_detects_that_it_is_being_ended(
     events: dict[int, str], limit_s: float, detected_s: int
 ) -> None:
     serve = Serve()
-    serve.detector.note_health_check()
+    serve.detector.record_health_check()
     serve.events = events
     await serve.detector.wait(limit_s)
     assert serve.now_s == detected_s
@@ -73,7 +73,7 @@ async def test_a_replica_detects_that_it_is_being_ended(
 async def test_only_a_replica_with_overdue_health_checks_queries_the_controller() -> None:
     """The controller's answer covers all replicas. If all replicas queried it at the same time, it would be busy."""
     serve = Serve()
-    serve.detector.note_health_check()
+    serve.detector.record_health_check()
     serve.events = dict.fromkeys(range(3, 60, 3), "health check")
     await serve.detector.wait(10.0)
     assert serve.now_s == 57 + 9

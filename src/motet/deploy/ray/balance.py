@@ -117,7 +117,7 @@ class ReplicaBalance:
         self.finish(request)
         self._replica_of[request] = replica
         self._replicas.setdefault(replica, _Replica()).send(request, now_s=self._clock())
-        self._sessions.keep(session, replica)
+        self._sessions.record(session, replica)
 
     def replica_of(self, request: str) -> str | None:
         return self._replica_of.get(request)

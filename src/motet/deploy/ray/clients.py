@@ -44,7 +44,7 @@ class ClientStreams:
 
     def check(self) -> None:
         """Answers Serve's health check. Raises EngineDiedError if the server or a task has ended."""
-        self._end_detector.note_health_check()
+        self._end_detector.record_health_check()
         self._server.check()
         self._tasks.check()
 
@@ -74,7 +74,7 @@ class EndDetector:
         self._ever_checked = False
         self._unchecked_s = 0.0
 
-    def note_health_check(self) -> None:
+    def record_health_check(self) -> None:
         """Called at each health check by Serve."""
         self._ever_checked = True
         self._unchecked_s = 0.0

@@ -165,7 +165,7 @@ class RayWorker:
             self._connections = PrefillConnections(
                 self.serving.workforce.connect,
                 self._engine_id,
-                on_connected=self._announcer.note_change,
+                on_connected=self._announcer.record_change,
                 limit_s=limits.connect_s,
             )
         tasks.start(self._copy.follow())
@@ -235,7 +235,7 @@ class Announcer:
             reason = failure.message if failure else "the directory of workers does not answer"
             raise DirectoryError(f"{reason}; tried for {limit_s:g} s") from error
 
-    def note_change(self) -> None:
+    def record_change(self) -> None:
         """Called when the worker's announcement has changed."""
         self._changed.set()
 

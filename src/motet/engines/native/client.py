@@ -173,7 +173,7 @@ class NativeEngine:
         self._liveness.note(event.busy_s if isinstance(event, protocol.Heartbeat) else 0.0)
         match event:
             case protocol.Heartbeat():
-                self._pipes.note_heartbeat()
+                self._pipes.record_heartbeat()
             case protocol.StepReport():
                 self._take_step(event)
             case protocol.NumberedAnswer(number, answer, error):

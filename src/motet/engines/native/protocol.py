@@ -152,7 +152,7 @@ class Pipes:
         """Waits for the next event."""
         return self._decoder.decode(await self._events.recv())
 
-    def note_heartbeat(self) -> None:
+    def record_heartbeat(self) -> None:
         """Called when a Heartbeat has come after Ready: each came through one connection of the engine. Once its third
         connection, for commands, exists too, the folder is not needed any more."""
         if self._folder_is_needed and self._commands.poll(0, zmq.POLLOUT):

@@ -3,7 +3,7 @@
 1. Workers to be avoided are left out, then workers without capacity for the group. A step that would leave out all
    workers leaves out none.
 2. The policy decides among the rest.
-3. Among equal workers the turn decides: they take turns, and the same loads always give the same choice.
+3. Equal workers take turns. The same loads and the same turn always give the same choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +34,10 @@ class Reason(StrEnum):
     ONLY_ONE = "only-one"
     """There was no other worker."""
     CAPACITY = "room"
-    """All other workers had no capacity, or were to be avoided."""
+    """Every other worker had no capacity, or was to be avoided."""
     COST = "cost"
     PREFIX = "prefix"
-    """The lowest cost, because of the cached prefix: without it another worker would not cost more."""
+    """The lowest cost, and only because of cached prefixes: without them another worker would not cost more."""
     LOAD = "load"
     SESSION = "session"
     TURN = "turn"
@@ -53,7 +53,7 @@ class WorkerChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """One choice of a worker. `indices`: indices of the candidates that the policy may choose."""
+    """The input of a policy. `indices`: indices of the candidates among which it chooses."""
 
     candidates: Sequence[Candidate]
     needs: GroupNeeds
@@ -62,7 +62,7 @@ class _Selection:
     weights: CostWeights
 
     def lowest(self, key: Callable[[int], tuple[float, ...]]) -> int:
-        """Returns the index with the lowest key. Among equal ones, returns the first from the turn on."""
+        """Returns the index with the lowest key. Among equal keys, returns the first index from the turn on."""
         count = len(self.candidates)
         return min(self.indices, key=lambda index: (key(index), (index - self.turn) % count))
 
@@ -73,7 +73,7 @@ class _Selection:
 def choose(
     candidates: Sequence[Candidate], needs: GroupNeeds, *, policy: Policy, turn: int, weights: CostWeights = WEIGHTS
 ) -> WorkerChoice | None:
-    """Returns None if there are no candidates. `turn`: number of choices made before."""
+    """Returns the chosen worker, or None if there are no candidates. `turn`: number of earlier choices."""
     if not candidates:
         return None
     if len(candidates) == 1:
@@ -88,7 +88,7 @@ def choose(
 
 
 def _with_capacity(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequence[int]:
-    """Returns the indices that the policy may choose."""
+    """Returns the indices of the candidates that remain after step 1."""
     all_indices = range(len(candidates))
     not_avoided = [index for index in all_indices if not candidates[index].avoid] or all_indices
     return [index for index in not_avoided if has_capacity(candidates[index], needs)] or not_avoided
@@ -111,8 +111,8 @@ def _lowest_cost(selection: _Selection) -> WorkerChoice:
 
 
 def _worth_staying(selection: _Selection, session: int, *, more: float) -> bool:
-    """Returns True if the session stays on its worker, which costs `more` than the best one. What its worker has cached
-    is often unknown, so it may cost more by the cost of the prompt, and by a slack."""
+    """Returns True if the session stays on its last worker, whose cost exceeds the lowest cost by `more`. The router
+    often does not know what that worker has cached, so `more` can be up to the cost of the prompt plus a slack."""
     possibly_cached = own_cost(selection.candidates[session], selection.needs, weights=selection.weights)
     return more <= possibly_cached + selection.weights.session_slack
 
@@ -122,11 +122,12 @@ def _for_its_prefix(selection: _Selection, best: int, *, costs: dict[int, float]
     if not selection.candidates[best].cached_tokens:
         return False
 
-    def cold(index: int) -> float:
-        one = selection.candidates[index]
-        return costs[index] + prompt_cost(one.cached_tokens, one, needs=selection.needs, weights=selection.weights)
+    def uncached_cost(index: int) -> float:
+        candidate = selection.candidates[index]
+        own = prompt_cost(candidate.cached_tokens, candidate, needs=selection.needs, weights=selection.weights)
+        return costs[index] + own
 
-    return any(cold(index) <= cold(best) for index in costs if index != best)
+    return any(uncached_cost(index) <= uncached_cost(best) for index in costs if index != best)
 
 
 def _least_loaded(selection: _Selection) -> WorkerChoice:
@@ -134,13 +135,13 @@ def _least_loaded(selection: _Selection) -> WorkerChoice:
     prefill = selection.needs.work is WorkKind.PREFILL
 
     def load_of(index: int) -> tuple[int, int, int]:
-        one = candidates[index]
-        return one.queued_tokens if prefill else 0, one.open_choices, one.held_blocks
+        candidate = candidates[index]
+        return candidate.queued_tokens if prefill else 0, candidate.open_choices, candidate.held_blocks
 
     best = selection.lowest(load_of)
-    one = candidates[best]
-    load = f"{one.queued_tokens} tokens queued, {one.open_choices} choices, {one.held_blocks} blocks"
-    return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(selection.indices)}: {one.id} ({load})")
+    chosen = candidates[best]
+    load = f"{chosen.queued_tokens} tokens queued, {chosen.open_choices} choices, {chosen.held_blocks} blocks"
+    return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(selection.indices)}: {chosen.id} ({load})")
 
 
 def _next_in_turn(selection: _Selection) -> WorkerChoice:

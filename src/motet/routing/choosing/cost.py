@@ -1,13 +1,13 @@
-"""What decides between workers: the group's needs, the candidates, and the cost of the group on each of them.
+"""The cost of a group on each worker that could get it, and the facts that determine the cost.
 
 The unit of cost is the time in which one prompt token is computed.
 
     cost = own + queued + load
-    own      prompt tokens of the group that the worker would have to compute, times 1 + its open choices / the group's
-             choices: while it computes them, the choices that are open there are delayed too. So this is the time lost
-             for each choice of the group. With a ticket: the tokens that it would pull, which delays no other choice
-    queued   tokens of earlier prompts that it has not finished
-    load     the additional duration of its next HORIZON_STEPS steps because of the choices that are open there
+    own      prompt tokens of the group that the worker would have to compute, times 1 + the worker's open choices / the
+             group's choices: computing them delays the open choices too. So this is the time lost for each choice of
+             the group. With a ticket: the tokens that the worker would pull. A pull delays no other choice
+    queued   tokens of earlier prompts that the worker has not finished
+    load     the additional duration of the worker's next HORIZON_STEPS steps because of its open choices
 
 The load counts every choice, every block of the choices' tails, and every block of a trunk once, no matter how many
 choices read it, as a step of the engine does. The group's own choices cost the same on every worker, so they are left
@@ -34,7 +34,8 @@ HORIZON_STEPS = 48
 """Number of steps for which the present load is assumed to last. In `bench.router`, the load of workers differs too
 much with 16 (at 70 % load), and prompts are computed too often with 256 (at 90 %; docs/log.md)."""
 SESSION_SLACK = 256.0
-"""A session stays on its last worker if that costs at most this more than the best one, plus the prompt's cost."""
+"""A session stays on its last worker while the cost of that worker is at most the lowest cost, plus the cost of the
+prompt, plus this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,7 @@ class Candidate:
     cached_tokens: int
     """Tokens of this prompt whose KV the worker is known to have, or is computing for an open group."""
     queued_tokens: int
-    """Tokens of earlier prompts that it has not finished."""
+    """Tokens of earlier prompts that the worker has not finished."""
     open_choices: int
     trunk_blocks: int
     """KV blocks of the prompts of open groups. Each block counts once."""
@@ -66,7 +67,7 @@ class Candidate:
     block_size: int
     has_session: bool = False
     avoid: bool = False
-    """True if it has just refused a group: it is chosen only if there is no other worker."""
+    """True if the worker has just refused a group: it is chosen only if there is no other worker."""
 
     @property
     def held_blocks(self) -> int:
@@ -74,8 +75,8 @@ class Candidate:
 
 
 def has_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
-    """Returns True if the group could start there at once. Cached blocks of its prompt are assumed to be shared with
-    open groups. A prefill generates nothing, so it needs no capacity for choices."""
+    """Returns True if the group could start on the worker at once. Cached blocks of its prompt are assumed to be shared
+    with open groups. A prefill generates nothing, so it needs no capacity for choices."""
     return can_start(
         open_choices=candidate.open_choices,
         max_choices=candidate.max_choices,
@@ -95,7 +96,8 @@ def can_start(
 
 @dataclass(frozen=True, slots=True)
 class CostWeights:
-    """The cost of one of each, in prompt tokens. Times differ between machines, their ratios less."""
+    """Costs of one choice, one block and one pulled token, in prompt tokens. The times behind them differ between
+    machines; their ratios differ less."""
 
     choice: float = HORIZON_STEPS * CHOICE_MS / PROMPT_TOKEN_MS
     trunk_block: float = HORIZON_STEPS * TRUNK_BLOCK_MS / PROMPT_TOKEN_MS
@@ -108,7 +110,7 @@ WEIGHTS = CostWeights()
 
 
 def prompt_cost(tokens: int, candidate: Candidate, *, needs: GroupNeeds, weights: CostWeights = WEIGHTS) -> float:
-    """Returns the cost of computing, or of pulling, this number of tokens of the group's prompt there."""
+    """Returns the cost of computing, or of pulling, this number of tokens of the group's prompt on the worker."""
     if not needs.needs_prompt:
         return tokens * weights.pulled_token
     return tokens * (1.0 + candidate.open_choices / needs.choices)

@@ -1,13 +1,13 @@
 """Decides if a group's prompt is prefilled first, and over how many decode workers the group is split. Pure.
 
-bypass_reason   why decode computes the prompt itself although there is prefill: it is faster, or it is necessary
+bypass_reason   why a decode worker computes the prompt itself: that is faster, or it is necessary
 plan_parts      the number of choices that each of several decode workers gets
 
     time(k) = fetch(k) + steps x time of a step with the choices of the fullest of the k workers
 
 Splitting shortens the steps, because each worker generates fewer choices, and costs a fetch of the prompt for each
-part: a pull if there is a ticket, otherwise the prompt is computed again. The k least loaded workers are filled up to
-one level.
+part: a pull if there is a ticket, otherwise the prompt is computed again. The k least loaded workers are filled until
+they have the same number of choices.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class BypassReason(StrEnum):
     """The reason why a group was not prefilled by a prefill worker. A label of the metric."""
 
     ONE_TOKEN = "one-token"
-    """The prompt has one token. Prefill computes all tokens but the last, so nothing."""
+    """The prompt has one token. Prefill computes all tokens except the last, so there is nothing to prefill."""
     SHORT = "short"
     """Decode has most of the prompt cached, or the prompt is short."""
     PROMPT_LOGPROBS = "prompt-logprobs"
@@ -96,7 +96,7 @@ def reason_of(error: MotetError) -> BypassReason:
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """The facts about a group that may be split."""
+    """The facts about a group that could be split."""
 
     choices: int
     prompt_tokens: int

@@ -1,9 +1,9 @@
-"""The workers that could get a group, as `choose` sees them: their loads, cached prefixes and sessions put together.
+"""Collects what `choose` compares for a group: the workers that could get it, with loads, cached prefixes and sessions.
 
     eligible    the workers that may do this work for the group, by model, role, and KV that they can fetch or provide
-    shortlist   the eligible workers that are compared: up to `COMPARE_ALL` all of them. Of more, the workers that are
-                special for this group and a window of the others, a different window each turn. So a decision takes as
-                long with 1000 workers as with 100
+    shortlist   the eligible workers that are compared: all of them, up to `COMPARE_ALL`. Of a larger number, the
+                workers with the longest cached prefixes, the session's last worker, and a window of all workers that
+                differs from turn to turn. So a decision takes as long with 1000 workers as with 100
 
 The least loaded of 64 is nearly as good as the least loaded of all (Mitzenmacher, "The power of two choices in
 randomized load balancing", 2001; docs/log.md for figures).
@@ -29,15 +29,16 @@ WINDOW = 64
 LONGEST = 16
 """Number of workers with the longest cached prefixes that are compared in addition to the window."""
 GOLDEN_RATIO = 0.618033988749895
-"""Windows start at multiples of this, modulo 1: the starts are evenly spread at any moment, and never repeat."""
+"""The window of a turn starts at turn x this, modulo 1, as a share of the workers. So the starts of any number of turns
+are evenly spread and never repeat."""
 NO_WORKERS = roster(())
 
 
 @dataclass(frozen=True)
 class PromptOverlap:
-    """The beginning of one prompt that workers have, in blocks of one kind."""
+    """The leading blocks of one prompt that workers have, for one block size and one name of the weights."""
 
-    size: int
+    block_size: int
     blocks: dict[str, int]
     """Number of the prompt's leading blocks that each worker has, ascending. Workers without any are left out."""
 
@@ -47,52 +48,54 @@ class Survey:
     """The workers for one group at one moment."""
 
     needs: GroupNeeds
-    present: tuple[tuple[Member, Worker], ...]
+    compared: tuple[tuple[Member, Worker], ...]
     """The workers that are compared, at least one."""
     candidates: tuple[Candidate, ...]
     """The same workers in the same order, as input of `choose`."""
 
     def backlog(self, index: int) -> PromptBacklog:
-        """Returns the backlog of the group's prompt on the worker at this index of `present`."""
+        """Returns the backlog of the group's prompt on the worker at this index of `compared`."""
         own_tokens = self.needs.prompt_tokens - self.candidates[index].cached_tokens
-        return self.present[index][0].load.prompts.backlog(own_tokens)
+        return self.compared[index][0].load.prompts.backlog(own_tokens)
 
 
 def survey(
     fleet: Fleet, work: WorkKind, *, request: GenerateRequest, excluding: Sequence[str] = (), turn: int = 0
 ) -> Survey | None:
-    """Returns None if no worker is ready. `excluding`: ids of workers that are left out."""
+    """Returns None if no eligible worker is ready. `excluding`: ids of workers that are left out."""
     able = eligible(fleet, work, request=request).without(excluding)
     overlaps = _overlaps(fleet, request, able=able)
     session = fleet.sessions[work].worker_of(request.session_id)
     longest = [overlap.blocks for overlap in overlaps]
-    short = [able.by_id[id] for id in shortlist(able.ids, longest, session=session, able=able.by_id, turn=turn)]
-    present = tuple((member, member.worker) for member in short if member.worker is not None)
-    if not present:
+    listed = [able.by_id[id] for id in shortlist(able.ids, longest, session=session, able=able.by_id, turn=turn)]
+    compared = tuple((member, member.worker) for member in listed if member.worker is not None)
+    if not compared:
         return None
     needs = GroupNeeds(
         work=work, choices=len(request.choices), prompt_tokens=len(request.prompt), needs_prompt=request.ticket is None
     )
     last = len(request.prompt) - 1
     candidates = []
-    for member, worker in present:
-        cached_tokens = max((min(one.blocks.get(member.id, 0) * one.size, last) for one in overlaps), default=0)
+    for member, worker in compared:
+        cached_tokens = max(
+            (min(overlap.blocks.get(member.id, 0) * overlap.block_size, last) for overlap in overlaps), default=0
+        )
         candidates.append(_candidate(member, worker, cached_tokens=cached_tokens, has_session=member.id == session))
-    return Survey(needs, present, tuple(candidates))
+    return Survey(needs, compared, tuple(candidates))
 
 
 def _overlaps(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[PromptOverlap]:
-    """Returns the blocks that workers have cached, and the blocks that they hold for open groups. A block of another
-    size or of other weights has another name, so each kind is looked up separately."""
-    found = []
+    """Returns the blocks of the prompt that workers have cached, and those that they hold for open groups. The name of
+    a block depends on its size and on the weights, so each combination is looked up separately."""
+    overlaps = []
     for size, weights in able.block_kinds if fleet.cached_blocks or fleet.open_blocks else ():
         names = _names(request, fleet, size=size, weights=weights)
         usable = names[: (len(request.prompt) - 1) // size]  # the last token is computed whatever is cached
-        found += [
+        overlaps += [
             PromptOverlap(size, fleet.cached_blocks.overlap(usable)),
             PromptOverlap(size, fleet.open_blocks.overlap(names)),
         ]
-    return [overlap for overlap in found if overlap.blocks]
+    return [overlap for overlap in overlaps if overlap.blocks]
 
 
 def trunk_of(request: GenerateRequest, fleet: Fleet, *, member: Member) -> Sequence[BlockName]:
@@ -127,9 +130,9 @@ def _candidate(member: Member, worker: Worker, *, cached_tokens: int, has_sessio
 
 
 def eligible(fleet: Fleet, work: WorkKind, *, request: GenerateRequest) -> Roster:
-    """Returns the workers that may do this work for the group now. If there are decode workers, a prompt is prefilled
-    only by workers whose KV one of them can fetch; a server that only prefills does it for any reader. A group that has
-    output tokens stays with the weights that generated them."""
+    """Returns the workers that may do this work for the group now. If there are decode workers, only workers whose KV a
+    decode worker can fetch prefill a prompt; a server that only prefills serves any reader. A group that has output
+    tokens stays with the weights that generated them."""
     serving = fleet.catalog.serving(request.model)
     if work is WorkKind.PREFILL:
         able = serving.paired_prefill if serving.has_decode else serving.prefill
@@ -147,7 +150,7 @@ def readers_of(ticket: Ticket, fleet: Fleet, *, model: str) -> Roster:
     maker = fleet.catalog.maker(ticket.remote_engine_id)
     if maker is not None and maker.facts.pair_key is not None:
         return serving.readers.get(maker.facts.pair_key, NO_WORKERS)
-    if ticket.foreign:  # its maker has been restarted, or has left: its blocks are gone
+    if ticket.foreign:  # the maker has been restarted, or has left: the blocks are gone
         return NO_WORKERS
     return roster(member for member in serving.generate.members if member.facts.kind is EngineKind.MOTET)
 
@@ -156,13 +159,13 @@ def shortlist(
     ids: Sequence[str], overlaps: Sequence[dict[str, int]], *, session: str | None, able: Container[str], turn: int
 ) -> Sequence[str]:
     """Returns the workers among `ids` that are compared. `overlaps`: known blocks of the prompt by worker, ascending.
-    `session`: the last worker of the session. Both can name workers that are not in `ids`; `able` contains the workers
-    that are."""
+    `session`: the last worker of the session. Both can name workers that are not in `ids`. `able`: the same workers as
+    `ids`, for fast lookups."""
     if len(ids) <= COMPARE_ALL:
         return ids
     first = int(turn * GOLDEN_RATIO % 1.0 * len(ids))
     window = [ids[(first + step) % len(ids)] for step in range(WINDOW)]
-    special = [id for one in overlaps for id in islice((id for id in reversed(one) if id in able), LONGEST)]
+    special = [id for overlap in overlaps for id in islice((id for id in reversed(overlap) if id in able), LONGEST)]
     if session is not None and session in able:
         special.append(session)
     return list(dict.fromkeys([*special, *window]))

@@ -1,4 +1,4 @@
-"""Chooses the worker for each group and each prefill, and notes which workers failed."""
+"""Chooses the worker for each group and each prefill, and records which workers failed."""
 
 import logging
 from collections.abc import Sequence
@@ -39,30 +39,32 @@ class WorkerChooser:
         self._turns = {work: count() for work in WorkKind}
 
     def choose(self, work: WorkKind, request: GenerateRequest, *, excluding: Sequence[str] = ()) -> ChosenWorker | None:
-        """Returns the worker that gets the group, or None if there is none. `excluding`: ids of workers that do not get
-        it."""
+        """Returns the worker that gets the group, or None if no worker can. `excluding`: ids of workers that are left
+        out."""
         return self._choose(work, request, excluding=excluding, decided=True)
 
     def backlog(self, work: WorkKind, request: GenerateRequest) -> PromptBacklog | None:
-        """Returns the prompt tokens before the end of the group's prompt on the worker that would get it now. Returns
-        None if there is no worker or, for prefill, none whose KV a decode worker could fetch."""
+        """Returns the prompt backlog of the worker that would get the group now. Returns None if no worker would or,
+        for prefill, if a decode worker could fetch the KV of none."""
         chosen = self._choose(work, request, excluding=(), decided=False)
         return None if chosen is None else chosen.backlog
 
-    def note_failure(self, member: Member, worker: Worker, *, error: MotetError) -> None:
-        """Notes that a worker died or refused a group. Ignores errors of an earlier start of the worker."""
+    def record_failure(self, member: Member, worker: Worker, *, error: MotetError) -> None:
+        """Records that a worker died or refused a group. Ignores errors of an earlier start of the worker."""
         if member.worker is not worker or self.fleet.get(member.id) is not member:
             return
         if isinstance(error, OverloadedError):
-            member.faults.note_refusal()
+            member.faults.record_refusal()
         elif isinstance(error, WorkerFaultError):
             self.fleet.distrust(member.id, why=error.message)
-        elif member.state in ANSWERING:  # otherwise its keeper knows more
+        elif member.state in ANSWERING:  # otherwise its keeper has already recorded a state
             self.fleet.mark(member.id, WorkerState.DEAD, why=error.message)
 
     def none_available(self, work: WorkKind, model: str = "", *, model_digest: str = "") -> NoWorkerError:
-        """Returns the error that says that no worker can do such work, and in what state each of them is."""
-        members = [one for one in self.fleet.members if not one.facts.takes_texts and one.models.may_have(model)]
+        """Returns the error that says that no worker can do this work, with the state of each worker."""
+        members = [
+            member for member in self.fleet.members if not member.facts.takes_texts and member.models.may_have(model)
+        ]
         states = ", ".join(
             f"{member.id} is {member.state}"
             + (" with other weights" if model_digest and not member.has_weights(model_digest) else "")
@@ -73,18 +75,18 @@ class WorkerChooser:
     def _choose(
         self, work: WorkKind, request: GenerateRequest, *, excluding: Sequence[str], decided: bool
     ) -> ChosenWorker | None:
-        """`decided`: the worker gets the group, so the decision is counted and its reason is kept."""
+        """`decided`: True if the worker gets the group, so that the decision is counted and its reason recorded."""
         turn = next(self._turns[work]) if decided else 0
-        found = survey(self.fleet, work, request=request, excluding=excluding, turn=turn)
-        decision = found and choose(found.candidates, found.needs, policy=self._policy, turn=turn)
-        if not found or not decision:
+        surveyed = survey(self.fleet, work, request=request, excluding=excluding, turn=turn)
+        decision = surveyed and choose(surveyed.candidates, surveyed.needs, policy=self._policy, turn=turn)
+        if not surveyed or not decision:
             return None
-        member, worker = found.present[decision.index]
+        member, worker = surveyed.compared[decision.index]
         if decided:
             self._figures.decisions[decision.reason] += 1
             member.last_decision = decision.why
-            logger.debug("group %s goes to %s: %s", request.request_id, member.id, decision.why)
-        return ChosenWorker(member, worker, found.backlog(decision.index))
+            logger.debug("group %s is given to %s: %s", request.request_id, member.id, decision.why)
+        return ChosenWorker(member, worker, surveyed.backlog(decision.index))
 
 
 def work_span(name: str, chosen: ChosenWorker, *, request: GenerateRequest, tracer: Tracer) -> Span:

@@ -1,7 +1,7 @@
-"""Gives the groups of one router to the members of its fleet, and has what all groups share.
+"""Gives the groups of one router to the members of its fleet, with the parts that all groups share.
 
-chooser     picks workers, and notes which of them failed
-prefiller   prefills prompts, and gets tickets
+chooser     chooses workers, and records which of them failed
+prefiller   prefills prompts, and returns tickets
 releases    releases the tickets that no part reads
 """
 
@@ -43,11 +43,11 @@ class Dispatcher:
         self._spread_choices = routing.spread_choices
 
     def part_sizes(self, request: GenerateRequest, *, prefilled: bool) -> list[int]:
-        """Returns the number of choices of each part of the group; with one part it is not split. `prefilled`: its
-        prompt is prefilled first, so there can be no more parts than its ticket can have readers.
+        """Returns the number of choices of each part of the group; with one part it is not split. `prefilled`: True if
+        the prompt is prefilled first, so that the group has at most as many parts as its ticket can have readers.
 
-        Greedy groups are not split, because their choices are computed once, and neither are groups with a ticket of a
-        client, which has one reader."""
+        Greedy groups are not split, because their choices are computed once. Groups with a ticket from the client are
+        not split either, because such a ticket has one reader."""
         choices, spread_choices = len(request.choices), self._spread_choices
         if not 0 < spread_choices < choices or request.sampling.greedy or request.ticket is not None:
             return [choices]
@@ -62,16 +62,16 @@ class Dispatcher:
         return sizes
 
     def place(self, request: GenerateRequest, unfinished: Unfinished) -> Placement:
-        """Gives the group to a worker. Raises NoWorkerError, or what that worker's engine raises."""
+        """Gives the group to a worker. Raises NoWorkerError, or the error of the worker's engine."""
         chosen = self.chooser.choose(WorkKind.GENERATE, request)
         if chosen is None:
             raise self.chooser.none_available(WorkKind.GENERATE, request.model, model_digest=request.model_digest)
         try:
             placement = Placement(chosen, self.fleet, request=request, unfinished=unfinished, tracer=self.tracer)
         except (EngineDiedError, OverloadedError) as error:
-            self.chooser.note_failure(chosen.member, chosen.worker, error=error)
+            self.chooser.record_failure(chosen.member, chosen.worker, error=error)
             raise
-        self.fleet.sessions[WorkKind.GENERATE].keep(request.session_id, chosen.member.id)
+        self.fleet.sessions[WorkKind.GENERATE].record(request.session_id, chosen.member.id)
         self._figures.routed_tokens += len(request.prompt)
         self._figures.overlap_tokens += len(request.prompt) - chosen.backlog.own_tokens
         return placement

@@ -21,11 +21,12 @@ from motet.routing.groups.unfinished import Unfinished
 from motet.types import GroupDelta
 
 DELTAS_PER_PART = 2
-"""Number of unread deltas of a group of several parts, for each part, above which the parts wait for the reader."""
+"""A group of several parts has at most this number of unread deltas per part; above it, the parts wait for the
+reader."""
 
 
 class GroupParts:
-    """Has no parts until `place`."""
+    """The parts of one group; none until `place`."""
 
     def __init__(self, dispatcher: Dispatcher, *, moves: Callable[[], Moves]) -> None:
         """`moves`: makes the `Moves` of each part."""
@@ -77,7 +78,7 @@ class GroupParts:
             part.abandon()
 
     async def aclose(self) -> None:
-        """Frees all that the parts have."""
+        """Closes all parts, which frees their choices, tickets and tasks."""
         try:
             if isinstance(self.stream, Merge):
                 await self.stream.aclose()
@@ -85,10 +86,10 @@ class GroupParts:
             await (closing[0] if len(closing) == 1 else asyncio.gather(*closing))
         finally:
             if isinstance(self.stream, Part):
-                self.stream.on_end = None  # otherwise the two would keep each other until a full garbage collection
+                self.stream.on_end = None  # breaks a reference cycle, which only a full garbage collection would free
 
     def _split(self, unfinished: Unfinished, sizes: Sequence[int], *, held: HeldTicket | None) -> Sequence[Part]:
-        """Returns a part for each size while choices are left. A single part has the group's id."""
+        """Returns one part for each size, until no choices are left. A single part has the group's id."""
         make = partial(Part, dispatcher=self._dispatcher, held=held)
         if len(sizes) == 1:
             return [make(unfinished, moves=self._moves())]

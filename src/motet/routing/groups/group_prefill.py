@@ -1,4 +1,4 @@
-"""The ticket of a group, before its parts have it: a client brought it, or a prefill worker grants it."""
+"""The ticket of a group until its parts own it. The client sent the ticket, or a prefill worker grants it."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class GroupPrefill:
         return self._held is None and self._prefiller.pays(self._unfinished.remaining_request(0))
 
     def start(self, sizes: list[int], *, place: Place, fail: Callable[[Exception], None]) -> None:
-        """Starts a task that gets a ticket, and then calls `place`. `fail`: called with the error of either."""
+        """Starts a task that gets a ticket and then calls `place`. `fail`: called with any error of the task."""
         self._prefiller.in_progress.add(self._unfinished)
         self._task = asyncio.create_task(self._run(sizes, place=place, fail=fail))
 
@@ -47,7 +47,7 @@ class GroupPrefill:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Returns when the task has ended, and when the ticket has been released if no part has got it."""
+        """Waits until the task has ended. Releases a ticket that the parts have not taken."""
         try:
             if self._task is not None:
                 await asyncio.wait((self._task,))
@@ -60,7 +60,7 @@ class GroupPrefill:
     async def _run(self, sizes: list[int], *, place: Place, fail: Callable[[Exception], None]) -> None:
         try:
             async with self._prefiller.turn(self._unfinished.request, parts=len(sizes)) as turn:
-                if len(sizes) > 1 or not self._joins():
+                if len(sizes) > 1 or not self._prompt_has_arrived():
                     sizes = await self._get_ticket(sizes)
                     turn.failed = self._held is None
                 self._prefiller.in_progress.discard(self._unfinished)
@@ -68,16 +68,16 @@ class GroupPrefill:
         except Exception as error:  # the reader of the group raises it
             fail(error)
 
-    def _joins(self) -> bool:
-        """Returns True if no prefill is needed any more, because the decode worker that would get the group has got its
-        prompt for another group since."""
+    def _prompt_has_arrived(self) -> bool:
+        """Returns True if no prefill is needed any more, because the decode worker that would get the group has
+        received the prompt for another group."""
         with suppress(NoWorkerError):
             return not self._prefiller.pays(self._unfinished.remaining_request(0))
         return False
 
     async def _get_ticket(self, sizes: list[int]) -> list[int]:
-        """Returns the sizes of the parts for the ticket that the group has got. Without a ticket every part would
-        compute the prompt, so then there is only one."""
+        """Gets a ticket, and returns the sizes of the parts that can use it. Without a ticket every part would compute
+        the prompt, so the group gets one part."""
         request = self._unfinished.request
         ticket = await self._prefiller.ticket(request, readers=len(sizes))
         if ticket is None or ticket.readers < len(sizes):

@@ -6,17 +6,17 @@ from enum import Enum, auto
 
 class GroupState(Enum):
     QUEUED = auto()
-    """No worker has it yet."""
+    """No worker has the group."""
     PREFILLING = auto()
-    """A prefill worker computes its prompt."""
+    """A prefill worker computes the prompt."""
     GENERATING = auto()
-    """The choices are on a worker, or each part of them on another worker."""
+    """The choices are on a worker, or each part on a worker of its own."""
     MOVING = auto()
-    """The worker was lost, or none took the group. It waits for another worker."""
+    """The worker was lost, or refused the group. The group waits for another worker."""
     OVER = auto()
 
 
-GENERATING = GroupState.GENERATING  # read for each token, where `GroupState.GENERATING` takes 50 ns in Python 3.11
+GENERATING = GroupState.GENERATING  # for the code that runs for each token: the attribute takes 50 ns in Python 3.11
 NEXT: Mapping[GroupState, frozenset[GroupState]] = {
     GroupState.QUEUED: frozenset({GroupState.PREFILLING, GENERATING, GroupState.MOVING, GroupState.OVER}),
     GroupState.PREFILLING: frozenset({GENERATING, GroupState.MOVING, GroupState.OVER}),
@@ -24,11 +24,11 @@ NEXT: Mapping[GroupState, frozenset[GroupState]] = {
     GroupState.MOVING: frozenset({GroupState.PREFILLING, GENERATING, GroupState.OVER}),
     GroupState.OVER: frozenset(),
 }
-"""The allowed transitions. A part that no worker takes at first goes from QUEUED to MOVING."""
+"""The allowed transitions. A part whose first worker refuses it changes from QUEUED to MOVING."""
 
 
 def transition(old: GroupState, new: GroupState) -> GroupState:
-    """Returns `new`. Raises AssertionError if that transition is not allowed."""
+    """Returns `new`. Raises AssertionError if the transition is not allowed."""
     if new is not old and new not in NEXT[old]:
         raise AssertionError(f"a group cannot go from {old.name} to {new.name}")
     return new

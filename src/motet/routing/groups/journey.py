@@ -1,12 +1,12 @@
-"""The life of a group in the router: one object from the moment when it arrives until nothing of it is left.
+"""The life of a group in the router: one object, from the group's arrival until nothing of the group is left.
 
     QUEUED ──► PREFILLING ──► GENERATING ⇄ MOVING ──► OVER          any state can end in OVER
 
-1. QUEUED       no worker has the capacity; `start` ends the wait. With capacity, a group stays here only for one call
+1. QUEUED       no worker has the capacity; `start` ends the wait. With capacity, `start` is called at once
 2. PREFILLING   a prefill worker computes the prompt, once for all parts (`GroupPrefill`)
 3. GENERATING   the choices of each part are on one worker (`GroupParts`); the reader of the journey reads its stream
-4. MOVING       a state of a part only: its worker was lost, and its unfinished choices continue on another one from the
-                tokens that they have, with another prefill if that pays. The reader sees a pause (`PartMover`)
+4. MOVING       a state of a part only: its worker was lost, and its unfinished choices continue on another worker after
+                the tokens that they have, with another prefill if that pays. The reader sees a pause (`PartMover`)
 5. OVER         all choices have ended, or an error ended them, or the reader left
 
 Who frees what: `GroupPrefill` owns a ticket until the parts have it, and `HeldTicket` until every part has read it;
@@ -45,15 +45,15 @@ class Journey:
         self._dispatcher = dispatcher
         self._on_over = on_over
         self._unfinished = Unfinished(request)
-        """The choices that were not stopped, until there are parts."""
+        """The choices that have not been stopped. Its parts own them after `_place`."""
         self._prefill = GroupPrefill(self._unfinished, dispatcher)
         self._parts = GroupParts(dispatcher, moves=moves)
         self._ready = asyncio.Event()
-        """Set when there is something to read, or there never will be."""
+        """Set when the parts have a stream, or when the group has ended without parts."""
         self._error: Exception | None = None
         """The error that ended the group before it had parts."""
         self._aborted = False
-        """True if its choices ended where they were, before it had parts."""
+        """True if the group was aborted before it had parts."""
         self._ending: asyncio.Task[None] | None = None
         self._queue_span = dispatcher.tracer.of(request.traceparent).child("queue")
 
@@ -68,17 +68,17 @@ class Journey:
 
     @property
     def waits(self) -> bool:
-        """True while it has not started."""
+        """True while the group has not started."""
         return self.state is GroupState.QUEUED
 
     @property
     def ending(self) -> bool:
-        """True once its end has been requested."""
+        """True once `aclose` has been called."""
         return self._ending is not None
 
     def start(self) -> None:
-        """Gives the group to workers, because there is capacity. If it is refused before anything runs, raises the
-        error, and the group is over."""
+        """Gives the group to workers, because there is capacity. Raises the error if the group is refused before
+        anything runs; then the group is over."""
         try:
             prefilled = self._prefill.pays()
             request = self.request if self.request.ticket is not None else self._unfinished.remaining_request(0)
@@ -106,14 +106,14 @@ class Journey:
         self._parts.abandon()
 
     async def abort(self) -> None:
-        """Ends all choices where they are. The reader gets what has been generated, and the end of each choice."""
+        """Ends all choices early. The reader gets the tokens generated so far, and the end of each choice."""
         if self._parts.stream is None:
             self._aborted = True
             await self.aclose()
         await self._parts.abort()
 
     def __aiter__(self) -> AsyncIterator[GroupDelta]:
-        return self._parts.stream or self  # a frame less for each token
+        return self._parts.stream or self  # saves a stack frame for each token
 
     async def __anext__(self) -> GroupDelta:
         await self._ready.wait()
@@ -125,14 +125,14 @@ class Journey:
         raise self._error or StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Ends the group, even if the caller is cancelled during this time."""
+        """Ends the group, even if the caller is cancelled before this returns."""
         if self._ending is None:
             self._prefill.cancel()
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
 
     async def stop(self, index: int) -> None:
-        """Ends one choice early. Before decode has the group, the choice is removed from it."""
+        """Ends one choice early. Before the group has parts, the choice is removed from it."""
         if self._parts.stream is not None:
             await self._parts.stop(index)
             return

@@ -1,12 +1,12 @@
 """The limits on moves of a part from worker to worker. Pure.
 
 error                                       what happens to the choices that were on the worker
-RequestError, EngineError, EngineClosed     they end: the error would come again, or this server is closing
+RequestError, EngineError, EngineClosed     they end: the error would recur, or this server is closing
 EngineDied, EngineSilent, WorkerLeaving     they continue on another worker, at most `limit` times
-NoWorker                                    they wait for a worker, at most `wait_s`. A worker with other weights than
-                                            those with which they were started does not count
-Overloaded                                  another worker is tried. After `MAX_REFUSALS` refusals a group is refused
-                                            itself if its client has got nothing; otherwise it waits for a worker
+NoWorker                                    they wait for a worker with the weights with which they were started, at
+                                            most `wait_s`
+Overloaded                                  another worker is tried. After `MAX_REFUSALS` refusals the group fails with
+                                            the refusal if its client has received nothing; otherwise it waits
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ from motet.metrics.routing import RoutingFigures
 from motet.routing.groups.unfinished import Unfinished
 
 MAX_REFUSALS = 8
-"""Number of refusals by workers after which a group is refused itself if its client has got nothing."""
+"""Number of refusals by workers after which a group fails with the refusal if its client has received nothing."""
 RETRY_S = 0.25
-"""Seconds from a refusal to the next attempt, unless something changes before. There is no pause after the first."""
+"""Seconds from a refusal to the next attempt, unless the fleet changes earlier. The first refusal has no pause."""
 
 
 class Cause(StrEnum):
@@ -47,7 +47,7 @@ class MoveOutcome(StrEnum):
     REFUSED = "refused"
     NO_WORKER = "no-worker"
     FAILED = "failed"
-    """The group ended with an error that would come again."""
+    """The group ended with an error that would recur."""
     CLOSED = "closed"
     """The group's reader left before the move had ended, or the server closed."""
 
@@ -80,13 +80,13 @@ class Moves:
         self._figures = figures
         self._clock = clock
         self._cause: Cause | None = None
-        """The cause of the present move. None while the part is on a worker."""
+        """The cause of the current move. None while the part is on a worker."""
         self._moved = 0
         self._refusals = 0
         self._without_worker_until_s: float | None = None
 
     def start(self, cause: Cause, *, started: bool) -> bool:
-        """Returns False if the part may not move any more. `started`: its reader has got something."""
+        """Returns False if the part may not move any more. `started`: True if its reader has received a delta."""
         self._cause = self._cause or cause
         if cause is Cause.REFUSED:
             self._refusals += 1
@@ -100,7 +100,7 @@ class Moves:
         return self._cause is not None
 
     def patience_s(self, cause: Cause, *, worker_expected: bool) -> float | None:
-        """Returns the seconds to wait before the next attempt, unless something changes before. Returns None if the
+        """Returns the seconds to wait before the next attempt, unless the fleet changes earlier. Returns None if the
         wait has been too long, or is useless because no worker is expected."""
         if cause not in (Cause.NO_WORKER, Cause.REFUSED) or (cause is Cause.REFUSED and self._refusals == 1):
             return 0.0
@@ -114,14 +114,14 @@ class Moves:
         return left_s if cause is Cause.NO_WORKER else min(left_s, RETRY_S)
 
     def resumed(self, unfinished: Unfinished) -> None:
-        """Notes that the first delta after a move has come. `unfinished` does not have it yet."""
+        """Called for the first delta after a move, before its tokens are added to `unfinished`."""
         if self._cause is not None:
             self._figures.choices_resumed += len(unfinished)
             self._figures.tokens_replayed += unfinished.output_tokens
             self.end(MoveOutcome.RESUMED)
 
     def end(self, outcome: MoveOutcome) -> None:
-        """Ends the present move, if there is one."""
+        """Ends the current move, if any."""
         if self._cause is not None:
             self._figures.migrations[self._cause.value, outcome.value] += 1
         self._cause, self._without_worker_until_s = None, None

@@ -1,4 +1,4 @@
-"""Choices of a group, all or some of them, on one worker at a time.
+"""All choices of a group, or some of them, on one worker at a time.
 
 A `Part` reads the stream of its worker for its own reader. When that worker dies, falls silent or leaves, the
 unfinished choices become a new group of `ChoiceStart(index, seed, output_tokens)` for another worker (`PartMover`). The
@@ -19,7 +19,7 @@ from motet.types import GroupDelta
 
 
 class Part(AsyncIterator[GroupDelta]):
-    """Has one reader at a time."""
+    """The stream of a part. It has one reader at a time."""
 
     def __init__(
         self, unfinished: Unfinished, *, dispatcher: Dispatcher, moves: Moves, held: HeldTicket | None
@@ -30,10 +30,10 @@ class Part(AsyncIterator[GroupDelta]):
         self._mover = PartMover(unfinished, dispatcher=dispatcher, moves=moves, held=held)
         self._chooser = dispatcher.chooser
         self._aborted = False
-        """True if its choices end where they are."""
+        """True once `abort` has been called."""
 
     def start(self, *, may_wait: bool) -> None:
-        """Gives the choices to a worker for the first time. If it refuses them, they go to another one if they
+        """Gives the choices to their first worker. If that worker refuses them, they move to another worker if
         `may_wait`; otherwise the error is raised."""
         try:
             self._mover.place()
@@ -52,7 +52,7 @@ class Part(AsyncIterator[GroupDelta]):
                 if mover.state is GroupState.OVER:
                     return await self._end()
             placement = mover.placement
-            assert placement is not None  # it is on a worker
+            assert placement is not None  # the part is on a worker
             check = placement.response_check
             try:
                 delta = await (placement.stream.__anext__() if check is None else placement.checked(check))
@@ -60,15 +60,15 @@ class Part(AsyncIterator[GroupDelta]):
                 self._ended_on(placement, placement.group.evicted)
             except MotetError as error:
                 if isinstance(error, EngineDiedError | OverloadedError):
-                    self._chooser.note_failure(placement.member, placement.worker, error=error)
+                    self._chooser.record_failure(placement.member, placement.worker, error=error)
                 self._ended_on(placement, error)
             else:
                 if placement.renamed or not placement.started or delta.worker:
-                    shown = self._shown(placement, delta)
+                    reader_delta = self._reader_delta(placement, delta)
                 else:
-                    shown = delta
-                placement.take(delta)
-                return shown
+                    reader_delta = delta
+                placement.record(delta)
+                return reader_delta
 
     async def stop(self, index: int) -> None:
         """Ends one choice early. While the part moves, the next worker does not get the choice."""
@@ -83,7 +83,7 @@ class Part(AsyncIterator[GroupDelta]):
             self._mover.interrupt(None)
 
     async def abort(self) -> None:
-        """Ends all choices where they are. The reader gets what has been generated, and the end of each choice."""
+        """Ends all choices early. The reader gets the tokens generated so far, and the end of each choice."""
         self._aborted = True
         placement = self._mover.placement
         if placement is not None and self._mover.state is GENERATING:
@@ -96,12 +96,13 @@ class Part(AsyncIterator[GroupDelta]):
         self._mover.abandon()
 
     async def aclose(self) -> None:
-        """Frees all that the part has. Can be called at any time, also twice."""
+        """Ends the part, and frees its choices, tickets and task. Can be called at any time, also twice."""
         self._mover.interrupt(None)
         await self._mover.close()
 
-    def _shown(self, placement: Placement, delta: GroupDelta) -> GroupDelta:
-        """Returns the reader's form of a worker's first delta, or of one with another group id or worker id."""
+    def _reader_delta(self, placement: Placement, delta: GroupDelta) -> GroupDelta:
+        """Returns a worker's delta with the group id and the worker id for the reader. The first delta of a placement
+        ends the move, if any."""
         unfinished, prompt = self.unfinished, delta.prompt
         worker = placement.member.id if placement.renamed or not placement.started else ""
         if not placement.started:
@@ -120,7 +121,7 @@ class Part(AsyncIterator[GroupDelta]):
             self._mover.lose(error)
 
     async def _end(self) -> GroupDelta:
-        """Returns the ends of choices that were aborted, once. Raises what the reader gets at the end."""
+        """Returns the ends of aborted choices, once. Otherwise raises the error of the part, or StopAsyncIteration."""
         if self.on_end is not None:
             await self.on_end()
         if self._mover.error is not None:

@@ -1,12 +1,12 @@
-"""Puts a part of a group on a worker and, each time that the worker is lost, on another one.
+"""Places a part of a group on a worker and, each time that the worker is lost, on another worker.
 
 1. `place`      the first worker. If it refuses the part, `lose` tries others
 2. `lose`       the worker is lost. If the part may move (`Moves`), a task starts; otherwise the part is over
-3. the task     waits for a worker, prefills the prompt again if that pays, and places the unfinished choices. It
+3. the task     waits for a worker, prefills the prompt again if that pays, and places the unfinished choices. The task
                 continues if the reader is cancelled
-4. `resumed`    the first delta of the new worker has come: the move is over
+4. `resumed`    the first delta of the new worker has arrived: the move is over
 
-The worker that the part is on, its tickets and its state change here only.
+Only `PartMover` changes the worker, the tickets and the state of a part.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ class _Ended(Exception):
 
 
 class PartMover:
-    """The worker that a part is on, and its way to the next one."""
+    """The worker that a part is on, and the moves to other workers."""
 
     def __init__(
         self, unfinished: Unfinished, *, dispatcher: Dispatcher, moves: Moves, held: HeldTicket | None
     ) -> None:
         self.state = GroupState.QUEUED
         self.placement: Placement | None = None
-        """The placement on its present worker or, while it moves, on its last one. None before the first one."""
+        """The placement on the current worker or, during a move, on the last worker. None before the first worker."""
         self.error: MotetError | None = None
-        """The error that ended the part. None if it is not over, or has ended without an error."""
+        """The error that ended the part. None if the part is not over, or has ended without an error."""
         self.tickets = PartTickets(held)
         self._unfinished = unfinished
         self._dispatcher = dispatcher
@@ -56,11 +56,11 @@ class PartMover:
         self._closing = False
         """True once the server is closing."""
         self._span = NO_SPAN
-        """The span of the present move."""
+        """The span of the current move."""
 
     def place(self) -> None:
-        """Gives the unfinished choices to a worker, with the ticket if that worker can read it. Raises NoWorkerError,
-        or what the worker's engine raises."""
+        """Gives the unfinished choices to a worker, with the ticket if a worker can read it. Raises NoWorkerError, or
+        the error of the worker's engine."""
         tickets, dispatcher = self.tickets, self._dispatcher
         request = self._unfinished.remaining_request(self._placements)
         held = tickets.held
@@ -74,18 +74,18 @@ class PartMover:
             tickets.release()
             raise
         if tickets.held is not None and tickets.held.from_client:
-            tickets.acknowledge()  # from now on its worker acknowledges the lease
+            tickets.acknowledge()  # from now on the worker acknowledges the lease
         self._placements += 1
         self._go(GroupState.GENERATING)
 
     def resumed(self) -> None:
-        """Called for the first delta of each placement, before it is taken."""
+        """Called for the first delta of each placement, before the placement records it."""
         self._moves.resumed(self._unfinished)
         self._end_span(None)
         self.tickets.acknowledge()
 
     def lose(self, error: MotetError) -> None:
-        """Moves the part, or ends it: its worker is lost, or none took it."""
+        """Moves or ends the part, because its worker is lost or has refused it."""
         self.tickets.release()
         try:
             cause = self._cause_to_move(error)
@@ -117,22 +117,22 @@ class PartMover:
             self._moving.cancel()
 
     def abandon(self) -> None:
-        """Ends a wait for a worker, because the server is closing, and starts no other one."""
+        """Ends a wait for a worker, because the server is closing. The part does not wait again."""
         self._closing = True
         if self._moving is not None and not self._moving.done():
             self.interrupt(EngineClosedError("the server is closing"))
 
     async def wait_moved(self) -> None:
-        """Returns when the part is on a worker, or is over. A reader that is cancelled does not end the move."""
+        """Waits until the part is on a worker or is over. If the reader is cancelled, the move continues."""
         while self.state not in (GroupState.GENERATING, GroupState.OVER):
             moving = self._moving
             assert moving is not None  # neither on a worker nor over
             await asyncio.wait((moving,))
             if not moving.cancelled():
-                moving.result()  # the reader gets the error of a defect
+                moving.result()  # if the task failed because of a defect, the reader gets the error
 
     async def close(self) -> None:
-        """Returns when nothing of the part is left. `interrupt` must be called before."""
+        """Waits until nothing of the part is left. `interrupt` must be called before."""
         if self._moving is not None:
             await asyncio.wait((self._moving,))
         if self.placement is not None:
@@ -153,10 +153,10 @@ class PartMover:
         return cause
 
     async def _move(self, cause: Cause, error: MotetError) -> None:
-        """Tries workers until one has the part, or it is over."""
-        left = self.placement
-        if left is not None:
-            await left.stream.aclose()
+        """Tries workers until one accepts the part, or the part is over."""
+        former = self.placement
+        if former is not None:
+            await former.stream.aclose()
         fleet, model = self._dispatcher.fleet, self._unfinished.request.model
         try:
             while self.state is not GroupState.GENERATING:
@@ -174,7 +174,7 @@ class PartMover:
                 except MotetError as refusal:
                     self._go(GroupState.MOVING)
                     cause = self._cause_to_move(refusal)
-            self._log_move(cause, left)
+            self._log_move(cause, former)
         except _Ended as end:
             self.end(end.error)
 
@@ -193,8 +193,8 @@ class PartMover:
                 self.tickets.add(HeldTicket(ticket, self._dispatcher.releases, parts=1, trace=request.trace))
         self.place()
 
-    def _log_move(self, cause: Cause, left: Placement | None) -> None:
-        """`left`: the placement on the former worker. None if no worker had taken the part."""
+    def _log_move(self, cause: Cause, former: Placement | None) -> None:
+        """`former`: the placement on the former worker. None if no worker had accepted the part."""
         request, placement = self._unfinished.request, self.placement
         fields = {
             "request_id": request.trace,
@@ -203,16 +203,16 @@ class PartMover:
             "choices": len(self._unfinished),
             "output_tokens": self._unfinished.output_tokens,
         }
-        if left is not None and placement is not None:
-            fingerprints = {one.worker.engine.info.fingerprint for one in (left, placement)}
+        if former is not None and placement is not None:
+            fingerprints = {used.worker.engine.info.fingerprint for used in (former, placement)}
             fields["fingerprint"] = "equal" if len(fingerprints) == 1 else "other"
-            fields |= {"from": left.member.id, "to": placement.member.id}
+            fields |= {"from": former.member.id, "to": placement.member.id}
         logger.warning("a group continues on another worker", extra={"fields": fields})
         traced = ("choices", "output_tokens", "fingerprint", "from", "to")
         self._span.note({f"motet.move.{name}": fields[name] for name in traced if name in fields})
 
     def _end_span(self, error: MotetError | None) -> None:
-        """Ends the span of the present move, if there is one."""
+        """Ends the span of the current move, if any."""
         span, self._span = self._span, NO_SPAN
         span.fail(error)
 

@@ -1,4 +1,4 @@
-"""The choices of a part on one worker, from the moment when the worker gets them until it has lost or ended them."""
+"""The choices of a part on one worker, from the time the worker gets them until they end or the worker is lost."""
 
 import logging
 
@@ -17,19 +17,19 @@ logger = logging.getLogger(__name__)
 
 
 class Placement:
-    """A stream of one worker, and what its deltas mean for the unfinished choices and for the worker's load."""
+    """The stream of one worker. Its deltas update the unfinished choices and the worker's load."""
 
     def __init__(
         self, chosen: ChosenWorker, fleet: Fleet, *, request: GenerateRequest, unfinished: Unfinished, tracer: Tracer
     ) -> None:
-        """Raises what the worker's engine raises."""
+        """Raises the error of the worker's engine."""
         self.member = member = chosen.member
         self.worker = worker = chosen.worker
         info = worker.engine.info
         self._span = work_span("decode", chosen, request=request, tracer=tracer)
         self.request = request = self._span.placed(request)
         self.started = False
-        """True once the first delta has come, so the prompt has been computed or fetched."""
+        """True once the first delta has arrived, so the prompt has been computed or fetched."""
         try:
             self.stream: GroupStream = worker.engine.generate(request)
         except MotetError as error:
@@ -37,7 +37,7 @@ class Placement:
             raise
         self._unfinished = unfinished
         self.renamed = request.request_id != unfinished.reader_id
-        """True if the group has another id on this worker than its reader knows."""
+        """True if the id of the group on this worker is not the id that its reader knows."""
         self.response_check = None if worker.local else ResponseCheck(request, vocab_size=info.vocab_size)
         """Checks the deltas of a worker on another server."""
         self._block_size = info.block_size
@@ -56,13 +56,13 @@ class Placement:
             choice.count_blocks(self._block_size)
         self.group.add_tail_blocks(sum(choice.tail_blocks for choice in choices))
 
-    def take(self, delta: GroupDelta) -> None:
-        """Notes the tokens and ends of a delta."""
+    def record(self, delta: GroupDelta) -> None:
+        """Records the tokens and ends of a delta."""
         self._groups.received = True
         if not self.started:
             self.started = True
             if self.group.is_open:
-                self._take_prompt(delta.prompt)
+                self._record_prompt(delta.prompt)
         choices = self._unfinished.choices
         for change in delta.choices:
             choice = choices.get(change.index)
@@ -78,11 +78,11 @@ class Placement:
                 self.group.add_tail_blocks(choice.tail_blocks - before)
 
     async def checked(self, check: ResponseCheck) -> GroupDelta:
-        """Returns the next delta, after `check`. Raises MotetErrors of the stream, or WorkerFaultError."""
+        """Returns the next delta after checking it. Raises the MotetErrors of the stream, or WorkerFaultError."""
         self.group.waits = True
         try:
             delta = await self.stream.__anext__()
-            self.group.note_delta()
+            self.group.record_delta()
             check.check(delta)
         except (MotetError, StopAsyncIteration):
             raise
@@ -105,22 +105,22 @@ class Placement:
             self.close()
 
     def close(self, error: MotetError | None = None) -> None:
-        """Removes the choices from the worker's load: it sends nothing more of them. A second call changes nothing.
-        `error`: why it sends nothing more. None if it has sent everything."""
+        """Removes the choices from the worker's load: the worker sends nothing more of them. A second call changes
+        nothing. `error`: the reason. None if the worker has sent everything."""
         if self.group.is_open:
             self._span.fail(error)
             self.group.close()
 
-    def _take_prompt(self, report: PromptReport | None) -> None:
-        """Notes that the worker has the prompt."""
+    def _record_prompt(self, report: PromptReport | None) -> None:
+        """Records that the worker has the prompt."""
         self._trace_prompt(report)
         cached_tokens = 0 if report is None else report.cached_tokens
         computed_tokens = 0 if self.request.ticket else len(self.request.prompt) - cached_tokens
         self.group.finish_prompt(computed_tokens=computed_tokens)
 
     def _trace_prompt(self, report: PromptReport | None) -> None:
-        """Adds to the trace that the first tokens have come, and the transfer of the prompt's KV. A worker on another
-        server does that itself."""
+        """Adds the first delta and the transfer of the prompt's KV to the trace. A worker on another server traces its
+        transfers itself."""
         self._span.event("first_delta")
         pull = None if report is None or not self.worker.local else report.pull
         if pull is not None:

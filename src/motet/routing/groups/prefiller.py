@@ -1,9 +1,9 @@
 """Prefills prompts on prefill workers: decides whether that pays, and gets the tickets.
 
 1. `pays`     decides by the backlogs of both sides (`prefill_plan.bypass_reason`)
-2. `turn`     lets groups with one prompt get it prefilled in turn (`prompt_turns`)
-3. `ticket`   sends the prompt to the prefill worker that will be done with it first. Without a ticket, decode computes
-              the prompt
+2. `turn`     makes groups with the same prompt take turns (`prompt_turns`)
+3. `ticket`   sends the prompt to the prefill worker that will finish it first. Without a ticket, decode computes the
+              prompt
 """
 
 import asyncio
@@ -68,15 +68,16 @@ class Prefiller:
         return reason is None
 
     def turn(self, request: GenerateRequest, *, parts: int) -> AbstractAsyncContextManager[PromptTurn]:
-        """Waits until no other group with this prompt is being prefilled, and lets such groups wait while the context
-        lasts. A group does not wait if decode cannot share a prompt, or if prefill must be requested for each group,
-        which includes groups of several parts."""
+        """Waits until no other group with this prompt is being prefilled, and makes such groups wait until the context
+        is left. A group does not wait if decode workers cannot share a prompt, or if every group needs a prefill of its
+        own, which includes groups of several parts."""
         if parts == 1 and self._cell.bypass_tokens and self._fleet.catalog.serving(request.model).shares_prompts:
             return self._turns.turn(request)
         return nullcontext(PromptTurn())
 
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
-        """Returns None if prefill failed, which is counted and logged. Raises RequestError for errors of the client."""
+        """Returns the ticket of a prefill, or None if the prefill failed; failures are counted and logged. Raises
+        RequestError for errors of the client."""
         timeout_s = self._cell.prefill_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -93,8 +94,8 @@ class Prefiller:
         return None
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Sends the prompt to the prefill worker that would be done with it first, and to the next one if that worker
-        dies or refuses."""
+        """Sends the prompt to the prefill worker that would finish it first, and to the next worker if that one dies or
+        refuses the prompt."""
         failures: list[MotetError] = []
         tried: list[str] = []
         while (chosen := self._chooser.choose(WorkKind.PREFILL, request, excluding=tried)) is not None:
@@ -102,12 +103,12 @@ class Prefiller:
             try:
                 return await self._prefill_on(chosen, request, readers=readers)
             except (EngineDiedError, OverloadedError) as error:
-                self._chooser.note_failure(chosen.member, chosen.worker, error=error)
+                self._chooser.record_failure(chosen.member, chosen.worker, error=error)
                 failures.append(error)
             except EngineClosedError as error:  # the worker is leaving
                 failures.append(error)
-        full = [error for error in failures if isinstance(error, OverloadedError)]
-        if last := (full or failures)[-1:]:
+        refusals = [error for error in failures if isinstance(error, OverloadedError)]
+        if last := (refusals or failures)[-1:]:
             raise last[0]
         raise self._chooser.none_available(WorkKind.PREFILL, request.model, model_digest=request.model_digest)
 
@@ -134,5 +135,5 @@ class Prefiller:
         span.note({"motet.prompt.tokens": ticket.num_tokens, "motet.prompt.cached_tokens": ticket.cached_tokens})
         span.end()
         load.prompts.finish(prompt, computed_tokens=ticket.num_tokens - ticket.cached_tokens)
-        self._fleet.sessions[WorkKind.PREFILL].keep(request.session_id, member.id)
+        self._fleet.sessions[WorkKind.PREFILL].record(request.session_id, member.id)
         return ticket

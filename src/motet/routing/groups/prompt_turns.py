@@ -1,9 +1,9 @@
-"""Groups with one prompt that arrive at the same time get it prefilled in turn, if prefill and decode are separate.
+"""Makes groups with the same prompt that arrive together take turns, if prefill and decode are separate.
 
-The first group gets the prompt prefilled. Once a decode worker has it, the next group chooses its worker. If it goes to
-that worker, it shares the prompt there, without prefill or transfer, and so do the groups after it. If that worker has
-no capacity, another decode worker gets the prompt by one more transfer, of blocks that the prefill worker still has. If
-prefill fails, all waiting groups continue together, so a worker that hangs delays each of them only once.
+The first group has the prompt prefilled. Once a decode worker has the prompt, the next group chooses its worker. If it
+chooses the same worker, it shares the prompt without prefill or transfer, and so do the groups after it. If that worker
+has no capacity, another decode worker gets the prompt by one more transfer, of blocks that the prefill worker still
+has. If prefill fails, all waiting groups continue together, so a worker that hangs delays each of them only once.
 """
 
 import asyncio

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class TicketReleases:
-    """Releases tickets through the workers of a fleet. Owns the tasks that do."""
+    """Releases tickets through the workers of a fleet. Owns the tasks that release them."""
 
     def __init__(self, fleet: Fleet, *, log: TicketLog | None) -> None:
         """`log`: counts the tickets that no worker could release."""
@@ -44,7 +44,7 @@ class TicketReleases:
         return task
 
     async def wait(self) -> None:
-        """Returns when all tickets that are being released have been released."""
+        """Waits until all releases in progress have ended."""
         await asyncio.gather(*self._tasks)
 
     def check(self) -> None:
@@ -77,29 +77,30 @@ class HeldTicket:
     def __init__(
         self, ticket: Ticket, releases: TicketReleases, *, parts: int, trace: str = "", from_client: bool = False
     ) -> None:
-        """`from_client`: a client brought it, and not a prefill worker of this router. Such a ticket is released only
-        if no engine has had it: an engine acknowledges the lease itself, which can have other readers."""
+        """`from_client`: the client sent the ticket; otherwise a prefill worker of this router granted it. The ticket
+        of a client is released only if no engine has received it: an engine acknowledges the lease itself, and the
+        lease can have other readers."""
         self.ticket = ticket
         self.from_client = from_client
         self._releases = releases
         self._trace = trace
         self._holders = parts
-        """Number of parts that may still read it."""
+        """Number of parts that may still read the ticket."""
         self._unread = 1 if from_client else max(ticket.readers, parts)
         """Number of readers for which the lease waits."""
         self._releasing: asyncio.Task[None] | None = None
 
     def acknowledge(self) -> None:
-        """Notes that the worker of a part has read the ticket. Each part calls this or `release`, once."""
+        """Records that the worker of a part has read the ticket. Each part calls this or `release`, once."""
         self._unread -= 1
         self._drop_holder()
 
     def release(self) -> None:
-        """Notes that a part does not need the ticket, and has not read it."""
+        """Records that a part does not need the ticket, and has not read it."""
         self._drop_holder()
 
     async def wait_released(self) -> None:
-        """Returns when the ticket has been released, if that is necessary."""
+        """Waits for the release of the ticket, if it must be released."""
         if self._releasing is not None:
             await asyncio.wait((self._releasing,))
 
@@ -110,7 +111,7 @@ class HeldTicket:
 
 
 class PartTickets:
-    """The tickets of one part: the one that it may still read, and all that it has had."""
+    """The ticket that a part may still read, and all tickets that it has had."""
 
     def __init__(self, held: HeldTicket | None) -> None:
         self.held = held
@@ -118,7 +119,7 @@ class PartTickets:
         self._all = [] if held is None else [held]
 
     def add(self, held: HeldTicket) -> None:
-        """Gives the part a ticket. It must not hold another one."""
+        """Gives the part a ticket. Must not be called while the part holds another ticket."""
         self.held = held
         self._all.append(held)
 
@@ -135,6 +136,6 @@ class PartTickets:
             held.release()
 
     async def wait_released(self) -> None:
-        """Returns when all tickets of the part that must be released have been released."""
+        """Waits for the release of all tickets of the part that must be released."""
         for held in self._all:
             await held.wait_released()

@@ -1,4 +1,4 @@
-"""The choices of a group, or of a part of it, that have not finished: all that is needed to continue on another worker.
+"""The unfinished choices of a group or of a part, with everything that another worker needs to continue them.
 
 A token depends on logits, seed and position only. So between workers with equal fingerprints a choice that moves gets
 the tokens that it would have got without the move.
@@ -44,7 +44,7 @@ class Unfinished:
         self.reader_id = reader_id or request.request_id
         self.choices = {start.index: UnfinishedChoice(start.seed, [*start.output_tokens]) for start in request.choices}
         self.started = False
-        """True once the reader has got a delta."""
+        """True once the reader has received a delta."""
         self.prompt = prompt or PromptOnce()
         """The report on the prompt, which the reader of the group gets once."""
         self.model_digest = request.model_digest
@@ -59,12 +59,13 @@ class Unfinished:
         return sum(len(choice.output) for choice in self.choices.values())
 
     def use_weights(self, model_digest: str) -> None:
-        """Notes that the worker has new weights, with which it continues the choices."""
+        """Records that the worker has new weights, with which it continues the choices."""
         if self.model_digest:
             self.model_digest = model_digest
 
     def abort(self) -> GroupDelta | None:
-        """Ends all choices where they are. Returns the delta for the reader that says so, or None if none is left."""
+        """Ends all choices early. Returns the delta that reports their ends to the reader, or None if no choice is
+        left."""
         logprobs = None if self.request.sampling.logprobs is None else ()
         ended = tuple(ChoiceDelta(index, (), logprobs, Finish(FinishReason.ABORT)) for index in self.choices)
         self.choices.clear()

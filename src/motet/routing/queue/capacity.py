@@ -1,4 +1,4 @@
-"""Decides if workers have the capacity for a group: for its choices, and blocks for its trunk and first tails."""
+"""Decides if workers have the capacity for a group: for its choices, its trunk, and one tail block of each choice."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,11 +12,11 @@ def have_capacity(
     """Returns True if the workers could start the group at once. Pure: reads only the workers' loads.
 
     `members`: the workers that may get it. `largest_part`: maximum number of choices that one worker must take.
-    `choices_prefilling`: number of choices that were admitted and are in no load yet.
+    `choices_prefilling`: number of admitted choices that are not in the load of any worker yet.
 
-    A worker that has just refused a group has no capacity. An idle one takes a group of any size. For any other worker
-    `can_start` decides. A group in parts also needs capacity for all its choices together. Reads `members` only as far
-    as needed."""
+    A worker that has just refused a group has no capacity. An idle worker takes a group of any size. For any other
+    worker `can_start` decides. A group in parts also needs capacity for all its choices together. Stops at the first
+    members that suffice."""
     fits, busy, free_choices = False, choices_prefilling > 0, -choices_prefilling
     one_part = largest_part >= choices
     for member in members:
@@ -44,18 +44,18 @@ def have_capacity(
 
 
 class CapacityCache:
-    """Checks the capacity for many groups in one turn of the event loop, in which capacity only decreases. If there was
-    none for a group, there is none for a group with at least as many choices and prompt tokens. So a long queue costs
-    little more than its different sizes."""
+    """Checks the capacity for many groups in one turn of the event loop, in which capacity only decreases. If a group
+    did not fit, a group with at least as many choices and prompt tokens does not fit either. So the time for a long
+    queue grows with the number of different group sizes in it."""
 
     def __init__(self, has_capacity: Callable[[int, int], bool]) -> None:
         """`has_capacity`: takes a number of choices and a number of prompt tokens."""
         self._has_capacity = has_capacity
         self._too_large: list[tuple[int, int]] = []
-        """Sizes without capacity. None of them includes another."""
+        """The smallest sizes that did not fit. None of them is at least as large as another in both numbers."""
 
     def fits(self, choices: int, prompt_tokens: int) -> bool:
-        if any(choices >= other and prompt_tokens >= tokens for other, tokens in self._too_large):
+        if any(choices >= size[0] and prompt_tokens >= size[1] for size in self._too_large):
             return False
         if self._has_capacity(choices, prompt_tokens):
             return True

@@ -3,18 +3,18 @@
     order      priority (lower first), then tag = arrival + head start (n), then arrival
                head start (n) = the smaller of n x PER_CHOICE_S and MAX_HEAD_START_S, which other groups have over a
                group of n choices
-    capacity   the first in order that fits goes. A group that did not fit can be overtaken for PATIENCE_S more; after
-               that no group after it goes that needs the same capacity, until the capacity suffices for it
+    capacity   the first group in order that fits starts. A group that did not fit can be overtaken for PATIENCE_S more;
+               after that, no later group that needs the same capacity starts before it
     lanes      items of one lane need the same capacity; `share_capacity` says which lanes need the same
 
-It is fair queueing (Demers, Keshav, Shenker, 1989) with arrival in place of virtual time, which gives plain bounds.
-Among equal priorities, a group that arrived at t with n choices, and did not fit for the first time at f, goes before
+This is fair queueing (Demers, Keshav, Shenker, 1989) with the arrival time instead of virtual time, which gives simple
+bounds. Among equal priorities, a group that arrived at t with n choices, and first did not fit at f, starts before
 
   - every group of m choices that arrives after t + head start (n) - head start (m), so before all groups that arrive
     after t + MAX_HEAD_START_S, if it fits when its turn comes;
   - every group after it in order that needs the same capacity, from f + PATIENCE_S on, even if it does not fit.
 
-A higher priority always goes first and can starve lower ones. This is intended.
+Groups of a higher priority always start first and can starve groups of a lower priority. This is intended.
 """
 
 from bisect import bisect_left, insort
@@ -26,11 +26,12 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 PER_CHOICE_S = 0.5
-"""Seconds that each choice puts its group later in the queue. From `bench.router`, like the next two (docs/log.md)."""
+"""Seconds by which each choice delays its group in the queue. From `bench.router`, as are the next two constants
+(docs/log.md)."""
 MAX_HEAD_START_S = 10.0
-"""Maximum number of seconds that a group is put later: the patience of a client does not grow with n."""
+"""Maximum number of seconds by which a group is delayed: the patience of a client does not grow with n."""
 PATIENCE_S = 1.0
-"""Seconds for which groups that fit can overtake a group that does not."""
+"""Seconds for which groups that fit can overtake a group that does not fit."""
 
 
 @dataclass(order=True, slots=True)
@@ -42,11 +43,11 @@ class _Waiting(Generic[Item]):
     lane: str = field(compare=False)
     arrival_s: float = field(compare=False)
     passed_over_s: float | None = field(default=None, compare=False)
-    """Time at which it did not fit for the first time."""
+    """Time at which the item first did not fit. None before."""
 
 
 class FairQueue(Generic[Item]):
-    """Items are hashable, and each is in the queue once."""
+    """A queue of hashable items, each at most once."""
 
     def __init__(
         self,
@@ -92,10 +93,10 @@ class FairQueue(Generic[Item]):
         *,
         share_capacity: Callable[[str, str], bool] = lambda *_: True,
     ) -> Item | None:
-        """Removes and returns the next item that may go, if any. `share_capacity`: returns True if two lanes need the
-        same capacity."""
+        """Removes and returns the next item that may start, if any. `share_capacity`: returns True if two lanes need
+        the same capacity."""
         blocked: set[str] = set()
-        """Lanes from which nothing more goes: capacity is reserved for an item that was overtaken for long enough."""
+        """Lanes whose capacity is reserved for an item that was overtaken for `patience_s`."""
         for waiting in self._order:
             if waiting.lane in blocked:
                 continue
@@ -113,7 +114,7 @@ class FairQueue(Generic[Item]):
         return None
 
     def remove(self, item: Item) -> None:
-        """Removes an item whose client has left. An item that is not in the queue changes nothing."""
+        """Removes an item, for example because its client has left. Ignores an item that is not in the queue."""
         waiting = self._by_item.pop(item, None)
         if waiting is not None:
             del self._order[bisect_left(self._order, waiting)]

@@ -1,9 +1,9 @@
-"""Groups wait here while no worker has the capacity for them. So they go to the worker that has it first, in a fair
-order.
+"""The queue of groups for which no worker has the capacity. They start in a fair order, each on the first worker that
+has the capacity.
 
 A group waits for workers that have its model, and blocks only groups that need one of the same workers. Workers have
-queues too, but a group in such a queue waits for that worker only. A group that moves to another worker never waits
-here.
+queues too, but a group in a worker's queue waits for that worker only. A group that moves to another worker does not
+wait in this queue.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from motet.types import GenerateRequest
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Seconds after which the queue is checked again even if no capacity was reported."""
+"""Time in seconds after which the queue is checked again even if no capacity was reported."""
 RETRY_AFTER_S = 5
 
 
 class WaitingGroups:
-    """The groups of one router that wait. A task admits them while there are any."""
+    """The groups of one router that wait for capacity. A task admits them while any group waits."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class WaitingGroups:
         choices_prefilling: Callable[[ModelName], int],
         clock: Callable[[], float],
     ) -> None:
-        """`choices_prefilling`: returns the number of choices for a model that were admitted and are in no load yet."""
+        """`choices_prefilling`: returns the number of admitted choices for a model that are not in the load of any
+        worker yet."""
         self._fleet = fleet
         self._figures = figures
         self._routing = routing
@@ -59,8 +60,8 @@ class WaitingGroups:
         return len(self._queue)
 
     def can_pass(self, request: GenerateRequest) -> bool:
-        """Returns True if the group need not wait: there is capacity, and no other group waits for it. A group that no
-        worker can take passes too, so that it is refused at once."""
+        """Returns True if the group need not wait: there is capacity, and no other group waits for that capacity. A
+        group for which no worker is ready passes too, so that it is refused at once."""
         model = request.model
         if not self._fleet.catalog.ready(WorkKind.GENERATE, model):
             return True
@@ -88,14 +89,14 @@ class WaitingGroups:
         )
         if self._admitting is None:
             self._admitting = asyncio.create_task(self._run())
-        self._fleet.capacity.wake()  # it can fit where the groups before it do not
+        self._fleet.capacity.wake()  # this group can fit even if the groups before it do not
 
     def remove(self, group: Journey) -> None:
         """Removes a group that has ended, if it is in the queue."""
         self._queue.remove(group)
 
     async def close(self) -> None:
-        """Admits no groups any more."""
+        """Stops admitting groups."""
         if self._admitting is not None:
             self._admitting.cancel()
             await asyncio.wait((self._admitting,))
@@ -111,7 +112,7 @@ class WaitingGroups:
         while self._queue:
             try:
                 self._admit()
-            # A defect, or a worker whose figures make no sense: it must not stop all groups for ever.
+            # A defect, or a worker that reports impossible figures, must not stop the queue forever.
             except Exception as error:
                 logger.error("the check for capacity failed", exc_info=error)
                 for group in self._queue.expired(float("inf")):
@@ -124,7 +125,7 @@ class WaitingGroups:
         self._admitting = None
 
     def _admit(self) -> None:
-        """Starts every group that may go now, and fails the groups that have waited too long."""
+        """Starts every group that may start now, and fails the groups that have waited too long."""
         now_s = self._clock()
         for late in self._queue.expired(now_s):
             why = f"No worker had capacity for the request within {self._routing.queue_timeout_s:g} s. Try again later."
@@ -142,16 +143,16 @@ class WaitingGroups:
             self.count_admitted(now_s - group.arrival_s)
             try:
                 group.start()
-            except Exception as error:  # only its own reader gets it
+            except Exception as error:  # only the group's own reader gets the error
                 group.fail(error)
 
-    def _share_workers(self, one: str, other: str) -> bool:
+    def _share_workers(self, model: str, other_model: str) -> bool:
         """Returns True if a worker has both models."""
-        having = set(self._fleet.catalog.ready(WorkKind.GENERATE, one))
-        return not having.isdisjoint(self._fleet.catalog.ready(WorkKind.GENERATE, other))
+        members = set(self._fleet.catalog.ready(WorkKind.GENERATE, model))
+        return not members.isdisjoint(self._fleet.catalog.ready(WorkKind.GENERATE, other_model))
 
     def _has_capacity(self, choices: int, prompt_tokens: int, *, model: ModelName) -> bool:
-        """Returns True if a worker has capacity, or if none ever will: then the group is started, and refused."""
+        """Returns True if a worker has capacity, or if no worker is expected: then the group starts and is refused."""
         return not self._fleet.catalog.serving(model).worker_expected or have_capacity(
             self._fleet.catalog.ready(WorkKind.GENERATE, model),
             choices=choices,

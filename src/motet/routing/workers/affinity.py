@@ -1,6 +1,6 @@
-"""Remembers on which worker a session was last: its next prompt starts with text that this worker has in its cache.
+"""The last worker of each session: the session's next prompt starts with text that this worker has in its cache.
 
-A fleet has one `Affinity` for each kind of work, and each router of Ray Serve's proxies has one for replicas.
+A fleet has one `Affinity` for each kind of work, and the router of each Ray Serve proxy has one for replicas.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ MAX_SESSIONS = 100_000
 
 
 class Affinity:
-    """Sessions by id, the least recently used first. It is forgotten first when there are too many."""
+    """Sessions by id. Above `MAX_SESSIONS`, the least recently used session is forgotten."""
 
     def __init__(self, *, clock: Callable[[], float], ttl_s: float = SESSION_TTL_S) -> None:
         self._clock = clock
@@ -25,8 +25,8 @@ class Affinity:
         self._forget_old()
         return self._placements.get(session, (None, 0.0))[0]
 
-    def keep(self, session: str, worker: str) -> None:
-        """Notes that the worker got a group of the session. Ignores an empty session."""
+    def record(self, session: str, worker: str) -> None:
+        """Records that the worker got a group of the session. Ignores an empty session."""
         if not session:
             return
         self._placements[session] = worker, self._clock() + self._ttl_s

@@ -10,10 +10,11 @@ from motet.types import ModelCard
 
 
 class Catalog:
-    """Answers are computed at the first question after a change of a member, and kept until the next change."""
+    """Answers queries about the members. Results are computed at the first query after a change of a member, and cached
+    until the next change."""
 
     def __init__(self, members: Mapping[str, Member]) -> None:
-        """`members`: by id; their fleet changes them, and calls `invalidate`."""
+        """`members`: members by id; their fleet changes them, and then calls `invalidate`."""
         self._members = members
         self._serving: dict[str, ModelServing] = {}
         """Workers by model."""
@@ -23,22 +24,23 @@ class Catalog:
         self._models_valid = True
 
     def invalidate(self) -> None:
-        """Called when a member has come, left or changed."""
+        """Called when a member has joined, left or changed."""
         self._serving.clear()
         self._makers = None
         self._models_valid = False
 
     def serving(self, model: str = "") -> ModelServing:
         """Returns the workers that serve the model now. Without a name, returns the workers of all models."""
-        found = self._serving.get(model)
-        if found is None:
-            found = serving(self._members.values(), model)
-            if not model or model in self.models():  # names that clients invent are not kept
-                self._serving[model] = found
-        return found
+        cached = self._serving.get(model)
+        if cached is not None:
+            return cached
+        result = serving(self._members.values(), model)
+        if not model or model in self.models():  # names that clients invent are not cached
+            self._serving[model] = result
+        return result
 
     def ready(self, work: WorkKind, model: str = "") -> tuple[Member, ...]:
-        """Returns the workers that may get such work now. Prefill workers generate only if there is no other worker."""
+        """Returns the workers that may get this work now. Prefill workers generate only if there is no other worker."""
         return self.serving(model).ready(work)
 
     def texts(self, model: str) -> list[Member]:
@@ -47,8 +49,9 @@ class Catalog:
         return [member for member in members if member.state is WorkerState.READY and member.models.has(model)]
 
     def models(self) -> Mapping[ModelName, ModelCard]:
-        """Returns the models that the members serve, or served when they were last there, in order of arrival, each
-        with the first member's card. The result is the same object until a member changes."""
+        """Returns the models that the members serve, or served when they were last available, in the order in which
+        they were first seen, each with the card of the first member that has it. The result is the same object until a
+        member changes."""
         if not self._models_valid:
             served: dict[ModelName, ModelCard] = {}
             for member in self._members.values():
@@ -61,8 +64,8 @@ class Catalog:
 
     def only_text(self, model: str) -> bool:
         """Returns True if only members that take texts serve the model."""
-        having = [member for member in self._members.values() if model and member.models.has(model)]
-        return bool(having) and all(member.facts.takes_texts for member in having)
+        members = [member for member in self._members.values() if model and member.models.has(model)]
+        return bool(members) and all(member.facts.takes_texts for member in members)
 
     def base_of(self, model: str) -> ModelName | None:
         """Returns the base model of the engine that serves this model under another name, or as an adapter."""
@@ -78,9 +81,8 @@ class Catalog:
         return model if card is not None and card.parent is not None else ""
 
     def maker(self, engine_id: str) -> Member | None:
-        """Returns the maker of tickets with this engine id. Returns None if the maker is not a member, or not any
-        more."""
+        """Returns the member that makes tickets with this engine id, or None if no member does."""
         if self._makers is None:
-            made = ((member.facts.engine_id, member) for member in self._members.values())
-            self._makers = {id: member for id, member in made if id is not None}
+            makers = ((member.facts.engine_id, member) for member in self._members.values())
+            self._makers = {id: member for id, member in makers if id is not None}
         return self._makers.get(engine_id)

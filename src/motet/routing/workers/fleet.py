@@ -1,8 +1,8 @@
 """The workers of a router as they join, leave, die and return: routing chooses from them, and `/status` shows them.
 
-A keeper (`deploy`) reports when a worker is there and in what state. A worker that a group finds dead before its keeper
-does is reported by `WorkerChooser`. A worker that returns, with a new process or a new connection, keeps its id and
-gets an empty load; groups of its former start still end in the former load.
+The keeper of a worker (in `deploy`) reports the worker's state. `WorkerChooser` reports a worker that a group finds
+dead before the keeper does. A worker that returns, with a new process or a new connection, keeps its id and gets an
+empty load; groups of its former start are still removed from the former load.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from motet.types import EngineKind, ModelCard, Role
 logger = logging.getLogger(__name__)
 
 MAX_REPLACED = 1000
-"""Maximum number of replaced weights that are remembered. Groups with older weights cannot continue."""
+"""Maximum number of replaced weights that are recorded. Groups with older weights cannot continue."""
 
 
 class Fleet:
@@ -44,18 +44,18 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self.catalog = Catalog(self._members)
         self.cached_blocks = PrefixIndex()
-        """The prompt blocks that the members have cached, as far as they publish it."""
+        """The prompt blocks that members have cached, according to the events that they publish."""
         self.open_blocks = PrefixIndex()
-        """The prompt blocks of open groups, from the moment when a member gets the first group: long before they are
+        """The prompt blocks of open groups, from the time a member gets the first group with them: long before they are
         computed and published."""
         self.last_prompt = LastPrompt()
         self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in WorkKind}
         """The worker that last did each kind of work for a session."""
         self.successors = WeightSuccessors()
         self.capacity = Waiters()
-        """Tasks that wait for capacity. They are woken at each change, too."""
+        """Tasks that wait for capacity. They are also woken at each change."""
         self.changes = Waiters(also=self.capacity)
-        """Tasks that wait for a change: of a member, or of the groups that are open on one."""
+        """Tasks that wait for a change of a member or of its open groups."""
         self._clock = clock
         for worker in workers:
             self.put(worker)
@@ -71,7 +71,7 @@ class Fleet:
         return self._members.get(id)
 
     def expect(self, id: str, address: str, *, role: Role | None = None, takes_texts: bool = False) -> Member:
-        """Adds a worker that has not been reached yet. `takes_texts`: it takes texts and not tokens."""
+        """Adds a worker that has not been reached yet. `takes_texts`: True if it takes texts instead of tokens."""
         if id not in self._members:
             self._members[id] = Member(
                 id,
@@ -81,16 +81,16 @@ class Fleet:
                 groups=OpenGroups(changes=self.changes, capacity=self.capacity),
                 faults=WorkerFaults(clock=self._clock),
             )
-            self._note_change()
+            self._record_change()
         return self._members[id]
 
     def put(self, worker: Worker) -> Member:
-        """Adds a worker that is ready: a new one, or one that has come back with another engine."""
+        """Adds a worker that is ready: a new worker, or one that has returned with another engine."""
         return self._returned(self.expect(worker.id, worker.address), worker)
 
     def put_text(self, id: str, cards: Sequence[ModelCard]) -> Member | None:
-        """Notes that an expected worker that takes texts is ready and serves these models. Returns None if it has been
-        removed since."""
+        """Records that an expected worker that takes texts is ready and serves these models. Returns None if the worker
+        has been removed."""
         member = self._members.get(id)
         if member is None:
             return None
@@ -98,15 +98,15 @@ class Fleet:
         return self._returned(member, None)
 
     def set_models(self, id: str, cards: Sequence[ModelCard]) -> None:
-        """Notes the models that the worker serves from now on, in addition to its engine's own model. Ignores unknown
+        """Records the models that the worker serves from now on, in addition to its engine's own model. Ignores unknown
         ids."""
         member = self._members.get(id)
         if member is not None and member.models.additional != tuple(cards):
             member.set_models(cards)
-            self._note_change()
+            self._record_change()
 
     def mark(self, id: str, state: WorkerState, *, why: str = "") -> None:
-        """Notes the state of a worker. Ignores unknown ids, whose workers have been removed."""
+        """Records the state of a worker. Ignores unknown ids, whose workers have been removed."""
         member = self._members.get(id)
         if member is None or (member.state, member.note) == (state, why):
             return
@@ -118,7 +118,7 @@ class Fleet:
             logger.log(level, "%s is %s, was %s%s", id, state, member.state, because)
         member.state, member.note = state, why
         member.faults.deaths += state is WorkerState.DEAD
-        self._note_change()
+        self._record_change()
 
     def distrust(self, id: str, *, why: str) -> None:
         """Gives a worker that sent invalid data no groups for some time. Ignores unknown ids."""
@@ -127,10 +127,10 @@ class Fleet:
             self.mark(id, WorkerState.DEAD, why=why)
 
     def give_up(self, id: str) -> None:
-        """Notes that the worker is not expected to come back. Ignores unknown ids."""
+        """Records that the worker is not expected to return. Ignores unknown ids."""
         if member := self._members.get(id):
             member.given_up = True
-            self._note_change()
+            self._record_change()
 
     def remove(self, id: str) -> None:
         """Removes a worker. Its groups, if any, must be evicted before."""
@@ -138,28 +138,28 @@ class Fleet:
             member.load.retire()
             self._forget_cache(id)
             logger.info("%s has left", id)
-            self._note_change()
+            self._record_change()
 
-    def note_replaced_weights(self, old: str, new: str) -> None:
-        """Notes that all members that had the old weights have new ones: groups that were started with the old weights
-        continue with the new ones. `old`, `new`: their `model_digest`."""
+    def record_replaced_weights(self, old: str, new: str) -> None:
+        """Records that all members with the old weights have the new weights now: groups that were started with the old
+        weights continue with the new ones. `old`, `new`: `model_digest` of the weights."""
         self.successors.replace(old, new)
         for member in self._members.values():
             if member.worker is not None:
-                member.note_facts()
-        self._note_change()
+                member.refresh_facts()
+        self._record_change()
 
-    def note_worker_weights(self, id: str) -> None:
-        """Notes that one worker on another server has new weights: its groups continue with these weights, there or on
-        workers that have the same ones."""
+    def record_worker_weights(self, id: str) -> None:
+        """Records that one worker on another server has new weights: its groups continue with these weights, on this
+        worker or on workers with the same weights."""
         member = self._members.get(id)
         if member is None or member.worker is None:
             return
-        member.note_facts()
+        member.refresh_facts()
         info = member.worker.engine.info
         member.groups.use_weights(info.model_digest)
         logger.warning("%s has new weights, version %s", id, info.weight_version)
-        self._note_change()
+        self._record_change()
 
     async def evict(self, id: str, error: MotetError) -> None:
         """Ends the groups of a worker with `error`, which says whether they can continue on another worker."""
@@ -167,8 +167,8 @@ class Fleet:
             await member.groups.evict(error)
 
     async def end_silences(self, id: str, error: EngineSilentError, *, polls: int) -> None:
-        """Called at each poll of a worker. Ends the groups whose readers have got nothing from it for this number of
-        polls in a row. If no other group got anything either, the worker gets no groups for some time."""
+        """Called at each poll of a worker. Ends the groups whose readers have received nothing from it for this number
+        of polls in a row. If no other group received anything either, the worker gets no groups for some time."""
         if (member := self._members.get(id)) is None:
             return
         silent = member.groups.poll()
@@ -190,16 +190,16 @@ class Fleet:
         self._forget_cache(member.id)
         member.returned(worker)
         self.mark(member.id, WorkerState.READY)
-        self._note_change()  # even if it was ready, because its absence was not noticed
+        self._record_change()  # even if it was ready, because its absence was not noticed
         return member
 
     def _forget_cache(self, id: str) -> None:
-        """Forgets what the worker had cached: it is gone, or the worker publishes it again."""
+        """Removes the cached blocks of the worker: they are gone, or the worker publishes them again."""
         self.cached_blocks.cleared(id)
         for sessions in self.sessions.values():
             sessions.forget_worker(id)
 
-    def _note_change(self) -> None:
+    def _record_change(self) -> None:
         self.catalog.invalidate()
         self.changes.wake()
 
@@ -213,7 +213,7 @@ class WeightSuccessors:
         """For each replaced digest, the digest that the workers have now."""
 
     def replace(self, old: str, new: str) -> None:
-        """Notes that all workers that had the old weights have the new ones now."""
+        """Records that all workers with the old weights have the new weights now."""
         if old == new:
             return
         self._present.pop(new, None)
@@ -223,5 +223,5 @@ class WeightSuccessors:
             self._present.pop(next(iter(self._present)))
 
     def present(self, digest: str) -> str:
-        """Returns the digest of the weights with which a group continues that was started with these."""
+        """Returns the digest of the weights with which a group continues that was started with weights of `digest`."""
         return self._present.get(digest, digest)

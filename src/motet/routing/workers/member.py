@@ -1,4 +1,4 @@
-"""One worker as a fleet knows it, from the first time that it was named until it is removed."""
+"""One worker as its fleet knows it, from the time it is first named until it is removed."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,20 +17,20 @@ from motet.types import EngineInfo, EngineKind, ModelCard
 class Member:
     """A worker with its state, the facts about its engine, its load, and the groups that are open on it.
 
-    Only its `Fleet` changes what is here, because other parts must be informed. The load and the groups are changed by
-    whatever gives the worker a group."""
+    Only its `Fleet` changes a member, because other parts must be informed. The code that gives the worker a group
+    changes its load and its groups."""
 
     def __init__(
         self, id: str, address: str, *, facts: WorkerFacts, load: WorkerLoad, groups: OpenGroups, faults: WorkerFaults
     ) -> None:
-        """`facts`: what is known before the worker has been reached."""
+        """`facts`: the facts that are known before the worker has been reached."""
         self.id = id
         self.address = address
         self.state = WorkerState.STARTING
         self.note = ""
-        """The reason for its state. Empty if there is nothing to say."""
+        """The reason for the state. Empty if none was given."""
         self.given_up = False
-        """True if it is not expected to come back."""
+        """True if the worker is not expected to return."""
         self.worker: Worker | None = None
         """The worker's engine. None until it has been reached, and for a worker that takes texts."""
         self.facts = facts
@@ -39,15 +39,16 @@ class Member:
         self.groups = groups
         self.faults = faults
         self.last_decision: str | None = None
-        """The reason why it got its last group."""
+        """The reason why the worker got its last group."""
 
     def has_weights(self, model_digest: str) -> bool:
-        """Returns True unless its engine reports weights with another digest."""
+        """Returns True unless the worker's engine reports weights with another digest."""
         present = "" if self.worker is None else self.worker.engine.info.model_digest
         return not present or present == model_digest
 
     def info_of(self, model: str) -> EngineInfo | None:
-        """Returns its engine's facts for this model. Returns None if it has no engine, or does not serve the model."""
+        """Returns the engine's facts for this model. Returns None if the worker has no engine, or does not serve the
+        model."""
         if self.worker is None or not self.models.has(model):
             return None
         info = self.worker.engine.info
@@ -57,25 +58,26 @@ class Member:
         return msgspec.structs.replace(info, model=card.name, max_model_len=card.max_model_len)
 
     def returned(self, worker: Worker | None) -> None:
-        """Notes that the worker is there, for the first time or again. `worker` is None if it takes texts."""
+        """Records that the worker has become available, for the first time or again. `worker` is None if it takes
+        texts."""
         self.load, self.groups = self.load.next_start(), self.groups.next_start()
         self.given_up = False
         self.faults.forget_refusal()
         self.worker = worker
         if worker is not None:
             self.address = worker.address
-        self.note_facts()
+        self.refresh_facts()
         self.set_models(self.models.additional)
 
-    def note_facts(self) -> None:
-        """Reads the facts about its engine, which are new when it is there and when it has got new weights."""
+    def refresh_facts(self) -> None:
+        """Reads the facts about the engine, which change when the worker returns and when it gets new weights."""
         if self.worker is None:
             self.facts = replace(self.facts, kind=EngineKind.OPENAI)
         else:
             self.facts = facts_of(self.worker.engine.info, local=self.worker.local)
 
     def set_models(self, cards: Iterable[ModelCard]) -> None:
-        """Notes the models that it serves from now on, in addition to its engine's own model."""
+        """Records the models that the worker serves from now on, in addition to its engine's own model."""
         self.models = models_of(cards, None if self.worker is None else self.worker.engine.info)
 
     def report(self) -> WorkerReport:

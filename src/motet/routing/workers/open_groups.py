@@ -1,4 +1,5 @@
-"""The open groups on a worker: the share of the worker's load that each of them has, and how each of them is ended."""
+"""The open groups on a worker, with the share of the worker's load that each has. The keeper of the worker can end
+them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ class OpenGroups:
         self.changes.wake()
 
     def next_start(self) -> "OpenGroups":
-        """Returns the groups of the worker's next start, which are none yet."""
+        """Returns an empty `OpenGroups` for the worker's next start."""
         return OpenGroups(changes=self.changes, capacity=self.capacity)
 
     async def evict(self, error: MotetError) -> None:
@@ -44,14 +45,14 @@ class OpenGroups:
         return {group: group.poll() for group in self._groups}
 
     def use_weights(self, model_digest: str) -> None:
-        """Notes that the worker has new weights: its groups continue with them."""
+        """Records that the worker has new weights: its groups continue with these weights."""
         for group in self._groups:
             group.use_weights(model_digest)
 
 
 class OpenGroup:
-    """A group, or a part of one, on one worker, from the moment when the worker gets it until it ends there or leaves.
-    Owns its share of the worker's load."""
+    """A group, or a part of a group, on one worker, from the time the worker gets it until it ends or moves. Owns its
+    share of the worker's load."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class OpenGroup:
         which the group continues. `prompt_tokens`: tokens of its prompt that the worker must compute. None if they are
         unknown."""
         self.evicted: MotetError | None = None
-        """The error with which the keeper of the worker has ended it."""
+        """The error with which the keeper of the worker has ended the group."""
         self.waits = False
-        """True while its reader waits for the next delta, if silence of the worker counts."""
+        """True while the group's reader waits for the next delta. Set only for workers on other servers."""
         self._silent_polls = 0
         self._load = load
         self._groups = groups
@@ -91,13 +92,13 @@ class OpenGroup:
         return self._end is not None
 
     def finish_prompt(self, *, computed_tokens: int) -> None:
-        """Notes that the worker has computed or fetched the prompt."""
+        """Records that the worker has computed or fetched the prompt."""
         if self._prompt is not None:
             self._load.prompts.finish(self._prompt, computed_tokens=computed_tokens)
             self._prompt = None
 
-    def note_delta(self) -> None:
-        """Notes that the reader got something that it waited for."""
+    def record_delta(self) -> None:
+        """Records that the reader received the delta that it waited for."""
         self._silent_polls = 0
 
     def add_choices(self, choices: int) -> None:

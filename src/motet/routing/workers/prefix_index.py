@@ -1,7 +1,7 @@
-"""Which worker has which prompt blocks, in its KV cache or for open groups.
+"""An index of the prompt blocks that workers have, in their KV caches or for open groups.
 
-The name of a block stands for all tokens before it too (`motet.block_names`). So the index is flat, and a lookup goes
-along the prompt's names until no worker is left:
+The name of a block depends on all tokens before it too (`motet.block_names`). So the index is flat, and a lookup
+follows the prompt's names until no worker is left:
 
     name 0   {a, b, c}      a, b and c have it
     name 1   {a, b}         c has 1 block
@@ -23,7 +23,7 @@ BITS = bytes.maketrans(b"01", b"\0\1")
 
 
 class PrefixIndex:
-    """Pure. The events about blocks are read elsewhere."""
+    """The blocks of each worker, and the workers that have each block. Pure: does not read events itself."""
 
     def __init__(self) -> None:
         self._holders: dict[BlockName, int] = {}
@@ -38,7 +38,7 @@ class PrefixIndex:
         return len(self._holders)
 
     def stored(self, worker: str, names: Iterable[BlockName]) -> None:
-        """Notes that the worker has these blocks now. A second time changes nothing."""
+        """Records that the worker has these blocks now. A second time changes nothing."""
         bit, known, holders = self._bit(worker), self._names[worker], self._holders
         for name in names:
             known.add(name)
@@ -46,7 +46,7 @@ class PrefixIndex:
             holders[name] = bit if others is None else others | bit
 
     def removed(self, worker: str, names: Iterable[BlockName]) -> None:
-        """Notes that the worker does not have these blocks any more. Unknown blocks change nothing."""
+        """Records that the worker does not have these blocks any more. Ignores unknown blocks."""
         known = self._names.get(worker)
         if known is None:
             return
@@ -57,7 +57,7 @@ class PrefixIndex:
                 self._remove_holder(name, bit)
 
     def cleared(self, worker: str) -> None:
-        """Forgets all blocks of a worker that is gone or starts again."""
+        """Removes all blocks of a worker that has left or starts again."""
         known = self._names.pop(worker, None)
         if known is None:
             return
@@ -71,9 +71,9 @@ class PrefixIndex:
         return len(self._names.get(worker, ()))
 
     def overlap(self, names: Iterable[BlockName]) -> dict[str, int]:
-        """Returns the number of leading blocks that each worker has, ascending. Workers without any are left out. Reads
-        as few names as needed."""
-        found: dict[str, int] = {}
+        """Returns the number of leading blocks that each worker has, ascending. Workers without any are left out. Stops
+        reading names when no worker is left."""
+        counts: dict[str, int] = {}
         left = 0
         count = 0
         for name in names:
@@ -81,13 +81,13 @@ class PrefixIndex:
             if count:
                 holders &= left
             if holders != left:
-                found.update(dict.fromkeys(self._workers_of(left & ~holders), count))
+                counts.update(dict.fromkeys(self._workers_of(left & ~holders), count))
             left = holders
             if not left:
-                return found
+                return counts
             count += 1
-        found.update(dict.fromkeys(self._workers_of(left), count))
-        return found
+        counts.update(dict.fromkeys(self._workers_of(left), count))
+        return counts
 
     def check(self) -> None:
         """Raises AssertionError unless the maps of both directions agree."""
@@ -117,9 +117,9 @@ class PrefixIndex:
         if holders.bit_count() > FEW:
             bits = f"{holders:b}"[::-1].encode().translate(BITS)
             return compress(self._workers, bits)
-        few = []
+        workers = []
         while holders:
             lowest = holders & -holders
-            few.append(self._workers[lowest.bit_length() - 1])
+            workers.append(self._workers[lowest.bit_length() - 1])
             holders ^= lowest
-        return few
+        return workers

@@ -1,7 +1,7 @@
 """The workers that serve one model, sorted by what they do for it.
 
-Every decision needs this, and members change rarely. So a fleet computes it once after a change, at the first request
-for it, and a decision does not go through thousands of members.
+Every decision needs these workers, and members change rarely. So the catalog of a fleet sorts them once after a change,
+at the first query, and a decision does not iterate over thousands of members.
 """
 
 from collections.abc import Collection, Iterable
@@ -60,8 +60,8 @@ DECODING = (Role.DECODE, Role.BOTH)
 
 @dataclass(frozen=True)
 class ModelServing:
-    """The workers for one model, made by `serving`. A worker that has not reported yet what it serves counts as
-    expected, and gets nothing."""
+    """The workers for one model, made by `serving`. A worker that has not reported its models yet counts as expected,
+    and gets no groups."""
 
     prefill: Roster
     generate: Roster
@@ -79,7 +79,7 @@ class ModelServing:
     has_prefill: bool
     """True if prefill and decode are separate: workers of both kinds are known, available or not."""
     worker_expected: bool
-    """True if a worker that could generate choices is available, or is expected to come back."""
+    """True if a worker that could generate choices is available, or is expected to return."""
 
     def ready(self, work: WorkKind) -> tuple[Member, ...]:
         return (self.prefill if work is WorkKind.PREFILL else self.generate).members

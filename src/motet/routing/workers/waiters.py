@@ -9,7 +9,7 @@ class Waiters:
     A future exists from the call of `wait`, so a wake between that call and the await is not missed."""
 
     def __init__(self, *, also: "Waiters | None" = None) -> None:
-        """`also`: woken each time that these are."""
+        """`also`: other waiters that each `wake` of these wakes too."""
         self._futures: list[asyncio.Future[None]] = []
         self._also = also
 

@@ -1,4 +1,4 @@
-"""What routing knows of a worker: facts about its engine, the workers with which it can exchange KV, and its models."""
+"""The facts about a worker that routing uses: its engine, the workers with which it can exchange KV, and its models."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class WorkerFacts:
 
     @property
     def takes_texts(self) -> bool:
-        """True for a server that takes texts: it has no `Engine` here, and no group of tokens goes to it."""
+        """True for a server that takes texts: it has no `Engine`, and gets no groups of tokens."""
         return self.kind is EngineKind.OPENAI
 
 
@@ -89,14 +89,14 @@ class WorkerModels:
     additional: tuple[ModelCard, ...] = ()
     """The models that it serves in addition to its engine's own model."""
     by_name: Mapping[ModelName, ModelCard] = field(default_factory=dict)
-    """All its models, its engine's own model first. Empty if the worker has not reported yet what it serves."""
+    """All its models, its engine's own model first. Empty if the worker has not reported its models yet."""
 
     def has(self, model: str) -> bool:
         """Returns True if the worker serves the model. A group without a model name is for any model."""
         return not model or model in self.by_name
 
     def may_have(self, model: str) -> bool:
-        """Returns True if the worker serves the model, or has not reported yet what it serves."""
+        """Returns True if the worker serves the model, or has not reported its models yet."""
         return self.has(model) or not self.by_name
 
 

@@ -6,12 +6,12 @@ REFUSAL_S = 0.5
 """Seconds for which a worker that refused a group is avoided."""
 DISTRUST_S = 2.0
 MAX_DISTRUST_S = 60.0
-"""A worker that sent invalid data gets no groups for `DISTRUST_S`. Each time that it happens again within
+"""A worker that sent invalid data gets no groups for `DISTRUST_S`. If it sends invalid data again within
 `MAX_DISTRUST_S` after that, the duration doubles, up to `MAX_DISTRUST_S`."""
 
 
 class WorkerFaults:
-    """Refusals, invalid data and deaths of one worker. They outlast its restarts, except for refusals."""
+    """Refusals, invalid data and deaths of one worker. A restart of the worker clears only the refusals."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self.deaths = 0
@@ -27,7 +27,7 @@ class WorkerFaults:
         """True for `REFUSAL_S` after the worker refused a group: it is chosen only if there is no other worker."""
         return self._clock() < self._refused_until_s
 
-    def note_refusal(self) -> None:
+    def record_refusal(self) -> None:
         self._refused_until_s = self._clock() + REFUSAL_S
 
     def forget_refusal(self) -> None:
@@ -39,7 +39,7 @@ class WorkerFaults:
         return self._clock() < self._distrusted_until_s
 
     def distrust(self) -> None:
-        """Notes that the worker sent invalid data."""
+        """Records that the worker sent invalid data."""
         now_s = self._clock()
         again = now_s < self._distrusted_until_s + MAX_DISTRUST_S and self._distrust_s > 0
         self._distrust_s = min(2 * self._distrust_s, MAX_DISTRUST_S) if again else DISTRUST_S

@@ -1,7 +1,7 @@
 """The load of a worker: the open choices that it was given, their blocks, and the prompts that it has not finished.
 
-The figures are what this server gave the worker and what came back, not what the worker reports about itself. Only
-`WorkerLoad.foreign_choices`, the choices that other servers gave it, come from its reports.
+The figures count what this server sent to the worker and received from it. Only `WorkerLoad.foreign_choices`, the
+choices that other servers gave the worker, comes from the worker's own reports.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from motet.routing.workers.prefix_index import PrefixIndex
 
 MIN_MEASURED_TOKENS = 128
 """Shorter prompts are not measured: they show the time of a step, not tokens per second."""
-KEPT = 0.8
-"""Share of the old mean that each new measurement keeps, so about the last five measurements count."""
+DECAY = 0.8
+"""Factor by which each new measurement reduces the weight of the older ones, so about the last five count."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class PromptBacklog:
     own_tokens: int
     """Tokens of that prompt whose KV the worker does not have."""
     waiting_tokens: int = 0
-    """Tokens of earlier prompts that it has not finished."""
+    """Tokens of earlier prompts that the worker has not finished."""
     tokens_per_s: float | None = None
-    """Prompt tokens that it computes in a second, as a running mean. None until a prompt was measured."""
+    """Prompt tokens that the worker computes per second, as a running mean. None until a prompt was measured."""
 
     def seconds(self, tokens_per_s: float) -> float:
         return (self.waiting_tokens + self.own_tokens) / tokens_per_s
@@ -74,8 +74,8 @@ class PromptLoad:
         self.remove(prompt)
         now_s = self._clock()
         if computed_tokens >= MIN_MEASURED_TOKENS:
-            self._tokens = KEPT * self._tokens + computed_tokens
-            self._seconds = KEPT * self._seconds + now_s - max(prompt.started_s, self._last_end_s)
+            self._tokens = DECAY * self._tokens + computed_tokens
+            self._seconds = DECAY * self._seconds + now_s - max(prompt.started_s, self._last_end_s)
         self._last_end_s = now_s
 
     def remove(self, prompt: UnfinishedPrompt) -> None:
@@ -84,12 +84,12 @@ class PromptLoad:
 
 
 class WorkerLoad:
-    """The load of a worker from one start of its engine to the next. Groups of an earlier start still end in the load
-    of that start, after `retire`."""
+    """The load of a worker from one start of its engine to the next. Groups of an earlier start are removed from the
+    load of that start, even after `retire`."""
 
     def __init__(self, worker: str, open_blocks: PrefixIndex, *, clock: Callable[[], float]) -> None:
-        """`worker`: its id. `open_blocks`: the prompt blocks of open groups, by worker, which this load keeps up to
-        date."""
+        """`worker`: the worker's id. `open_blocks`: the prompt blocks of open groups by worker; this load updates
+        it."""
         self.given_choices = 0
         """Open choices that this server gave the worker."""
         self.foreign_choices = 0
@@ -104,20 +104,20 @@ class WorkerLoad:
         self._open_blocks: PrefixIndex | None = open_blocks
         """None after `retire`."""
         self._sharers: dict[BlockName, int] = {}
-        """Number of open groups that have each of the trunk blocks."""
+        """Number of open groups that share each trunk block."""
 
     @property
     def open_choices(self) -> int:
-        """Number of choices that the worker generates or has waiting, of all servers."""
+        """Number of choices that the worker generates or has queued, from all servers."""
         return self.given_choices + self.foreign_choices
 
     @property
     def idle(self) -> bool:
-        """True if the worker has nothing that this server gave it."""
+        """True if the worker has no work from this server."""
         return not any(self._figures())
 
-    def note_report(self, open_choices: int) -> None:
-        """Notes the number of open choices that the worker reports."""
+    def record_report(self, open_choices: int) -> None:
+        """Records the number of open choices that the worker reports."""
         self.foreign_choices = max(0, open_choices - self.given_choices)
 
     def add_trunk(self, trunk: Sequence[BlockName]) -> None:
@@ -144,7 +144,7 @@ class WorkerLoad:
             self._open_blocks.removed(self._worker, removed)
 
     def retire(self) -> None:
-        """Called when the worker has left, or has a new engine: its open blocks are gone."""
+        """Removes the worker's open blocks. Called when the worker has left, or has a new engine."""
         if self._open_blocks is not None:
             self._open_blocks.cleared(self._worker)
             self._open_blocks = None

@@ -112,9 +112,9 @@ class BlockPool:
         begin = 0
         for index, (block, name) in enumerate(zip(blocks, content.names, strict=True)):
             if not self._give_name(block, name):
-                self._note_stored(content, range(begin, index))
+                self._record_stored(content, range(begin, index))
                 begin = index + 1
-        self._note_stored(content, range(begin, len(blocks)))
+        self._record_stored(content, range(begin, len(blocks)))
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
         """Returns the blocks of the longest known prefix of `names`. The caller must share them before the next
@@ -140,7 +140,7 @@ class BlockPool:
     def take_changes(self) -> list[BlockChange]:
         """Returns the changes of the prefix cache since the last call, in order."""
         if self._evicted:
-            self._note_evicted()
+            self._record_evicted()
         changes, self._changes = self._changes, []
         return changes
 
@@ -167,15 +167,15 @@ class BlockPool:
         self.num_gains += 1
         return True
 
-    def _note_stored(self, content: Stored, places: range) -> None:
+    def _record_stored(self, content: Stored, places: range) -> None:
         """Adds the blocks of `content` at these places to the changes."""
         if not places:
             return
         if self._evicted:
-            self._note_evicted()
+            self._record_evicted()
         self._changes.append(content if len(places) == len(content.names) else content.part(places.start, places.stop))
 
-    def _note_evicted(self) -> None:
+    def _record_evicted(self) -> None:
         self._changes.append(Removed(tuple(self._evicted)))
         self._evicted.clear()
 

@@ -71,7 +71,7 @@ class KeptTrunks:
         while len(self._holders) > self._max_blocks:
             unused = (kept for kept in self._end_of if not kept.groups)
             self._end_early(next(unused, next(iter(self._end_of))))
-        self._note_next()
+        self._record_next()
 
     def used_by(self, group: Group) -> None:
         """Called when a group stops using the trunk of its prompt. If the trunk is kept, it is now the most recently
@@ -124,7 +124,7 @@ class KeptTrunks:
                 if not self._holders[block]:
                     del self._holders[block]
             self._sharing.unkeep(trunk)
-        self._note_next()
+        self._record_next()
 
-    def _note_next(self) -> None:
+    def _record_next(self) -> None:
         self.next_end_s = min(self._end_of.values(), default=None)
