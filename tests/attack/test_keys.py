@@ -58,7 +58,9 @@ async def test_a_client_s_key_is_forwarded_only_by_a_gateway_without_keys(
         answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "n": 1}, headers=bearer("mine"))
         assert answer.status_code == 200
         sent = [
-            asked.headers.get("authorization") for asked in upstream.asked if asked.body.get("seed") == BODY["seed"]
+            request.headers.get("authorization")
+            for request in upstream.asked
+            if request.body.get("seed") == BODY["seed"]
         ]
         assert sent == [None if forwarded is None else f"Bearer {forwarded}"]
 

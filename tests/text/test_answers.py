@@ -94,7 +94,7 @@ def test_an_answer_without_reasoning_has_no_reasoning_tokens() -> None:
         assert reader.reasoning_tokens == 0
 
 
-def test_a_call_is_sent_once_its_arguments_start_and_they_stream_as_they_are_generated() -> None:
+def test_a_call_is_sent_once_its_arguments_start_which_then_stream() -> None:
     reader = parser(form=small_format())
     sent = [reader.feed(piece, [0]) for piece in ("<call>", "f", "{", '"a', 'b"', ": 1", "}", "</call>")]
     assert sent[:3] == [[], [], []]

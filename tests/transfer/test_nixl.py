@@ -107,10 +107,10 @@ def test_idle_transports_cost_next_to_nothing(sides: tuple[Side, Side]) -> None:
 
 def test_a_broken_connection_is_made_again_at_the_next_connect(sides: tuple[Side, Side]) -> None:
     reader, owner = sides
-    others = sockets()
+    open_before = sockets()
     name = reader.connect(owner)
     assert finish(reader.read(name, [(0, 0)]), reader, owner) is ReadState.DONE
-    for descriptor in sockets() - others:
+    for descriptor in sockets() - open_before:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
     with failing(FailureKind.PEER_LOST):
