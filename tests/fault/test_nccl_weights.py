@@ -18,8 +18,9 @@ from tests.fault.fault_requests import CHAT, chat
 from tests.fault.faults import kill
 from tests.fault.running_cell import RunningCell
 from tests.forked import ForkingProcess
+from tests.memory_files import open_files
 from tests.nccl.library import fake_nccl
-from tests.nccl.running import open_files, trainer
+from tests.nccl.running import trainer
 from tests.nccl.trainer import Plan
 from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model

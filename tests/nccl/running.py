@@ -1,10 +1,8 @@
-"""Runs a trainer next to a test, and counts the files that a server keeps for it."""
+"""Runs a trainer next to a test."""
 
 import contextlib
-import os
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 
@@ -41,8 +39,3 @@ async def trainer(plan: Plan, forking: ForkingProcess) -> AsyncIterator[RunningT
     finally:
         await running.kill()
         process.stdin.close()
-
-
-def open_files() -> int:
-    """Returns the number of files in memory that this process has open."""
-    return sum("memfd:motet" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())

@@ -21,7 +21,8 @@ from motet.errors import (
     WorkerLeavingError,
 )
 from motet.ids import ModelName
-from tests.routing.scene import ANY_MODEL, Received, Scene, SlowPrefill, group, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import ANY_MODEL, Received, Scene, SlowPrefill, group, uninterrupted
 
 LARGEST = 8
 """Largest number of choices of a group."""

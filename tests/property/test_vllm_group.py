@@ -12,7 +12,8 @@ from motet.engines.vllm.vllm_wire import VLLMPiece
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, Call, Scene, group, settle, ticket
+from tests.clock import settle
+from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, Call, Scene, group, ticket
 
 LAST_STEP = 4
 """Largest number of tokens that a child writes."""

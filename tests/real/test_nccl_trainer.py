@@ -13,8 +13,8 @@ from tests.fault.answers import fetch_answer
 from tests.fault.fault_requests import CHAT, chat
 from tests.fault.running_cell import RunningCell
 from tests.forked import ForkingProcess
+from tests.memory_files import open_files
 from tests.nccl.library import fake_nccl
-from tests.nccl.running import open_files
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 

@@ -10,7 +10,7 @@ from motet.types import Policy, Role
 from tests.routing.scene import ControlledPrefill, Scene
 
 
-class Cell(Scene):
+class CellScene(Scene):
     """One prefill and one decode worker. A group whose decode worker fails ends with it."""
 
     def __init__(
@@ -31,13 +31,13 @@ class Cell(Scene):
 
 @dataclass(frozen=True)
 class PerWorker:
-    """Number of groups of each worker of a `Pair`."""
+    """Number of groups of each worker of a `PairScene`."""
 
     first: int
     second: int
 
 
-class Pair(Scene):
+class PairScene(Scene):
     """Two workers of one role. A group whose worker fails ends with it."""
 
     def __init__(

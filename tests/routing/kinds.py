@@ -10,7 +10,7 @@ from motet.routing.workers.worker_facts import PairKey, pair_key
 from motet.testing.fake_engine import FakeGroup, FakeLeases, fake_info
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
-from tests.routing.scene import Scene, WatchedEngine, script
+from tests.routing.scene import ControlledEngine, Scene, script
 
 A, B = ModelName("a"), ModelName("b")
 MAX_CHOICES = 8
@@ -44,7 +44,7 @@ class Makers:
         self.wrong: list[str] = []
 
 
-class KindEngine(WatchedEngine):
+class KindEngine(ControlledEngine):
     """An engine that records what it should not have got."""
 
     def __init__(self, info: EngineInfo, leases: FakeLeases, makers: Makers) -> None:

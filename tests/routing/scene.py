@@ -39,6 +39,7 @@ from motet.types import (
     TokenLogprob,
     choice_starts,
 )
+from tests.clock import Clock, settle, turn
 
 ONE_LIFE = RoutingConfig(migration_limit=0, migration_wait_s=0.0)
 """Routing without moves: a group ends when its worker is lost."""
@@ -132,7 +133,7 @@ class SlowPrefill:
             raise self._error
 
 
-class WatchedEngine(FakeEngine):
+class ControlledEngine(FakeEngine):
     """Sets `submitted` when it gets a group. `generate` raises `refusal`, and a release waits for `may_release`. If
     `has_no_stats`, `stats` raises. If `has_defect`, the group "unlucky" causes it."""
 
@@ -173,23 +174,13 @@ def worker(
     gate: asyncio.Semaphore | None = None,
     fail_after: dict[int, MotetError] | None = None,
     during_prefill: DuringPrefill | None = None,
-) -> tuple[Worker, WatchedEngine]:
+) -> tuple[Worker, ControlledEngine]:
     """Returns a worker with a name such as `decode-1`, for a fleet that the test makes itself."""
     address = TransferAddress(f"engine-of-{name}", "127.0.0.1", 1)
     info = info or fake_info(role=Role(name.partition("-")[0]), transfer=address)
-    engine = WatchedEngine(script, info=info, leases=leases or FakeLeases())
+    engine = ControlledEngine(script, info=info, leases=leases or FakeLeases())
     engine.scenario.gate, engine.scenario.fail_after, engine.during_prefill = gate, fail_after or {}, during_prefill
     return Worker(name, engine, "127.0.0.1:1"), engine
-
-
-class Clock:
-    """A clock whose time a test sets."""
-
-    def __init__(self, now_s: float = 100.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Tasks:
@@ -281,9 +272,9 @@ class Scene:
         self.clock = Clock(now_s)
         self.leases = FakeLeases()
         self.fleet = Fleet(clock=self.clock)
-        self.engines: dict[str, WatchedEngine] = {}
+        self.engines: dict[str, ControlledEngine] = {}
         """The engine of each worker's present start, by worker."""
-        self.all: list[WatchedEngine] = []
+        self.all: list[ControlledEngine] = []
         self.starts = Counter[str]()
         for name in names:
             self.start(name)
@@ -300,16 +291,16 @@ class Scene:
         self.tasks = Tasks()
         CREATED_SCENES.append(self)
 
-    def make_engine(self, name: str) -> WatchedEngine:
+    def make_engine(self, name: str) -> ControlledEngine:
         start = sum(
             engine.info.transfer.engine_id.startswith(f"{name}, ") for engine in self.all if engine.info.transfer
         )
         address = TransferAddress(f"{name}, start {start}", "127.0.0.1", 1)
         info = fake_info(role=Role(name.partition("-")[0]), transfer=address)
         info = msgspec.structs.replace(info, max_num_seqs=self.max_choices, num_blocks=self.blocks)
-        return WatchedEngine(script, info=info, leases=self.leases)
+        return ControlledEngine(script, info=info, leases=self.leases)
 
-    def start(self, name: str) -> WatchedEngine:
+    def start(self, name: str) -> ControlledEngine:
         """Starts a worker, for the first time or again."""
         engine = self.engines[name] = self.make_engine(name)
         self.starts[name] += 1
@@ -338,7 +329,7 @@ class Scene:
         """Returns the workers that have an open group."""
         return [name for name, engine in self.engines.items() if engine.open]
 
-    def generating_engine(self) -> WatchedEngine:
+    def generating_engine(self) -> ControlledEngine:
         (name,) = self.generating()
         return self.engines[name]
 
@@ -435,17 +426,6 @@ class SubmittedGroup:
     async def leave(self) -> None:
         await self.stream.aclose()
         await settle()
-
-
-async def turn(times: int = 1) -> None:
-    """Lets everything that can run take one step, this number of times."""
-    for _ in range(times):
-        await asyncio.sleep(0)
-
-
-async def settle() -> None:
-    """Lets everything run that can."""
-    await turn(30)
 
 
 async def tokens_of(stream: GroupStream) -> dict[int, list[int]]:

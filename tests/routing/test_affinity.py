@@ -1,7 +1,7 @@
 """The affinity of sessions: the worker that each was last on."""
 
 from motet.routing.workers.affinity import MAX_SESSIONS, Affinity
-from tests.routing.scene import Clock
+from tests.clock import Clock
 
 
 def test_a_session_is_where_it_was_given_to_last() -> None:

@@ -10,7 +10,8 @@ from motet.routing.queue.capacity import CapacityCache, have_capacity
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.testing.fake_engine import FakeEngine, fake_info
-from tests.routing.scene import Clock, script
+from tests.clock import Clock
+from tests.routing.scene import script
 
 MAX_CHOICES = 8
 BLOCKS = 20

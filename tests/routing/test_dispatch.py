@@ -18,7 +18,7 @@ from motet.routing.workers.serving import WorkKind
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Policy, Role
-from tests.routing.cells import Pair, PerWorker
+from tests.routing.cells import PairScene, PerWorker
 from tests.routing.scene import (
     ONE_LIFE,
     answer,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_the_least_loaded_is_the_one_with_the_fewest_open_choices() -> None:
-    pair = Pair("decode", policy=Policy.LEAST_LOADED)
+    pair = PairScene("decode", policy=Policy.LEAST_LOADED)
     many = pair.router.generate(group("many", n=8))
     few = [pair.router.generate(group(name, n=2)) for name in "abc"]
     assert pair.groups == PerWorker(first=1, second=3)
@@ -47,7 +47,7 @@ async def test_the_least_loaded_is_the_one_with_the_fewest_open_choices() -> Non
 
 
 async def test_a_choice_that_has_finished_or_was_stopped_is_not_open_any_more() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     first = pair.router.generate(group("first", n=2))
     second = pair.router.generate(group("second", n=2))
     await pair.router.stop_choice(group("first").request_id, 1)
@@ -60,7 +60,7 @@ async def test_a_choice_that_has_finished_or_was_stopped_is_not_open_any_more() 
 
 
 async def test_a_choice_is_stopped_where_its_group_is() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     streams = {name: pair.router.generate(group(name, n=2)) for name in ("first", "second")}
     await pair.router.stop_choice(group("second").request_id, 0)
     assert await tokens_of(streams["first"]) == answers(2)
@@ -68,7 +68,7 @@ async def test_a_choice_is_stopped_where_its_group_is() -> None:
 
 
 async def test_a_group_that_is_closed_early_is_removed_from_the_load() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     for _ in range(2):
         stream = pair.router.generate(group(n=3))
         await anext(stream)
@@ -79,7 +79,7 @@ async def test_a_group_that_is_closed_early_is_removed_from_the_load() -> None:
 
 
 async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     for name in "abcd":
         await answers_of(pair.router, group(name))
     assert pair.groups == PerWorker(first=2, second=2)
@@ -93,7 +93,7 @@ async def test_workers_of_equal_cost_take_turns_and_every_choice_has_its_reason(
 
 
 async def test_the_first_delta_names_the_worker_that_generates() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     pair.fleet.mark("decode-0", WorkerState.DRAINING)
     stream = pair.router.generate(group())
     deltas = [delta async for delta in stream]
@@ -104,7 +104,7 @@ async def test_the_first_delta_names_the_worker_that_generates() -> None:
     ("error", "state"), [(EngineDiedError("gone"), WorkerState.DEAD), (OverloadedError("full"), WorkerState.READY)]
 )
 async def test_an_engine_that_refuses_a_group_at_once_is_skipped_too(error: MotetError, state: WorkerState) -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     pair.first.refusal = error
     with pytest.raises(type(error)):
         pair.router.generate(group())
@@ -115,7 +115,7 @@ async def test_an_engine_that_refuses_a_group_at_once_is_skipped_too(error: Mote
 
 
 async def test_a_group_whose_worker_dies_is_not_restarted_and_that_worker_gets_no_more() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     pair.first.scenario.fail_after = {1: EngineDiedError("gone")}
     stream = pair.router.generate(group("a"))
     await anext(stream)
@@ -153,7 +153,7 @@ async def test_with_all_workers_dead_every_group_ends_with_that_error() -> None:
 
 
 async def test_cached_tokens_are_counted_on_the_worker_that_would_get_the_group() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     cache_prefix(pair.fleet, "decode-1", group(), 64)
     assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 136
     stream = pair.router.generate(msgspec.structs.replace(group(n=8), prompt=(*group().prompt[:64], *range(136))))
@@ -165,7 +165,7 @@ async def test_cached_tokens_are_counted_on_the_worker_that_would_get_the_group(
 
 
 async def test_figures_are_summed_over_living_workers() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     streams = [pair.router.generate(group(name, prompt_tokens=10)) for name in ("a", "b")]
     assert (await pair.router.stats()).prompt_tokens == 20
     pair.first.has_no_stats = True
@@ -195,7 +195,7 @@ async def test_while_no_worker_is_available_info_stays_as_it_was_last() -> None:
 
 
 async def test_info_of_several_workers_holds_on_each_of_them() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     address = TransferAddress("x", "127.0.0.1", 1)
     base = msgspec.structs.replace(fake_info(role=Role.DECODE, transfer=address), pid=1)
     pair.first.info = msgspec.structs.replace(base, max_model_len=100, num_blocks=9, max_num_seqs=4)
@@ -209,7 +209,7 @@ async def test_info_of_several_workers_holds_on_each_of_them() -> None:
 
 
 async def test_closing_closes_the_workers_and_ends_their_groups() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     stream = pair.router.generate(group())
     await pair.router.close()
     with pytest.raises(EngineClosedError):

@@ -13,14 +13,14 @@ from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_load import PromptBacklog
 from motet.testing.fake_engine import FakeLeases, fake_info
 from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest, GroupDelta, SamplingParams
-from tests.routing.cells import Cell, Pair
-from tests.routing.scene import ONE_LIFE, ControlledPrefill, WatchedEngine, backlog_of, group, script, worker
+from tests.routing.cells import CellScene, PairScene
+from tests.routing.scene import ONE_LIFE, ControlledEngine, ControlledPrefill, backlog_of, group, script, worker
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_group_with_a_ticket_adds_no_prompt_tokens() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     ticket = await pair.first.prefill(group())
     stream = pair.router.generate(group(n=1, ticket=ticket))
     other = pair.router.generate(group("other", n=2))
@@ -31,7 +31,7 @@ async def test_a_group_with_a_ticket_adds_no_prompt_tokens() -> None:
 
 async def test_the_load_measures_how_fast_each_side_computes_prompts() -> None:
     controlled = ControlledPrefill()
-    pair = Pair(first=controlled)
+    pair = PairScene(first=controlled)
     call = asyncio.ensure_future(pair.router.prefill(group(prompt_tokens=301)))
     await controlled.entered.wait()
     pair.clock.now_s += 2
@@ -41,7 +41,7 @@ async def test_the_load_measures_how_fast_each_side_computes_prompts() -> None:
     assert backlog is not None
     assert backlog.tokens_per_s == 150  # all but the last token in 2 s
 
-    pair = Pair("decode")
+    pair = PairScene("decode")
     stream = pair.router.generate(group(prompt_tokens=300))
     pair.clock.now_s += 3
     await anext(stream)
@@ -50,10 +50,10 @@ async def test_the_load_measures_how_fast_each_side_computes_prompts() -> None:
 
 
 async def test_there_is_no_prefill_backlog_while_no_prefill_worker_is_available() -> None:
-    alike = Pair("decode")
+    alike = PairScene("decode")
     assert not alike.fleet.catalog.serving().has_prefill
     assert alike.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) is None
-    apart = Cell()
+    apart = CellScene()
     assert apart.router.dispatcher.chooser.backlog(WorkKind.PREFILL, group()) == PromptBacklog(200)
     apart.fleet.mark("prefill-0", WorkerState.DEAD)
     assert apart.fleet.catalog.serving().has_prefill
@@ -115,7 +115,7 @@ class Chunks:
         """Does nothing: no block is held."""
 
 
-class ChunkEngine(WatchedEngine):
+class ChunkEngine(ControlledEngine):
     def generate(self, request: GenerateRequest) -> Chunks:  # type: ignore[override]  # another stream
         return Chunks(request)
 

@@ -14,8 +14,9 @@ from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_faults import REFUSAL_S
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
-from tests.routing.cells import Pair, PerWorker
-from tests.routing.scene import ONE_LIFE, Clock, Tasks, answer, answers, answers_of, group, tokens_of, worker
+from tests.clock import Clock
+from tests.routing.cells import PairScene, PerWorker
+from tests.routing.scene import ONE_LIFE, Tasks, answer, answers, answers_of, group, tokens_of, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -248,7 +249,7 @@ async def test_the_report_has_the_reason_why_a_worker_got_its_last_group() -> No
 
 
 async def test_choices_of_other_routers_count_and_own_choices_do_not_count_twice() -> None:
-    pair = Pair("decode")
+    pair = PairScene("decode")
     first, second = pair.fleet.members
     stream = pair.router.generate(group("own", n=4))
     assert (first.load.open_choices, second.load.open_choices) == (4, 0)

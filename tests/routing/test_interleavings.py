@@ -16,8 +16,9 @@ from motet.engine import GroupStream
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.routing.groups.group_state import NEXT, GroupState, transition
 from motet.testing.fake_engine import GONE
+from tests.clock import turn
 from tests.property_settings import examples, some
-from tests.routing.cells import Cell
+from tests.routing.cells import CellScene
 from tests.routing.scene import (
     APART,
     ControlledPrefill,
@@ -27,7 +28,6 @@ from tests.routing.scene import (
     group,
     read,
     tokens_of,
-    turn,
     uninterrupted,
 )
 
@@ -232,7 +232,7 @@ class Play:
     def __init__(self, prefill_error: MotetError | None, fail_after: dict[int, MotetError]) -> None:
         self.prefill = ControlledPrefill(error=prefill_error)
         self.gate = asyncio.Semaphore(0)
-        self.cell = Cell(during_prefill=self.prefill, gate=self.gate, fail_after=fail_after)
+        self.cell = CellScene(during_prefill=self.prefill, gate=self.gate, fail_after=fail_after)
         self.cell.prefill.may_release.clear()
         self.request = group(n=2)
         self.stream = self.cell.router.generate(self.request)

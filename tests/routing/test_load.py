@@ -4,7 +4,7 @@ import pytest
 
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.routing.workers.worker_load import DECAY, PromptBacklog, PromptLoad, WorkerLoad
-from tests.routing.scene import Clock
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 from motet.engine import Worker, WorkerState
 from motet.errors import EngineSilentError
 from motet.transfer.ticket import TransferAddress
-from tests.routing.scene import Received, Scene, group, length, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import Received, Scene, group, length, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

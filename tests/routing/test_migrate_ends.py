@@ -7,7 +7,8 @@ import pytest
 
 from motet.errors import EngineClosedError, NoWorkerError
 from motet.ids import RequestId
-from tests.routing.scene import ControlledPrefill, Received, Scene, group, length, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import ControlledPrefill, Received, Scene, group, length, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

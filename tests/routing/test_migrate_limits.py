@@ -17,7 +17,8 @@ from motet.errors import (
     RequestError,
 )
 from motet.routing.groups.migration import MAX_REFUSALS
-from tests.routing.scene import ControlledPrefill, Received, Scene, error_of, group, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import ControlledPrefill, Received, Scene, error_of, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

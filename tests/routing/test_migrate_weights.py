@@ -10,7 +10,8 @@ from motet.engine import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError
 from motet.routing.groups.unfinished import Unfinished
 from motet.types import GenerateRequest
-from tests.routing.scene import Received, Scene, WatchedEngine, group, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import ControlledEngine, Received, Scene, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +25,7 @@ class WeightsScene(Scene):
         self.digests = digests
         super().__init__(*digests, **options)  # type: ignore[arg-type]
 
-    def make_engine(self, name: str) -> WatchedEngine:
+    def make_engine(self, name: str) -> ControlledEngine:
         engine = super().make_engine(name)
         engine.info = msgspec.structs.replace(engine.info, model_digest=self.digests[name])
         return engine

@@ -10,8 +10,9 @@ from motet.errors import EngineError
 from motet.ids import RequestId
 from motet.routing.workers.serving import WorkKind
 from motet.types import GenerateRequest
-from tests.routing.cells import Pair
-from tests.routing.scene import APART, ControlledPrefill, Received, Scene, answers, answers_of, group, settle, tokens_of
+from tests.clock import settle
+from tests.routing.cells import PairScene
+from tests.routing.scene import APART, ControlledPrefill, Received, Scene, answers, answers_of, group, tokens_of
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +99,7 @@ async def test_other_prompts_do_not_wait() -> None:
 
 async def test_a_prompt_that_is_being_computed_is_not_counted_for_groups_that_join_it() -> None:
     """So a group joins it, unless the choices that are open there cost more than computing it on another worker."""
-    pair = Pair("decode")
+    pair = PairScene("decode")
     prompts = [group(name, n=1) for name in ("a", "b")]
     streams = [pair.router.generate(prompt) for prompt in prompts]
     for number in range(2):

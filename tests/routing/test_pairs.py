@@ -14,8 +14,9 @@ from motet.routing.workers.worker_facts import pair_key
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
+from tests.clock import settle
 from tests.routing.kinds import ADAPTER, FRENCH, A, KindsScene
-from tests.routing.scene import ControlledPrefill, Received, group, settle, uninterrupted
+from tests.routing.scene import ControlledPrefill, Received, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

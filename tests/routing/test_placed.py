@@ -4,7 +4,8 @@ import pytest
 
 from motet.engine import WorkerState
 from motet.errors import EngineDiedError, NoWorkerError, OverloadedError
-from tests.routing.scene import Received, Scene, SubmittedGroup, error_of, group, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import Received, Scene, SubmittedGroup, error_of, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import CellConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Role
-from tests.routing.cells import Cell
+from tests.routing.cells import CellScene
 from tests.routing.scene import (
     ANY_MODEL,
     ONE_LIFE,
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("n", [1, 3, 32])
 async def test_a_group_is_prefilled_once_and_transferred_once_whatever_n_is(n: int) -> None:
-    cell = Cell()
+    cell = CellScene()
     request = group(n=n)
     assert await answers_of(cell.router, request) == {i: answer(i) for i in range(n)}
     assert cell.prefill.prefills == [request]
@@ -54,14 +54,14 @@ async def test_a_group_is_prefilled_once_and_transferred_once_whatever_n_is(n: i
 
 
 async def test_a_ticket_that_was_read_is_not_released() -> None:
-    cell = Cell()
+    cell = CellScene()
     await answers_of(cell.router, group())
     assert cell.prefill.released == []
 
 
 async def test_a_group_starts_without_being_iterated() -> None:
     controlled = ControlledPrefill()
-    cell = Cell(during_prefill=controlled)
+    cell = CellScene(during_prefill=controlled)
     stream = cell.router.generate(group())
     await controlled.entered.wait()
     controlled.may_end.set()
@@ -75,7 +75,7 @@ async def test_a_group_starts_without_being_iterated() -> None:
 async def test_decode_computes_prompts_for_which_prefill_does_not_pay(
     reason: str, prompt_tokens: int, cached_tokens: int, prompt_logprobs: int | None
 ) -> None:
-    cell = Cell()
+    cell = CellScene()
     request = group(prompt_tokens=prompt_tokens, prompt_logprobs=prompt_logprobs)
     cache_prefix(cell.fleet, "decode-0", request, cached_tokens)
     assert await answers_of(cell.router, request) == answers(2)
@@ -85,7 +85,7 @@ async def test_decode_computes_prompts_for_which_prefill_does_not_pay(
 
 
 async def test_with_no_bypass_tokens_all_but_single_tokens_go_to_prefill() -> None:
-    cell = Cell(cell=CellConfig(bypass_tokens=0))
+    cell = CellScene(cell=CellConfig(bypass_tokens=0))
     await answers_of(cell.router, group("two", prompt_tokens=2))
     await answers_of(cell.router, group("one", prompt_tokens=1))
     assert [request.request_id for request in cell.prefill.prefills] == ["two"]
@@ -94,7 +94,7 @@ async def test_with_no_bypass_tokens_all_but_single_tokens_go_to_prefill() -> No
 
 async def test_while_prefill_is_busy_decode_computes() -> None:
     controlled = ControlledPrefill()
-    cell = Cell(during_prefill=controlled)
+    cell = CellScene(during_prefill=controlled)
     measured = asyncio.ensure_future(answers_of(cell.router, group("measured")))
     await controlled.entered.wait()
     cell.clock.now_s += 1.0
@@ -112,7 +112,7 @@ async def test_while_prefill_is_busy_decode_computes() -> None:
 
 async def test_prefill_that_was_never_measured_is_not_too_busy() -> None:
     controlled = ControlledPrefill()
-    cell = Cell(during_prefill=controlled)
+    cell = CellScene(during_prefill=controlled)
     streams = [cell.router.generate(group(name)) for name in ("a", "b")]
     await controlled.entered.wait()
     controlled.may_end.set()
@@ -132,7 +132,7 @@ async def test_prefill_that_was_never_measured_is_not_too_busy() -> None:
     ],
 )
 async def test_if_prefill_fails_decode_computes_and_the_client_gets_no_error(error: MotetError, reason: str) -> None:
-    cell = Cell(during_prefill=ControlledPrefill(error=error, held=False))
+    cell = CellScene(during_prefill=ControlledPrefill(error=error, held=False))
     request = group()
     assert await answers_of(cell.router, request) == answers(2)
     assert len(cell.prefill.prefills) == 1
@@ -141,13 +141,13 @@ async def test_if_prefill_fails_decode_computes_and_the_client_gets_no_error(err
 
 
 async def test_a_late_prefill_is_cancelled_and_decode_computes() -> None:
-    cell = Cell(during_prefill=ControlledPrefill(), cell=CellConfig(prefill_timeout_s=0.01))
+    cell = CellScene(during_prefill=ControlledPrefill(), cell=CellConfig(prefill_timeout_s=0.01))
     assert await answers_of(cell.router, group()) == answers(2)
     assert cell.bypasses == {"prefill-late": 1}
 
 
 async def test_a_request_that_can_never_run_is_the_client_s_error() -> None:
-    cell = Cell(during_prefill=ControlledPrefill(error=RequestError("too long", param="messages"), held=False))
+    cell = CellScene(during_prefill=ControlledPrefill(error=RequestError("too long", param="messages"), held=False))
     stream = cell.router.generate(group())
     with pytest.raises(RequestError, match="too long"):
         await anext(stream)
@@ -159,7 +159,7 @@ async def test_a_defect_in_prefill_reaches_the_reader() -> None:
     async def defect(_: object) -> None:
         raise ZeroDivisionError
 
-    cell = Cell(during_prefill=defect)
+    cell = CellScene(during_prefill=defect)
     stream = cell.router.generate(group())
     with pytest.raises(ZeroDivisionError):
         await anext(stream)
@@ -167,7 +167,7 @@ async def test_a_defect_in_prefill_reaches_the_reader() -> None:
 
 
 async def test_a_group_that_has_a_ticket_goes_directly_to_decode() -> None:
-    cell = Cell()
+    cell = CellScene()
     request = group(ticket=await cell.prefill.prefill(group()))
     await answers_of(cell.router, request)
     assert cell.decode.requests == [request]
@@ -176,7 +176,7 @@ async def test_a_group_that_has_a_ticket_goes_directly_to_decode() -> None:
 
 
 async def test_all_reasons_of_bypasses_are_counted_from_the_start() -> None:
-    assert Cell().router.counts.bypasses == {
+    assert CellScene().router.counts.bypasses == {
         "one-token": 0,
         "short": 0,
         "prompt-logprobs": 0,
@@ -188,15 +188,15 @@ async def test_all_reasons_of_bypasses_are_counted_from_the_start() -> None:
 
 
 async def test_a_cell_takes_no_tickets_and_a_decode_server_does() -> None:
-    cell = Cell()
+    cell = CellScene()
     assert cell.router.info.role is Role.BOTH
     assert cell.router.info.transfer is None
-    decoding = Cell(role=Role.DECODE)
+    decoding = CellScene(role=Role.DECODE)
     assert decoding.router.info == decoding.decode.info
 
 
 async def test_prefill_and_release_go_to_the_prefill_side_and_stats_to_decode() -> None:
-    cell = Cell()
+    cell = CellScene()
     ticket = await cell.router.prefill(group(), readers=2)
     assert ticket.readers == 2
     assert (await cell.prefill.stats()).leases == 1
@@ -207,7 +207,7 @@ async def test_prefill_and_release_go_to_the_prefill_side_and_stats_to_decode() 
 
 async def test_closing_ends_groups_in_both_phases_and_both_sides() -> None:
     controlled, gate = ControlledPrefill(), asyncio.Semaphore(0)
-    cell = Cell(during_prefill=controlled, gate=gate)
+    cell = CellScene(during_prefill=controlled, gate=gate)
     decoding, prefilling = cell.router.generate(group("short", prompt_tokens=5)), cell.router.generate(group("long"))
     await controlled.entered.wait()
     await cell.router.close()
@@ -221,14 +221,14 @@ async def test_closing_ends_groups_in_both_phases_and_both_sides() -> None:
 
 
 async def test_a_group_of_a_closed_cell_ends_with_an_error_about_that() -> None:
-    cell = Cell()
+    cell = CellScene()
     await cell.router.close()
     with pytest.raises(EngineClosedError):
         await answers_of(cell.router, group())
 
 
 async def test_with_the_prefill_workers_down_decode_computes() -> None:
-    cell = Cell()
+    cell = CellScene()
     cell.fleet.mark("prefill-0", WorkerState.DEAD)
     assert await answers_of(cell.router, group()) == answers(2)
     assert cell.bypasses == {"prefill-down": 1}
@@ -243,7 +243,7 @@ async def test_without_prefill_workers_no_bypass_is_counted() -> None:
 
 
 async def test_without_decode_workers_no_prompt_is_prefilled() -> None:
-    cell = Cell()
+    cell = CellScene()
     cell.fleet.mark("decode-0", WorkerState.DEAD)
     with pytest.raises(NoWorkerError):
         cell.router.generate(group())
@@ -252,7 +252,7 @@ async def test_without_decode_workers_no_prompt_is_prefilled() -> None:
 
 async def test_choices_are_counted_as_prefilling_until_decode_has_them() -> None:
     controlled = ControlledPrefill()
-    cell = Cell(during_prefill=controlled)
+    cell = CellScene(during_prefill=controlled)
     stream = cell.router.generate(group(n=3))
     await controlled.entered.wait()
     assert cell.router.dispatcher.prefiller.choices_in_progress(ANY_MODEL) == 3
@@ -285,7 +285,7 @@ async def test_missing_prefill_is_counted_where_it_may_come_and_would_have_paid(
     may_come: bool, missed: dict[str, int]
 ) -> None:
     """A missing prefill worker can be started, if the router counts that it is missing."""
-    cell = Cell(cell=CellConfig(prefill_may_come=may_come))
+    cell = CellScene(cell=CellConfig(prefill_may_come=may_come))
     cell.fleet.remove("prefill-0")
     assert await answers_of(cell.router, group("long")) == answers(2)
     assert await answers_of(cell.router, group("short", prompt_tokens=20)) == answers(2)

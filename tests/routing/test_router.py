@@ -8,7 +8,8 @@ import pytest
 
 from motet.routing.groups.journey import Journey
 from motet.types import GenerateRequest
-from tests.routing.scene import ControlledPrefill, Received, Scene, group, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import ControlledPrefill, Received, Scene, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

@@ -9,17 +9,8 @@ from motet.errors import EngineDiedError, EngineError, OverloadedError
 from motet.settings.server_config import CellConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import GenerateRequest, choice_starts
-from tests.routing.scene import (
-    ANY_MODEL,
-    APART,
-    ControlledPrefill,
-    Received,
-    Scene,
-    SlowPrefill,
-    group,
-    settle,
-    uninterrupted,
-)
+from tests.clock import settle
+from tests.routing.scene import ANY_MODEL, APART, ControlledPrefill, Received, Scene, SlowPrefill, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

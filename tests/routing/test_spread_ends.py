@@ -7,8 +7,9 @@ import pytest
 
 from motet.engine import WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, RequestError
+from tests.clock import settle
 from tests.property_settings import some
-from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, settle, uninterrupted
+from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

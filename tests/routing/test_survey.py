@@ -11,9 +11,10 @@ from motet.routing.workers.serving import WorkKind
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
+from tests.clock import Clock
 from tests.engines.native.work import bytecodes
-from tests.routing.cells import Cell
-from tests.routing.scene import Clock, cache_prefix, group, worker
+from tests.routing.cells import CellScene
+from tests.routing.scene import cache_prefix, group, worker
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +57,7 @@ def test_the_needs_of_a_group_are_its_choices_and_prompt() -> None:
 
 
 async def test_a_prompt_with_a_ticket_need_not_be_computed() -> None:
-    cell = Cell()
+    cell = CellScene()
     ticket: Ticket = await cell.router.prefill(group())
     assert not survey_of(fleet("both-0"), group(ticket=ticket)).needs.needs_prompt
     await cell.router.release(ticket)

@@ -24,7 +24,7 @@ from motet.routing.text_router import SESSION_CHOICES, TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.worker_faults import REFUSAL_S
 from motet.types import FinishReason, ModelCard, Usage
-from tests.routing.scene import Clock
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
 

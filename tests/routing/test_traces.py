@@ -7,7 +7,8 @@ from motet.errors import EngineDiedError
 from motet.settings.server_config import CellConfig
 from motet.tracing.context import TraceContext
 from motet.types import GenerateRequest
-from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, uninterrupted
 from tests.tracing.recorded import Recorded
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,8 @@ import pytest
 
 from motet.errors import EngineDiedError, NoWorkerError
 from motet.routing.queue.fair_queue import PATIENCE_S
-from tests.routing.scene import ControlledPrefill, Scene, Tasks, length, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import ControlledPrefill, Scene, Tasks, length, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,8 @@ import pytest
 from motet.engine import Worker
 from motet.errors import EngineClosedError, EngineError, OverloadedError
 from motet.ids import RequestId
-from tests.routing.scene import Scene, settle, uninterrupted
+from tests.clock import settle
+from tests.routing.scene import Scene, uninterrupted
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,9 @@ import pytest
 from motet.engine import GroupStream
 from motet.ids import ModelName
 from motet.routing.queue.fair_queue import FairQueue
+from tests.clock import settle
 from tests.routing.kinds import ADAPTER, FRENCH, MAX_CHOICES, A, B, KindsScene
-from tests.routing.scene import group, settle
+from tests.routing.scene import group
 
 pytestmark = pytest.mark.anyio
 

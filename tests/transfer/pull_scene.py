@@ -8,7 +8,8 @@ from motet.transfer.pull import Pull
 from motet.transfer.side_channel import ChannelReply, ChannelRequest, Hello, SideChannelClient, Welcome
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.transfer.transport import ReadState
-from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, Clock, ScriptedRead, ScriptedTransport, Wires
+from tests.clock import Clock
+from tests.transfer.scripted import FACTS, MEMORY, NUM_BLOCKS, ScriptedRead, ScriptedTransport, Wires
 from tests.transfer.worker import LEASE_ID, LEASE_SLOT, order, ticket_at
 
 ANSWER_S = 2.0

@@ -14,16 +14,6 @@ MEMORY = RegisteredMemory(
 )
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class ScriptedRead:
     """A read that runs until the test sets `state`."""
 

@@ -4,7 +4,7 @@ import pytest
 
 from motet.transfer.figures import BUCKET_BOUNDS_S, LOG_EVERY_S, TransferFigures, log_line
 from motet.transfer.orders import PullLanded
-from tests.transfer.scripted import Clock
+from tests.clock import Clock
 
 
 def landed(seconds: float, *, post_seconds: float = 0.001, megabytes: int = 1, descriptors: int = 1) -> PullLanded:

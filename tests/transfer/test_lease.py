@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from motet.transfer.lease import MAX_INTERVAL_S, MIN_INTERVAL_S, Heartbeats, Lease, LeaseTable
 from motet.transfer.proof import Proof
+from tests.clock import Clock
 from tests.property_settings import examples
-from tests.transfer.scripted import Clock
 from tests.transfer.worker import NOWHERE, granted, ticket_at
 
 LEASE_S = 60.0

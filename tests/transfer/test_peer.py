@@ -10,8 +10,9 @@ from motet.transfer.peer import SILENCE_S, Peer, Peers, ReaderTerms
 from motet.transfer.pull import HEARTBEAT_EVERY_S
 from motet.transfer.side_channel import PollRequest, SideChannelClient, SideChannelListener, Welcome, listen
 from motet.transfer.ticket import ClusterKey, TransferAddress
+from tests.clock import Clock
 from tests.transfer.pull_scene import ANSWER_S, FAILED, RUNNING, TIMEOUT_S, PullScene
-from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedTransport, Wires
+from tests.transfer.scripted import FACTS, MEMORY, ScriptedTransport, Wires
 from tests.transfer.worker import LEASE_ID
 
 

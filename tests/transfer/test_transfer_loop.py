@@ -18,7 +18,8 @@ from motet.transfer.peer import Peer, PeerChannel, Peers, ReaderTerms
 from motet.transfer.reader import TrunkReader
 from motet.transfer.ticket import ClusterKey, TransferAddress
 from motet.transfer.transport import ReadState
-from tests.transfer.scripted import FACTS, MEMORY, Clock, ScriptedRead, ScriptedTransport, Wires
+from tests.clock import Clock
+from tests.transfer.scripted import FACTS, MEMORY, ScriptedRead, ScriptedTransport, Wires
 from tests.transfer.worker import order, ticket_at
 
 PATIENCE_MS = 10_000

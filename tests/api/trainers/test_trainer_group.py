@@ -18,7 +18,7 @@ from motet.models.trainer_group import TrainerGroup
 from tests.api.noted_control import NotedControl
 from tests.api.serving import Served
 from tests.error_response import assert_error
-from tests.nccl.running import open_files
+from tests.memory_files import open_files
 
 pytestmark = pytest.mark.anyio
 

@@ -16,18 +16,9 @@ from motet.deploy.shutdown import first_of
 from motet.errors import DirectoryError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
+from tests.clock import Clock
 
 UNAVAILABLE = DirectoryError("the directory of workers cannot be reached: it is unavailable")
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class FakeDirectory(RayDirectory):
@@ -133,12 +124,6 @@ async def until_listed(copy: DirectoryCopy, holds: Callable[[tuple[str, ...]], b
         if holds(tuple(known.id for known in copy.workers)):
             return
         await copy.change(revision)
-
-
-async def settle() -> None:
-    """Runs all tasks until each of them waits for something that does not happen. No task here takes more turns."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def ended(*tasks: "asyncio.Task[None]") -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from motet.deploy.ray.balance import DELIVERY_S, SESSION_SLACK, LoadReport, ReplicaBalance, report_in
-from tests.deploy.ray.directories import Clock
+from tests.clock import Clock
 
 NO_REPORTS: Mapping[str, LoadReport | None] = {"a": None, "b": None}
 NO_SESSION = ""

@@ -6,7 +6,8 @@ import pytest
 
 from motet.deploy.ray.directory import EXPIRY_S, WITHDRAWN_S, Directory, DirectoryVersion, Listing, WorkerStage
 from motet.types import Role
-from tests.deploy.ray.directories import Clock, settle, worker
+from tests.clock import Clock, settle
+from tests.deploy.ray.directories import worker
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ from motet.deploy.ray.directory import (
 )
 from motet.settings.named_worker import NamedWorker
 from motet.types import EngineKind, Role
-from tests.deploy.ray.directories import FakeDirectory, ended, settle, until_listed, worker
+from tests.clock import settle
+from tests.deploy.ray.directories import FakeDirectory, ended, until_listed, worker
 
 pytestmark = pytest.mark.anyio
 

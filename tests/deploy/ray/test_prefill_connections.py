@@ -10,7 +10,8 @@ from motet.deploy.ray.prefill_connections import PrefillConnections, until_conne
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
-from tests.deploy.ray.directories import FakeDirectory, ended, settle, worker
+from tests.clock import settle
+from tests.deploy.ray.directories import FakeDirectory, ended, worker
 
 pytestmark = pytest.mark.anyio
 

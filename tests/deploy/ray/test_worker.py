@@ -18,8 +18,9 @@ from motet.metrics.stats import EngineStats
 from motet.settings.ray_config import RayConfig
 from motet.settings.server_config import EngineConfig
 from motet.types import Role
+from tests.clock import settle
 from tests.deploy.dying import DEAD, DyingEngine, Starter
-from tests.deploy.ray.directories import UNAVAILABLE, FakeDirectory, ended, settle, worker
+from tests.deploy.ray.directories import UNAVAILABLE, FakeDirectory, ended, worker
 from tests.deploy.ray.workers import QUICK, LeakCheck, RunningWorker
 from tests.patience import PATIENCE_S
 

@@ -7,12 +7,12 @@ import pytest
 
 from tests.devices import DEVICES
 from tests.engines.native.drive import prompt_of
-from tests.engines.native.pair import Pair
+from tests.engines.native.pair import CorePair
 from tests.tiny_models import Reference, save_tiny_model
 
 GREEDY_TOKENS = 60
 Expected = Callable[[str, int], list[int]]
-MakePair = Callable[..., Pair]
+MakePair = Callable[..., CorePair]
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +72,10 @@ def expected(reference: Callable[[str], Reference]) -> Expected:
 @pytest.fixture
 def make_pair(tiny: Callable[[str], Path]) -> Iterator[MakePair]:
     """Makes pairs, and checks at the end of the test that they hold no blocks."""
-    made: list[Pair] = []
+    made: list[CorePair] = []
 
-    def make(**changes: object) -> Pair:
-        made.append(Pair(tiny("llama"), **changes))  # type: ignore[arg-type]
+    def make(**changes: object) -> CorePair:
+        made.append(CorePair(tiny("llama"), **changes))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -84,5 +84,5 @@ def make_pair(tiny: Callable[[str], Path]) -> Iterator[MakePair]:
 
 
 @pytest.fixture
-def pair(make_pair: MakePair) -> Pair:
+def pair(make_pair: MakePair) -> CorePair:
     return make_pair()

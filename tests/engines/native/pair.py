@@ -126,7 +126,7 @@ class ScriptedTransfers(TransferThread):
         self.peers[ticket.remote_engine_id].later.append(orders.ReaderDone(ticket.lease_id, self.address.engine_id))
 
 
-class Pair:
+class CorePair:
     """A prefill core P and a decode core D over the same tiny model. D is connected to P."""
 
     def __init__(

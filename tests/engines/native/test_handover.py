@@ -13,7 +13,7 @@ from motet.ids import RequestId
 from motet.transfer.orders import FailureKind
 from tests.engines.native.conftest import MakePair
 from tests.engines.native.drive import group, make_core, prompt_of, run
-from tests.engines.native.pair import Pair, alone, tokens, with_ticket
+from tests.engines.native.pair import CorePair, alone, tokens, with_ticket
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def test_choices_after_a_transfer_equal_those_of_a_single_engine(family: str, dt
         group(f"n={n} length={length}", prompt_of(length, seed=n), n=n, seed=100 * n, logprobs=2)
         for n, length in ((1, 2), (1, 64), (3, 65), (8, 131), (32, 50))
     ]
-    pair = Pair(folder, dtype=dtype)
+    pair = CorePair(folder, dtype=dtype)
     for request in requests:
         pair.hand_over(request)
     pair.finish()
@@ -38,7 +38,7 @@ def test_choices_after_a_transfer_equal_those_of_a_single_engine(family: str, dt
     pair.check_empty()
 
 
-def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_is(pair: Pair) -> None:
+def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_is(pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=32, seed=5)
     pair.hand_over(request)
     pair.finish()
@@ -49,7 +49,7 @@ def test_a_group_costs_one_prefill_one_pull_and_one_recomputed_token_whatever_n_
     assert sum(d.transfer_seconds) == 1
 
 
-def test_the_engine_waits_for_the_device_before_transfers_use_its_memory(pair: Pair) -> None:
+def test_the_engine_waits_for_the_device_before_transfers_use_its_memory(pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
     assert pair.runners["P"].settled == 1
@@ -59,7 +59,7 @@ def test_the_engine_waits_for_the_device_before_transfers_use_its_memory(pair: P
     pair.finish()
 
 
-def test_a_prompt_cached_on_decode_shrinks_the_pull(pair: Pair) -> None:
+def test_a_prompt_cached_on_decode_shrinks_the_pull(pair: CorePair) -> None:
     common, own = prompt_of(64, 1), prompt_of(40, 2)
     first = group("first", common + prompt_of(9, 3), n=2)
     second = group("second", common + own, n=3, seed=7)
@@ -74,7 +74,7 @@ def test_a_prompt_cached_on_decode_shrinks_the_pull(pair: Pair) -> None:
     pair.check_same(second)
 
 
-def test_a_prompt_fully_cached_on_decode_is_not_pulled_and_its_lease_ends(pair: Pair) -> None:
+def test_a_prompt_fully_cached_on_decode_is_not_pulled_and_its_lease_ends(pair: CorePair) -> None:
     request = group("g", prompt_of(65), n=2)
     pair.submit(group("before", prompt_of(65)))
     pair.finish()
@@ -85,7 +85,7 @@ def test_a_prompt_fully_cached_on_decode_is_not_pulled_and_its_lease_ends(pair: 
     pair.check_same(request)
 
 
-def test_a_prompt_cached_on_prefill_is_not_computed_again(pair: Pair) -> None:
+def test_a_prompt_cached_on_prefill_is_not_computed_again(pair: CorePair) -> None:
     request = group("a", prompt_of(65))
     first = pair.prefill(request)
     second = pair.prefill(group("b", prompt_of(65)))
@@ -101,7 +101,7 @@ def test_a_prompt_cached_on_prefill_is_not_computed_again(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", [FailureKind.STALE, FailureKind.PEER_LOST])
-def test_the_prompt_of_a_failed_pull_is_computed_instead(kind: FailureKind, pair: Pair) -> None:
+def test_the_prompt_of_a_failed_pull_is_computed_instead(kind: FailureKind, pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=5, seed=3)
     ticket = pair.hand_over(request)
     pair.step_d()
@@ -150,7 +150,7 @@ def test_the_blocks_of_an_aborted_group_stay_with_its_pull_until_it_is_settled(m
     pair.check_same(other)
 
 
-def test_a_pull_that_lands_after_its_group_has_ended_frees_the_blocks(pair: Pair) -> None:
+def test_a_pull_that_lands_after_its_group_has_ended_frees_the_blocks(pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=2)
     pair.hand_over(request)
     pair.step_d()
@@ -189,7 +189,7 @@ def test_a_group_that_is_preempted_while_it_pulls_gets_the_same_answers(make_pai
     pair.check_same(old, young)
 
 
-def test_a_lease_is_held_until_its_last_reader_is_done(pair: Pair) -> None:
+def test_a_lease_is_held_until_its_last_reader_is_done(pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request, readers=2)
     assert pair.p_transfers.leases_held == 1
@@ -220,7 +220,7 @@ def test_a_lease_without_readers_expires_and_its_slot_and_blocks_are_used_again(
     pair.p.release(later)
 
 
-def test_aborting_a_prefill_ends_its_group_or_its_lease(pair: Pair) -> None:
+def test_aborting_a_prefill_ends_its_group_or_its_lease(pair: CorePair) -> None:
     pair.p.prefill(group("running", prompt_of(300)))
     pair.p.step()
     pair.p.abort(RequestId("running"))
@@ -228,7 +228,7 @@ def test_aborting_a_prefill_ends_its_group_or_its_lease(pair: Pair) -> None:
     pair.p.abort(RequestId("done"))
 
 
-def test_a_worker_that_gets_its_own_ticket_uses_its_prefix_cache(pair: Pair) -> None:
+def test_a_worker_that_gets_its_own_ticket_uses_its_prefix_cache(pair: CorePair) -> None:
     request = group("g", prompt_of(97), n=2, seed=4)
     ticket = pair.prefill(request)
     outcomes = run(pair.p, [with_ticket(request, ticket)])
@@ -236,7 +236,7 @@ def test_a_worker_that_gets_its_own_ticket_uses_its_prefix_cache(pair: Pair) -> 
     assert pair.p.stats().cached_tokens == 96
 
 
-def test_a_group_with_prompt_logprobs_computes_its_prompt(pair: Pair) -> None:
+def test_a_group_with_prompt_logprobs_computes_its_prompt(pair: CorePair) -> None:
     request = group("g", prompt_of(50), n=2, prompt_logprobs=1)
     pair.hand_over(request)
     pair.finish()

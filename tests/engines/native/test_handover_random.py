@@ -15,7 +15,7 @@ from motet.ids import RequestId
 from motet.transfer.orders import FailureKind
 from motet.types import GenerateRequest
 from tests.engines.native.drive import group, make_core, prompt_of, run
-from tests.engines.native.pair import Pair
+from tests.engines.native.pair import CorePair
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ class RandomRun:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.pair = Pair(folder, prefill_blocks=70, decode_blocks=66, max_num_batched_tokens=64)
+        self.pair = CorePair(folder, prefill_blocks=70, decode_blocks=66, max_num_batched_tokens=64)
         self.waiting = requests()
         self.dice.shuffle(self.waiting)
         self.aborted: set[str] = set()

@@ -9,12 +9,12 @@ from motet.errors import ContextLengthError, RequestError
 from motet.transfer.orders import FailureKind
 from motet.transfer.ticket import ClusterKey
 from tests.engines.native.drive import group, make_core, prompt_of
-from tests.engines.native.pair import Pair, with_ticket
+from tests.engines.native.pair import CorePair, with_ticket
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_ticket_for_another_prompt_is_refused_and_released(pair: Pair) -> None:
+def test_a_ticket_for_another_prompt_is_refused_and_released(pair: CorePair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     with pytest.raises(RequestError, match="not for this prompt") as refused:
         pair.submit(with_ticket(group("h", prompt_of(100, 1)), ticket))
@@ -23,7 +23,7 @@ def test_a_ticket_for_another_prompt_is_refused_and_released(pair: Pair) -> None
     assert not pair.d.busy
 
 
-def test_the_ticket_of_a_group_that_can_never_run_here_is_released(pair: Pair) -> None:
+def test_the_ticket_of_a_group_that_can_never_run_here_is_released(pair: CorePair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     too_many = pair.d.info.max_num_seqs + 1
     with pytest.raises(RequestError, match="at most"):
@@ -31,13 +31,13 @@ def test_the_ticket_of_a_group_that_can_never_run_here_is_released(pair: Pair) -
     assert pair.d_transfers.released == [ticket]
 
 
-def test_an_engine_without_transfers_ignores_the_release_of_a_ticket(pair: Pair) -> None:
+def test_an_engine_without_transfers_ignores_the_release_of_a_ticket(pair: CorePair) -> None:
     ticket = pair.prefill(group("g", prompt_of(100)))
     make_core(pair.folder).release(ticket)
     pair.p.release(ticket)
 
 
-def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pair: Pair) -> None:
+def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pair: CorePair) -> None:
     with pytest.raises(ContextLengthError, match="at least 2"):
         pair.p.prefill(group("short", prompt_of(1)))
     single = make_core(pair.folder)
@@ -50,7 +50,7 @@ def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pai
     pair.p.release(ticket)
 
 
-def test_a_ticket_without_the_clusters_seal_is_not_used_and_its_worker_not_contacted(pair: Pair) -> None:
+def test_a_ticket_without_the_clusters_seal_is_not_used_and_its_worker_not_contacted(pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=2)
     ticket = pair.prefill(request)
     pair.d_transfers.key = ClusterKey("secret")
@@ -63,7 +63,7 @@ def test_a_ticket_without_the_clusters_seal_is_not_used_and_its_worker_not_conta
     pair.p.release(ticket)
 
 
-def test_both_workers_log_the_clients_name_of_a_request(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_workers_log_the_clients_name_of_a_request(pair: CorePair, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     request = msgspec.structs.replace(group("g", prompt_of(100)), trace="from-the-client")
     pair.hand_over(request)
@@ -73,7 +73,7 @@ def test_both_workers_log_the_clients_name_of_a_request(pair: Pair, caplog: pyte
 
 
 def test_ten_seconds_after_a_transfer_one_line_of_figures_is_logged(
-    pair: Pair, caplog: pytest.LogCaptureFixture
+    pair: CorePair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     request = group("g", prompt_of(100))

@@ -16,7 +16,7 @@ from motet.errors import RequestError
 from motet.metrics.stats import EngineStats
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
-from tests.engines.native.pair import Pair
+from tests.engines.native.pair import CorePair
 
 PROMPT = prompt_of(83, 1)
 BLOCKS = 11
@@ -68,7 +68,7 @@ def test_a_kept_prompt_is_released_before_any_choice_is_preempted(tiny: Tiny) ->
 @pytest.mark.slow
 def test_a_prompt_that_was_prefilled_elsewhere_is_kept_where_it_is_decoded(tiny: Tiny) -> None:
     """The next group needs no ticket. A group that has a ticket releases it, and fetches nothing."""
-    pair = Pair(tiny("llama"))
+    pair = CorePair(tiny("llama"))
     first, plain, apart = request("first", keep_s=60), request("plain", seed=2), request("apart", seed=4)
     pair.hand_over(first)
     pair.finish()

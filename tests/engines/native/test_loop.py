@@ -31,7 +31,7 @@ from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import Ticket, TransferAddress
 from tests.engines.native.drive import group, prompt_of
 from tests.engines.native.grammars import PERSON
-from tests.engines.native.pair import Pair, alone, with_ticket
+from tests.engines.native.pair import CorePair, alone, with_ticket
 from tests.engines.native.test_compiling import HeldGrammars
 from tests.patience import PATIENCE_S
 
@@ -41,7 +41,7 @@ Tiny = Callable[[str], Path]
 class Wired:
     """The API process's side of a loop over the decode core of a pair."""
 
-    def __init__(self, pair: Pair, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    def __init__(self, pair: CorePair, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.pair = pair
         self.crash: Exception | None = None
         self._context = context
@@ -105,7 +105,7 @@ class Wired:
 
 
 @contextmanager
-def wired(pair: Pair) -> Iterator[Wired]:
+def wired(pair: CorePair) -> Iterator[Wired]:
     with zmq.Context() as context:
         made = Wired(pair, context)
         try:
@@ -123,7 +123,7 @@ def raising(_: Ticket) -> NoReturn:
 def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pair = Pair(tiny("llama"))
+    pair = CorePair(tiny("llama"))
     bad = group("bad", prompt_of(100))
     ticket = pair.prefill(bad)
     monkeypatch.setattr(pair.d_transfers.key, "accepts", raising)
@@ -144,7 +144,7 @@ def test_an_order_that_raises_ends_its_group_and_the_next_group_runs(
 
 
 def test_an_engine_without_transfers_answers_that_it_cannot_connect(tiny: Tiny) -> None:
-    pair = Pair(tiny("llama"))
+    pair = CorePair(tiny("llama"))
     pair.d.transfers = None
     with wired(pair) as engine:
         engine.send(NumberedOrder(7, Connect(TransferAddress("someone", "127.0.0.1", 1))))
@@ -152,7 +152,7 @@ def test_an_engine_without_transfers_answers_that_it_cannot_connect(tiny: Tiny) 
 
 
 def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(tiny("llama"))
+    pair = CorePair(tiny("llama"))
 
     def broken() -> NoReturn:
         raise ZeroDivisionError("in a step")
@@ -166,7 +166,7 @@ def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.Monkey
 
 def test_the_loop_ends_while_a_grammar_compiles_in_a_daemon_thread(tiny: Tiny) -> None:
     grammars = HeldGrammars()
-    pair = Pair(tiny("llama"), grammars=grammars)
+    pair = CorePair(tiny("llama"), grammars=grammars)
     try:
         with wired(pair) as engine:
             engine.send(Submit(group("g", prompt_of(20), grammar=PERSON)), NumberedOrder(1, ReadStats()))

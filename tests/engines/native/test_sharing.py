@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from motet.engines.native.core import EngineCore
 from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.drive import Outcome, gb_of, group, make_core, prompt_of, run, take_step
-from tests.engines.native.pair import Pair, with_ticket
+from tests.engines.native.pair import CorePair, with_ticket
 
 SLOW, LONG, KERNELS = pytest.mark.slow, pytest.mark.long, pytest.mark.kernels
 NUMBERS = [
@@ -207,7 +207,7 @@ def test_after_the_caches_are_emptied_no_group_joins_an_earlier_trunk(tiny: Tiny
 @pytest.mark.slow
 def test_equal_prompts_fetch_one_prefilled_trunk_between_them(tiny: Tiny) -> None:
     """There is one prefill and one transfer. The leases of all other tickets end."""
-    pair = Pair(tiny("llama"))
+    pair = CorePair(tiny("llama"))
     requests = [request_for(f"g{i}", seed=10 * i) for i in range(6)]
     for request in requests:
         pair.p.prefill(request)

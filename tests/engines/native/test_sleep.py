@@ -21,7 +21,7 @@ from motet.transfer.orders import FailureKind
 from motet.types import FIRST_VERSION
 from tests.engines.native.conftest import MakePair
 from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
-from tests.engines.native.pair import Pair, with_ticket
+from tests.engines.native.pair import CorePair, with_ticket
 from tests.engines.native.test_weights import FILE, NUMBERS, answer, built, core_of, drive, renew, saved
 from tests.tiny_models import save_tiny_model
 
@@ -177,7 +177,7 @@ def test_what_was_cached_before_is_computed_again(tiny: Callable[[str], Path]) -
 
 @pytest.mark.slow
 def test_readers_of_an_engine_that_falls_asleep_find_their_leases_ended(make_pair: MakePair) -> None:
-    pair: Pair = make_pair()
+    pair: CorePair = make_pair()
     request = group("g", prompt_of(100), n=3, seed=5)
     ticket = pair.prefill(request)
     slot = pair.parts["P"].info.num_blocks + ticket.lease_slot
@@ -193,13 +193,13 @@ def test_readers_of_an_engine_that_falls_asleep_find_their_leases_ended(make_pai
     pair.check_same(request)
 
 
-def shown(pair: Pair, entry: int) -> int:
+def shown(pair: CorePair, entry: int) -> int:
     """Returns what readers see in an entry of P's proof."""
     return ctypes.c_int64.from_address(pair.p_transfers.memory.proof + 8 * entry).value
 
 
 @pytest.mark.slow
-def test_a_group_whose_pull_is_open_computes_its_prompt_after_the_sleep(pair: Pair) -> None:
+def test_a_group_whose_pull_is_open_computes_its_prompt_after_the_sleep(pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=3, seed=5)
     pair.hand_over(request)
     pair.step_d()
@@ -213,7 +213,7 @@ def test_a_group_whose_pull_is_open_computes_its_prompt_after_the_sleep(pair: Pa
 
 
 @pytest.mark.slow
-def test_memory_stays_while_a_worker_that_hangs_could_write_into_it(pair: Pair) -> None:
+def test_memory_stays_while_a_worker_that_hangs_could_write_into_it(pair: CorePair) -> None:
     request = group("g", prompt_of(100), n=3, seed=5)
     pair.hand_over(request)
     pair.step_d()

@@ -18,7 +18,7 @@ from tests.engines.native.grammars import (
     text_of,
     token_of,
 )
-from tests.engines.native.pair import Pair, alone, with_ticket
+from tests.engines.native.pair import CorePair, alone, with_ticket
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ def test_choices_with_and_without_grammars_share_steps_and_do_not_affect_each_ot
 
 def test_choices_after_a_transfer_equal_those_of_a_single_engine(model: Path) -> None:
     request = person("g", prompt_of(50), n=3, seed=8)
-    pair = Pair(model)
+    pair = CorePair(model)
     pair.submit(with_ticket(request, pair.prefill(request)))
     pair.finish()
     pair.check_empty()
@@ -126,7 +126,7 @@ def test_choices_after_a_transfer_equal_those_of_a_single_engine(model: Path) ->
 
 
 def test_the_ticket_of_a_group_with_a_refused_grammar_is_released(model: Path) -> None:
-    pair = Pair(model)
+    pair = CorePair(model)
     request = group("g", prompt_of(50), grammar=Grammar(GrammarKind.REGEX, "((("))
     ticket = pair.prefill(request)
     with pytest.raises(GrammarError):

@@ -19,7 +19,7 @@ from motet.transfer.orders import FailureKind
 from motet.types import ChoiceStart
 from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
 from tests.engines.native.drive import Outcome, gb_of, group, prompt_of, run, take_step
-from tests.engines.native.pair import Pair, alone, tokens, with_ticket
+from tests.engines.native.pair import CorePair, alone, tokens, with_ticket
 from tests.pairwise import each_once
 from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, config_of, save_model_of, save_tiny_model
@@ -264,7 +264,7 @@ def test_tickets_for_kv_of_other_weights_are_not_used_and_their_leases_end(
     tiny: Callable[[str], Path], other: Callable[[str], Path]
 ) -> None:
     """First the prefill core has new weights and the decode core has not, then both have: the ticket is older."""
-    pair = Pair(tiny("llama"))
+    pair = CorePair(tiny("llama"))
     groups = [group(f"{number}", prompt_of(50, number), n=2, seed=number) for number in range(4)]
     pair.hand_over(groups[0])
     pair.finish()

@@ -31,6 +31,7 @@ from motet.types import (
     TokenLogprob,
     choice_starts,
 )
+from tests.clock import settle
 from tests.patience import PATIENCE_S
 
 PROMPT = (5, 6, 7, 8)
@@ -247,12 +248,6 @@ async def asked(
         yield there, stream
         if leaves:
             await stream.aclose()
-
-
-async def settle() -> None:
-    """Lets every task run that can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def piece(child: int, *token_ids: int, finish: Finish | None = None) -> VLLMPiece:

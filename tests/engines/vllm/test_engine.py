@@ -11,7 +11,8 @@ from motet.ids import ModelName
 from motet.metrics.routing import TicketEnd, TicketLog
 from motet.metrics.stats import EngineStats
 from motet.types import ChoiceStart
-from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, settle, ticket
+from tests.clock import settle
+from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, ticket
 
 pytestmark = pytest.mark.anyio
 

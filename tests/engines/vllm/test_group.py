@@ -8,7 +8,8 @@ import pytest
 from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, RequestError, WorkerFaultError
 from motet.types import ChoiceDelta, ChoiceStart, GroupDelta, PromptReport, TokenLogprob
-from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, asked, group, piece, scene, settle
+from tests.clock import settle
+from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, asked, group, piece, scene
 
 pytestmark = pytest.mark.anyio
 

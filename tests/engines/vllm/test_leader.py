@@ -9,7 +9,8 @@ from motet.engines.vllm.vllm_wire import VLLMPiece
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
 from motet.log import fields_of
 from motet.types import ChoiceDelta, ChoiceStart, PromptReport
-from tests.engines.vllm.far import GREEDY, LENGTH, PARAMS, Scene, asked, group, piece, settle, ticket
+from tests.clock import settle
+from tests.engines.vllm.far import GREEDY, LENGTH, PARAMS, Scene, asked, group, piece, ticket
 
 pytestmark = pytest.mark.anyio
 

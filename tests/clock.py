@@ -1,0 +1,25 @@
+"""Time in tests: a clock that the test sets, and turns of the event loop in place of waiting."""
+
+import asyncio
+
+
+class Clock:
+    """A clock whose time a test sets."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def turn(times: int = 1) -> None:
+    """Lets each task that can run take one step, this number of times."""
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    """Runs all tasks until each of them waits for something that does not happen. No task in the tests takes more
+    turns."""
+    await turn(30)
