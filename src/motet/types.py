@@ -4,7 +4,7 @@ Everything here is frozen, does not need torch, and travels unchanged as msgspec
 not track objects that are made for each token (`gc=False`): they cannot be part of a reference cycle.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, get_type_hints
@@ -277,6 +277,14 @@ def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
     return tuple(ChoiceStart(i, (seed + i) % 2**64) for i in range(n))
 
 
+def starts_by_output(starts: Sequence[ChoiceStart]) -> list[list[ChoiceStart]]:
+    """Returns lists of choices with equal output tokens: in a greedy group, they get equal answers."""
+    by_output: dict[tuple[int, ...], list[ChoiceStart]] = {}
+    for start in starts:
+        by_output.setdefault(start.output_tokens, []).append(start)
+    return list(by_output.values())
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of one token in the distribution of `logprobs_mode`; for prompt tokens it is always raw."""
 
@@ -305,6 +313,17 @@ class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each of `token_ids`; None if not requested."""
     finish: Finish | None = None
+
+    def single_tokens(self) -> Iterator["ChoiceDelta"]:
+        """Yields a delta for each token. The end of the choice is in the last one, or in a delta without a token."""
+        last = len(self.token_ids) - 1
+        if last <= 0:
+            if self.token_ids or self.finish is not None:
+                yield self
+            return
+        for place, token_id in enumerate(self.token_ids):
+            logprobs = None if self.logprobs is None else self.logprobs[place : place + 1]
+            yield ChoiceDelta(self.index, (token_id,), logprobs, self.finish if place == last else None)
 
 
 class PullReport(msgspec.Struct, frozen=True, array_like=True):

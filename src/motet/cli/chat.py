@@ -9,7 +9,7 @@ from typing import Annotated
 
 import httpx
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.prompt import IntPrompt
@@ -96,7 +96,7 @@ def layout(answers: Sequence[StreamedChoice], *, width: int, height: int | None 
     panels = [panel(i, answer, width=width // columns, lines=lines) for i, answer in enumerate(answers)]
     for row in range(rows):
         table.add_row(*panels[row * columns : (row + 1) * columns])
-    return Group(table)
+    return table
 
 
 def panel(index: int, answer: StreamedChoice, *, width: int, lines: int | None) -> Panel:

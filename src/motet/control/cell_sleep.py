@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from enum import StrEnum
 
 from motet.control.controlled_engines import ControlledEngines
-from motet.control.weight_updates import WeightUpdates, asleep
+from motet.control.weight_updates import WeightUpdates
 from motet.engine import ControlledEngine
 from motet.engine_orders import Sleep, Wake
 from motet.errors import EngineError, RequestError, StartupError
@@ -52,11 +52,6 @@ class CellSleep:
     def asleep(self) -> bool:
         """True while the engines compute nothing, even if they have released no memory."""
         return self._engines.paused or bool(self.tags)
-
-    def check_awake(self) -> None:
-        """Raises RequestError while any memory is released."""
-        if self.tags:
-            raise asleep()
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """Pauses. Level 1 also releases the KV caches, level 2 the weights too. Raises RequestError if the engines

@@ -14,7 +14,7 @@ from pathlib import Path
 from motet.control.cell_sleep import CellSleep
 from motet.control.checkpoint_upload import CheckpointUpload
 from motet.control.controlled_engines import ControlledEngines
-from motet.control.weight_updates import WeightUpdates
+from motet.control.weight_updates import WeightUpdates, asleep
 from motet.engine import ControlledEngine, Engine
 from motet.engine_orders import (
     ApplyWeights,
@@ -137,8 +137,8 @@ class EngineControl:
             await self.engines.hold(held)
 
     def _check_awake(self) -> None:
-        if self.sleep is not None:
-            self.sleep.check_awake()
+        if self.sleep is not None and self.sleep.tags:
+            raise asleep()
 
     def opened_upload(self) -> CheckpointUpload:
         """Returns the upload that a trainer has started. Raises RequestError if none is open."""

@@ -175,8 +175,9 @@ def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
         yield "end-of-sequence tokens that are not in its vocabulary"
     if odd := next((text for text in _texts(report) if len(text) > MAX_TEXT_CHARS or not text.isprintable()), None):
         yield f"{odd[:40]!r}; a text has at most {MAX_TEXT_CHARS} printable characters"
-    if odd_figure := report.stats and _odd_figure(report.stats):
-        yield f"a figure {odd_figure} that no server can count"
+    for figure in fields(EngineStats) if report.stats is not None else ():
+        if not _is_figure(getattr(report.stats, figure.name)):
+            yield f"a figure {figure.name} that no server can count"
 
 
 def _texts(report: EngineReport) -> Iterator[str]:
@@ -188,10 +189,6 @@ def _texts(report: EngineReport) -> Iterator[str]:
         yield from (info.transfer.engine_id, info.transfer.host)
     for card in report.models:
         yield from filter(None, (card.name, card.root, card.parent))
-
-
-def _odd_figure(stats: EngineStats) -> str | None:
-    return next((one.name for one in fields(stats) if not _is_figure(getattr(stats, one.name))), None)
 
 
 def _is_figure(value: object) -> bool:

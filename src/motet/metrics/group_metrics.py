@@ -238,7 +238,7 @@ class GroupFamilies(Collector):
     def collect(self) -> Iterator[Metric]:
         for one, by_model in self._observed.items():
             for name, own in self._names(one):
-                metric = histogram_family(name, (MODEL, *own))
+                metric = HistogramMetricFamily(name.family_name, name.meaning, labels=(MODEL, *own))
                 for model, values in by_model.items():
                     metric.add_metric((model, *own.values()), buckets_of(one.bounds, values.counts), values.sum)
                 yield metric
@@ -302,10 +302,6 @@ def family(declared: Declared, labels: tuple[str, ...]) -> CounterMetricFamily |
     """Returns a metric without values. `labels` are the names of the labels before the metric's own."""
     kind = CounterMetricFamily if declared.kind is MetricKind.COUNTER else GaugeMetricFamily
     return kind(declared.family_name, declared.meaning, labels=(*labels, *declared.labels))
-
-
-def histogram_family(declared: Declared, labels: tuple[str, ...]) -> HistogramMetricFamily:
-    return HistogramMetricFamily(declared.family_name, declared.meaning, labels=labels)
 
 
 def family_of(declared: Declared, counts: Mapping[tuple[str, ...], float], *, labels: tuple[str, ...]) -> Metric:

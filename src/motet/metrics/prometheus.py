@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -43,7 +43,6 @@ from motet.metrics.group_metrics import (
     buckets_of,
     family,
     family_of,
-    histogram_family,
 )
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats, total_stats
@@ -127,7 +126,7 @@ def exposed(
     pairs of the values of `labels` and a struct."""
     for name, declared in metrics:
         if declared.kind is MetricKind.HISTOGRAM:
-            histogram = histogram_family(declared, labels)
+            histogram = HistogramMetricFamily(declared.family_name, declared.meaning, labels=labels)
             for values, figures in samples:
                 buckets = buckets_of(declared.bounds, getattr(figures, name))
                 histogram.add_metric(values, buckets, getattr(figures, declared.sum_in))
@@ -193,18 +192,12 @@ class Metrics(Collector):
             facts.add_metric([*labels, *(str(getattr(info, name)) for name in CACHE_FACTS.labels)], 1)
             versions.add_metric([*labels, info.weight_version], 1)
         yield from (facts, versions)
-        states = family(WORKER_STATE, (MODEL,))
-        for (worker, state), is_current in scrape.states.items():
-            states.add_metric((model, worker, state), int(is_current))
-        yield states
+        states = scrape.states.items()
+        yield family_of(WORKER_STATE, {(model, *one): int(current) for one, current in states}, labels=(MODEL,))
         yield from exposed(declared_in(RoutingFigures), [((model,), scrape.routing)], labels=(MODEL,))
         yield family_of(HTTP_REQUESTS, self._http, labels=())
-        waiting = family(WITHOUT_FIRST_TOKEN, (MODEL,))
-        waiting.add_metric((model,), self._waiting)
-        yield waiting
-        tasks = family(LOOP_TASKS, ())
-        tasks.add_metric((), self._tasks)
-        yield tasks
+        yield family_of(WITHOUT_FIRST_TOKEN, {(model,): self._waiting}, labels=(MODEL,))
+        yield family_of(LOOP_TASKS, {(): self._tasks}, labels=())
         if self._as_vllm:
             yield from as_vllm(scrape, self._counters.total(), model=model)
 

@@ -25,7 +25,8 @@ from motet.models.folder import weight_files
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
-"""Size in bytes of an element of each dtype that weights can have, by its name in safetensors files."""
+"""Size in bytes of an element of each dtype that weights can have, by its name in safetensors files. Engines round
+weights to their own dtype."""
 
 
 class TensorFacts(msgspec.Struct, frozen=True):
@@ -98,10 +99,6 @@ class MemoryFile:
                 return file
         file.close()
         raise ModelLoadError(f"{path} is not a file in memory that is sealed against writing and cutting")
-
-    @property
-    def num_bytes(self) -> int:
-        return os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes | memoryview, at: int) -> int:
         """Writes all of `data`, and returns the offset after it."""

@@ -12,7 +12,7 @@ tokens makes no difference. Sums of floats depend on their order, and would diff
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -47,7 +47,7 @@ class ConfidenceRule:
 class _Choice:
     """The confidences of one choice, all times `SCALE`."""
 
-    recent: deque[int]
+    recent: deque[int] = field(default_factory=deque)
     """Confidences of the last tokens, at most a window."""
     total: int = 0
     """Sum of `recent`."""
@@ -63,7 +63,7 @@ class Confidences:
     rule: ConfidenceRule
     threshold: float | None = field(init=False)
     """Lowest mean below which a choice is lost; None during the warm-up, or if no choice of it had a full window."""
-    _choices: dict[int, _Choice] = field(init=False, default_factory=dict)
+    _choices: defaultdict[int, _Choice] = field(init=False, default_factory=lambda: defaultdict(_Choice))
     _lost: set[int] = field(init=False, default_factory=set)
     """Unfinished choices below the threshold that `lost` has not returned yet."""
     _returned: set[int] = field(init=False, default_factory=set)
@@ -74,7 +74,7 @@ class Confidences:
 
     def add(self, index: int, logprobs: Sequence[TokenLogprob]) -> None:
         """Adds the next tokens of a choice. Tokens after its end are not counted."""
-        choice = self._choice(index)
+        choice = self._choices[index]
         if choice.ended:
             return
         window, top = self.rule.window, self.rule.top
@@ -91,7 +91,7 @@ class Confidences:
     def ended(self, index: int) -> None:
         """Notes the end of a choice, whatever the reason. The end of the last choice of the warm-up sets the
         threshold."""
-        choice = self._choice(index)
+        choice = self._choices[index]
         if choice.ended:
             return
         choice.ended = True
@@ -113,12 +113,6 @@ class Confidences:
         if choice is None or choice.lowest_total is None:
             return None
         return choice.lowest_total / (self.rule.window * SCALE)
-
-    def _choice(self, index: int) -> _Choice:
-        choice = self._choices.get(index)
-        if choice is None:
-            choice = self._choices[index] = _Choice(deque())
-        return choice
 
     def _compare(self, index: int) -> None:
         lowest = self.lowest(index)

@@ -10,7 +10,7 @@ A choice that starts later joins with its first token at the next step.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from motet.ids import RequestId
 from motet.types import ChoiceDelta, GroupDelta, PromptReport
@@ -46,7 +46,7 @@ class Lockstep:
         self._weight_version = delta.weight_version or self._weight_version
         for added in delta.choices:
             if (held := self._held.get(added.index)) is not None:
-                held.extend(_single(added))
+                held.extend(added.single_tokens())
                 if held:
                     self._missing.discard(added.index)
 
@@ -64,15 +64,3 @@ class Lockstep:
         worker, self._worker = self._worker, ""
         version, self._weight_version = self._weight_version, ""
         return GroupDelta(self._group, tuple(step), prompt, worker, version)
-
-
-def _single(delta: ChoiceDelta) -> Iterator[ChoiceDelta]:
-    """Yields a delta for each token. The end of the choice is in the last one, or in a delta without a token."""
-    ids, logprobs = delta.token_ids, delta.logprobs
-    if len(ids) <= 1:
-        if ids or delta.finish is not None:
-            yield delta
-        return
-    for place, token_id in enumerate(ids):
-        finish = delta.finish if place == len(ids) - 1 else None
-        yield ChoiceDelta(delta.index, (token_id,), None if logprobs is None else logprobs[place : place + 1], finish)

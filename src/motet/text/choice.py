@@ -12,7 +12,7 @@ into deltas changes neither the text nor its end.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -148,7 +148,7 @@ class ChoiceStream:
             return self._event("")
         if self._parser is None or len(delta.token_ids) <= 1:
             return self._parsed(self._take(delta))
-        return _joined(list(map(self.feed, _single(delta))))
+        return _joined(list(map(self.feed, delta.single_tokens())))
 
     def _take(self, delta: ChoiceDelta) -> ChoiceEvent | None:
         ids, logprobs = delta.token_ids, delta.logprobs
@@ -303,14 +303,6 @@ class HeldTokens:
         while self._held and self._held[0].end <= shown:
             taken.append(self._held.popleft())
         return taken
-
-
-def _single(delta: ChoiceDelta) -> Iterator[ChoiceDelta]:
-    """Yields a delta for each token; the last one has the end of the choice."""
-    last = len(delta.token_ids) - 1
-    for place, token_id in enumerate(delta.token_ids):
-        logprobs = None if delta.logprobs is None else delta.logprobs[place : place + 1]
-        yield ChoiceDelta(delta.index, (token_id,), logprobs, delta.finish if place == last else None)
 
 
 def _joined(shown: Sequence[ChoiceEvent | None]) -> ChoiceEvent | None:

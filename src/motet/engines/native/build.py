@@ -52,9 +52,9 @@ class Parts:
     """Facts that must be equal on every worker whose KV is used here."""
 
 
-def build_core(config: EngineConfig, *, pid: int | None = None) -> EngineCore:
+def build_core(config: EngineConfig) -> EngineCore:
     """Returns a core that is ready to serve. Raises the errors of `build_parts`."""
-    return core_over(build_parts(config, pid=pid), config)
+    return core_over(build_parts(config), config)
 
 
 def core_over(parts: Parts, config: EngineConfig) -> EngineCore:

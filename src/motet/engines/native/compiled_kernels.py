@@ -72,6 +72,21 @@ SILU, GELU_TANH = 0, 1
 PANEL = 32
 """Number of columns of a packed panel. Every dimension of a model must be a multiple of it."""
 
+FUNCTIONS = (
+    ("motet_supported", c_int32, ()),
+    ("motet_pack", None, (c_int32, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32)),
+    ("motet_open", c_void_p, (POINTER(Model), c_int32)),
+    ("motet_run", None, (c_void_p, POINTER(KernelBatch))),
+    ("motet_multiply", None, (c_void_p, POINTER(PackedLinear), c_void_p, c_int32, c_void_p)),
+    ("motet_read_memory", c_uint64, (c_void_p, c_void_p, c_uint64)),
+    ("motet_multiply_tiles", c_double, (c_void_p, c_int32)),
+    ("motet_close", None, (c_void_p,)),
+    ("motet_open_draws", c_void_p, (c_int32, c_int32)),
+    ("motet_draw", None, (c_void_p, POINTER(SamplingArguments))),
+    ("motet_close_draws", None, (c_void_p,)),
+)
+"""Name, result and arguments of each function of the kernels."""
+
 KINDS = ("avx512", "avx2")
 """Instruction sets for which kernels are compiled, the faster one first."""
 
@@ -115,25 +130,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     expected = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(SamplingArguments)]
     if list(sizes) != expected:
         raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {expected})")
-    found.motet_supported.restype = c_int32
-    found.motet_pack.argtypes = (c_int32, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32)
-    found.motet_pack.restype = None
-    found.motet_open.argtypes = (POINTER(Model), c_int32)
-    found.motet_open.restype = c_void_p
-    found.motet_run.argtypes = (c_void_p, POINTER(KernelBatch))
-    found.motet_run.restype = None
-    found.motet_multiply.argtypes = (c_void_p, POINTER(PackedLinear), c_void_p, c_int32, c_void_p)
-    found.motet_multiply.restype = None
-    found.motet_read_memory.argtypes = (c_void_p, c_void_p, c_uint64)
-    found.motet_read_memory.restype = c_uint64
-    found.motet_multiply_tiles.argtypes = (c_void_p, c_int32)
-    found.motet_multiply_tiles.restype = c_double
-    found.motet_close.argtypes = (c_void_p,)
-    found.motet_close.restype = None
-    found.motet_open_draws.argtypes = (c_int32, c_int32)
-    found.motet_open_draws.restype = c_void_p
-    found.motet_draw.argtypes = (c_void_p, POINTER(SamplingArguments))
-    found.motet_draw.restype = None
-    found.motet_close_draws.argtypes = (c_void_p,)
-    found.motet_close_draws.restype = None
+    for name, result, arguments in FUNCTIONS:
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
     return found

@@ -35,7 +35,7 @@ Matchers = dict[int, Matcher] | MotetError
 class Compiling:
     """Owned by the engine loop, whose thread calls all methods. Only the compiling itself runs in other threads."""
 
-    def __init__(self, grammars: Grammars | None, *, num_threads: int = NUM_THREADS) -> None:
+    def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._open: dict[RequestId, tuple[GenerateRequest, GenerateRequest]] = {}
         """Each waiting group as it was submitted, and the same group without stopped choices. The submitted request is
@@ -43,7 +43,7 @@ class Compiling:
         self._tasks = SimpleQueue[GenerateRequest | None]()
         self._done = Mailbox[tuple[GenerateRequest, Matchers]]()
         self._threads = [
-            threading.Thread(target=self._work, name=f"grammar-{i}", daemon=True) for i in range(num_threads)
+            threading.Thread(target=self._work, name=f"grammar-{i}", daemon=True) for i in range(NUM_THREADS)
         ]
         for thread in self._threads:
             thread.start()

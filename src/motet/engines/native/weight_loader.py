@@ -28,16 +28,13 @@ from motet.engines.native.fingerprint import MODEL_DIGITS
 from motet.engines.native.model_weights import ModelWeights, StagedWeights
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
-from motet.models.checkpoint import CheckpointKind, checkpoint_files
+from motet.models.checkpoint import ITEM_BYTES, CheckpointKind, checkpoint_files
 from motet.models.folder import check_safetensors
 from motet.models.weight_digest import start_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
 from motet.types import EngineInfo
 
 logger = logging.getLogger(__name__)
-
-DTYPES = ("BF16", "F16", "F32")
-"""The dtypes that tensors of a checkpoint can have, as safetensors names them. The engine rounds them to its own."""
 
 ZEROS = hashlib.sha256(b"zeros").hexdigest()
 """The digest of weights that are all zeros."""
@@ -233,7 +230,7 @@ class WeightThreads:
 
 def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: ModelWeights) -> set[str]:
     """Returns the names of the tensors. Raises RequestError for the first that the model does not have, or has in
-    another shape, or whose dtype is not one of `DTYPES`."""
+    another shape, or whose dtype is not one of `ITEM_BYTES`."""
     names: set[str] = set()
     for file, header in headers.items():
         for name, entry in header.items():
@@ -245,8 +242,8 @@ def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: ModelWeights)
                 raise unusable(name, "it is in two files")
             if shape != expected:
                 raise unusable(name, f"its shape is {list(shape)}, and the model's is {list(expected)}")
-            if dtype not in DTYPES:
-                raise unusable(name, f"its dtype is {dtype}; {', '.join(DTYPES)} can be used")
+            if dtype not in ITEM_BYTES:
+                raise unusable(name, f"its dtype is {dtype}; {', '.join(ITEM_BYTES)} can be used")
             names.add(name)
     if not names:
         raise RequestError("there are no tensors in it", code=INVALID_WEIGHTS)

@@ -44,7 +44,7 @@ from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.tracing.context import TraceContext
 from motet.transfer.ticket import Ticket, prompt_digest
-from motet.types import ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams
+from motet.types import ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams, starts_by_output
 
 KVParams = dict[str, object]
 """vLLM's `kv_transfer_params`, which are read only by the KV connectors of two vLLM servers. They travel unchanged in a
@@ -179,10 +179,7 @@ def _leader(request: GenerateRequest, params: KVParams) -> VLLMRequest:
 def _requests_of(request: GenerateRequest) -> list[list[ChoiceStart]]:
     """Returns lists of choices of a group without a ticket, one list for each vLLM request."""
     if request.sampling.greedy:
-        by_tokens: dict[tuple[int, ...], list[ChoiceStart]] = {}
-        for start in request.choices:
-            by_tokens.setdefault(start.output_tokens, []).append(start)
-        return list(by_tokens.values())
+        return starts_by_output(request.choices)
     runs: list[list[ChoiceStart]] = []
     run: list[ChoiceStart] = []
     for start in request.choices:

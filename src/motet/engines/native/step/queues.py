@@ -77,7 +77,7 @@ class GroupQueue:
     def remove(self, group: Group) -> None:
         """Removes a group from the place where it waits."""
         if group.followed is not None:
-            self._sharing.unfollow(group)
+            group.followed = None
         elif group in self._woken:
             del self._woken[group]
         else:

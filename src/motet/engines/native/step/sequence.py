@@ -27,7 +27,7 @@ from motet.engines.native.step.ngrams import GroupDrafts
 from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceStart, EngineInfo, GenerateRequest, PromptReport, PullReport, TokenLogprob
+from motet.types import EngineInfo, GenerateRequest, PromptReport, PullReport, TokenLogprob, starts_by_output
 
 _RANK = attrgetter("rank")
 
@@ -225,7 +225,8 @@ class GroupMaker:
         group.trunk.key = self._trunk_key(group)
         prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling)
         sequences = []
-        for starts in _starts_with_equal_answers(request):
+        choices = request.choices
+        for starts in starts_by_output(choices) if request.sampling.greedy else [[start] for start in choices]:
             sampling = ChoiceSampling(
                 request.sampling,
                 seed=starts[0].seed,
@@ -263,13 +264,3 @@ class GroupMaker:
         if not self._prefix_cache:
             return []
         return block_names(request.prompt, self._block_size, salt=request.cache_salt, weights=self.weights)
-
-
-def _starts_with_equal_answers(request: GenerateRequest) -> list[list[ChoiceStart]]:
-    """Returns lists of choices that must get equal answers: choices of a greedy group with equal output tokens."""
-    if not request.sampling.greedy:
-        return [[start] for start in request.choices]
-    by_output: dict[tuple[int, ...], list[ChoiceStart]] = {}
-    for start in request.choices:
-        by_output.setdefault(start.output_tokens, []).append(start)
-    return list(by_output.values())

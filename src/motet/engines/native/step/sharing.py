@@ -99,7 +99,7 @@ class Sharing:
         while heap and heap[0][0] <= available:
             follower = heappop(heap)[2]
             if follower.followed is group:
-                self.unfollow(follower)
+                follower.followed = None
                 woken.append(follower)
         if not heap:
             self._followers.pop(group, None)
@@ -118,7 +118,7 @@ class Sharing:
         heap = self._followers.pop(group, [])
         followers = [follower for _, _, follower in heap if follower.followed is group]
         for follower in followers:
-            self.unfollow(follower)
+            follower.followed = None
         return followers
 
     def unkeep(self, shared: SharedTrunk) -> None:
@@ -126,15 +126,11 @@ class Sharing:
         shared.kept = False
         self._forget_unused(shared)
 
-    def unfollow(self, group: Group) -> None:
-        """Called when a group waits for no other group any more."""
-        group.followed = None
-
     def clear(self) -> list[Group]:
         """Ends all sharing with the groups that run now. Returns all followers."""
         followers = list(self.followers)
         for group in followers:
-            self.unfollow(group)
+            group.followed = None
         self._trunks.clear()
         self._computing.clear()
         self._followers.clear()
