@@ -1,7 +1,7 @@
 """Control of all engines of a server, or of all workers of a gateway: pauses, weights and sleep.
 
 routes of trainers, /engine/order ──► EngineControl ──► `send` of each engine
-                                        ├── weights   `weight_updates`, `weight_history`
+                                        ├── weights   `weight_updates`
                                         ├── sleep     `cell_sleep`; None for a gateway
                                         ├── engines   `controlled_engines`
                                         └── upload    `checkpoint_upload`; None unless a trainer has started one

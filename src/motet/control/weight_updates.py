@@ -4,7 +4,7 @@
     2. the engines here are held between two steps. All apply what they have prepared, and continue
 
 An engine that dies in 2 or later gets the new weights when it is restarted: it reads them again, and does not serve if
-their folder holds others by then (`weight_history`). A gateway updates the engines of its workers. It gives a worker
+their folder holds others by then (`WeightHistory`). A gateway updates the engines of its workers. It gives a worker
 the orders that a server gives to its engines, so 1 and 2 are methods of their own too.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motet.control.controlled_engines import ControlledEngines, NamedEngine
-from motet.control.weight_history import AppliedCheckpoint, WeightHistory
 from motet.engine import ControlledEngine
 from motet.engine_orders import (
     ApplyWeights,
@@ -29,16 +28,97 @@ from motet.engine_orders import (
     SumWeights,
 )
 from motet.engines.server_engine import ServerEngine
-from motet.errors import EngineDiedError, EngineError, RequestError
+from motet.errors import EngineDiedError, EngineError, RequestError, StartupError
 from motet.metrics.routing import UPDATE_S
-from motet.models.checkpoint import Checkpoint
+from motet.models.checkpoint import START, Checkpoint
 from motet.routing.router import Router
+from motet.types import FIRST_VERSION
 
 logger = logging.getLogger(__name__)
 
 PREPARED_S = 600.0
 """Time in seconds for which a server keeps what a gateway has let it prepare. The gateway may wait that long for other
 servers, or have died."""
+
+
+@dataclass(frozen=True)
+class AppliedCheckpoint:
+    """A checkpoint that the engines of a server have applied."""
+
+    checkpoint: Checkpoint
+    version: str
+    digest: str
+    """The `model_digest` of the engines that have it."""
+    complete: bool
+    """True if it has all tensors of the model."""
+
+
+class WeightHistory:
+    """The checkpoints that a restarted engine must read: the last with all tensors, and later ones with some tensors.
+    Owned by `WeightUpdates`. Checkpoints in memory are kept until an engine does not need them any more."""
+
+    def __init__(self) -> None:
+        self.version: str = FIRST_VERSION
+        self._named = False
+        """True once this server has named a version. Until then workers on other servers can have other versions."""
+        self._applied: list[AppliedCheckpoint] = []
+
+    @property
+    def last(self) -> AppliedCheckpoint | None:
+        """The last update; None if the weights of the start serve."""
+        return self._applied[-1] if self._applied else None
+
+    def name(self, version: str) -> None:
+        """Notes that the weights that serve have another version."""
+        self.version, self._named = version, True
+
+    def add(self, applied: AppliedCheckpoint) -> None:
+        if applied.complete:
+            self.close()
+        self._applied.append(applied)
+        self.name(applied.version)
+
+    def close(self) -> None:
+        """Forgets all checkpoints."""
+        for old in self._applied:
+            old.checkpoint.close()
+        self._applied.clear()
+
+    async def bring(self, engine: ControlledEngine) -> None:
+        """Gives an engine the weights of the others. Raises StartupError if their folders hold others by now, and
+        RequestError if they cannot be read."""
+        if self.last is not None and engine.info.model_digest != self.last.digest:
+            digests = [one.digest for one in self._applied]
+            known = engine.info.model_digest
+            first = digests.index(known) + 1 if known in digests else 0
+            if not (first or self._applied[0].complete) and engine.info.weight_version != FIRST_VERSION:
+                await self._bring_start(engine)
+            await self._bring_applied(engine, self._applied[first:])
+        await self._bring_name(engine)
+
+    async def bring_again(self, engine: ControlledEngine) -> None:
+        """Gives an engine without weights the weights of the server. Raises what `bring` raises."""
+        if not (self._applied and self._applied[0].complete):
+            await self._bring_start(engine)
+        await self._bring_applied(engine, self._applied)
+        await self._bring_name(engine)
+
+    async def _bring_start(self, engine: ControlledEngine) -> None:
+        await engine.send(PrepareWeights.of(START))
+        await engine.send(ApplyWeights(FIRST_VERSION))
+
+    async def _bring_applied(self, engine: ControlledEngine, applied: Sequence[AppliedCheckpoint]) -> None:
+        for one in applied:
+            prepared = await engine.send(PrepareWeights.of(one.checkpoint))
+            if not isinstance(prepared, PreparedWeights):
+                raise EngineError(f"the engine answered {type(prepared).__name__} to PrepareWeights")
+            await engine.send(ApplyWeights(self.version, prepared.digest))
+            if engine.info.model_digest != one.digest:
+                raise StartupError(f"{one.checkpoint.name} does not hold the weights of version {one.version} any more")
+
+    async def _bring_name(self, engine: ControlledEngine) -> None:
+        if self._named and engine.info.weight_version != self.version:
+            await engine.send(NameWeights(self.version))
 
 
 @dataclass(frozen=True)

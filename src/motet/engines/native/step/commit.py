@@ -17,7 +17,7 @@ from motet.engines.native.sample.top_logprobs import prompt_logprobs
 from motet.engines.native.step.inputs import NextToken, PromptRows
 from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import ChoiceSequence, Group
-from motet.engines.native.step.step_plan import StepPlan, TailChunk, TrunkChunk
+from motet.engines.native.step.step_plan import StepPlan, TailChunk
 from motet.errors import EngineError, GrammarError, MotetError
 from motet.kv_events.changes import Stored
 from motet.metrics.stats import EngineStats
@@ -102,17 +102,14 @@ class Commit:
         """Counts the tokens of a step as computed: their KV is stored. `trunk_tokens_joined`: see `ModelRunner`."""
         self.counters.steps += 1
         for chunk in plan.trunks:
-            self._advance_trunk(chunk)
+            group, num_tokens = chunk.group, chunk.end - chunk.begin
+            group.trunk.num_computed = chunk.end
+            self.counters.prefill_tokens += num_tokens
+            if group.request.ticket is not None:
+                self.counters.recomputed_tokens += num_tokens
+            self.scheduler.publish(group)
         self.counters.trunk_tokens_read -= trunk_tokens_joined
         self._advance_tails(plan.tails)
-
-    def _advance_trunk(self, chunk: TrunkChunk) -> None:
-        group, num_tokens = chunk.group, chunk.end - chunk.begin
-        group.trunk.num_computed = chunk.end
-        self.counters.prefill_tokens += num_tokens
-        if group.request.ticket is not None:
-            self.counters.recomputed_tokens += num_tokens
-        self.scheduler.publish(group)
 
     def _advance_tails(self, tails: Iterable[TailChunk]) -> None:
         counters, prompt_tokens = self.counters, 0
