@@ -1,8 +1,9 @@
 """Builds the C++ kernels. Everything else is in pyproject.toml.
 
-The kernels are optional: without a compiler, or on another kind of processor, torch's operators do their work, more
-slowly. A wheel has both kinds, whatever processor it was built on; the engine takes the one that the processor at hand
-can run. They are called through ctypes and use nothing of Python, so one wheel serves every Python from 3.11 on.
+The kernels are optional: without a compiler, or on another type of processor, torch's operators are used, which are
+slower. A wheel has both kinds of kernels, no matter which processor it was built on, and the engine selects a kind that
+its processor can run. The kernels are called through ctypes and do not use Python's C API, so one wheel serves every
+Python version from 3.11 on.
 """
 
 import platform
@@ -27,11 +28,11 @@ def kernels_for(kind: str) -> Extension:
             "-std=c++20",
             "-O3",
             "-pthread",
-            "-ffp-contract=off",  # the source decides where to round, not the compiler
+            "-ffp-contract=off",  # the source determines where to round, not the compiler
             *KINDS[kind],
             "-fvisibility=hidden",
             "-Wall",
-            "-g0",  # the interpreter's own -g would make the library fifteen times as large
+            "-g0",  # the interpreter's -g would make the library fifteen times as large
             # gcc 12 warns that its own intrinsics are uninitialized, and that templates ignore attributes of vectors.
             *("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-ignored-attributes"),
         ],
@@ -42,7 +43,7 @@ def kernels_for(kind: str) -> Extension:
 
 
 built_here = platform.system() == "Linux" and platform.machine() == "x86_64"
-# One kind after the other, never `build_ext --parallel`: the object files of both have the same names.
+# Never use `build_ext --parallel`, because the object files of both kinds have the same names.
 setup(
     ext_modules=[kernels_for(kind) for kind in KINDS] if built_here else [],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if built_here else {},

@@ -1,20 +1,20 @@
 // The functions that Python calls through ctypes.
-#include "draws.h"
 #include "forward.h"
-#include "ceilings.h"
 #include "pack.h"
+#include "peak_rates.h"
+#include "sampling.h"
 
 using namespace motet;
 
 namespace {
 
-// Packs weight [columns][depth] into panels: its first 16 columns as half number `first` (two halves make a panel), the
-// next 16 `every` halves further on, and so on.
+// Packs weight [columns][depth] into panels. Two halves of 16 columns make a panel: the first 16 columns become half
+// number `first`, and each further 16 columns the half `every` later.
 template <class Number>
 void pack_weight(void* panels, const void* weight, int first, int every, int columns, int depth) {
   for (int half = 0; half * kLanes < columns; ++half) {
-    const int place = first + half * every;
-    Number* to = static_cast<Number*>(panels) + place / 2 * panel_size(depth) + place % 2 * kRegister<Number>;
+    const int to_half = first + half * every;
+    Number* to = static_cast<Number*>(panels) + to_half / 2 * panel_size(depth) + to_half % 2 * kRegister<Number>;
     pack_columns(to, depth, [&](int i) {
       const int column = half * kLanes + i;
       return column < columns ? static_cast<const Number*>(weight) + std::size_t(column) * depth : nullptr;
@@ -31,7 +31,7 @@ extern "C" {
 // Returns 1 if this processor has the instructions for which this library is compiled, else 0.
 MOTET_EXPORT int motet_supported() { return supported(); }
 
-// Writes the sizes of the structs in bytes, which Python compares with those of its mirrors.
+// Writes the sizes of the structs in bytes, which Python compares with the sizes of its mirrors.
 MOTET_EXPORT void motet_sizes(std::int32_t sizes[7]) {
   sizes[0] = sizeof(Linear);
   sizes[1] = sizeof(Layer);
@@ -39,10 +39,10 @@ MOTET_EXPORT void motet_sizes(std::int32_t sizes[7]) {
   sizes[3] = sizeof(Batch);
   sizes[4] = sizeof(Piece);
   sizes[5] = sizeof(Span);
-  sizes[6] = sizeof(Drawing);
+  sizes[6] = sizeof(SamplingArguments);
 }
 
-// Packs a weight whose numbers are of one type of `Numbers`, as panels are.
+// Packs a weight with numbers of a type of `Numbers` into panels of the same type. `panels` is the caller's memory.
 MOTET_EXPORT void motet_pack(std::int32_t numbers, void* panels, const void* weight, std::int32_t first,
                              std::int32_t every, std::int32_t columns, std::int32_t depth) {
   if (numbers == kFloat32)
@@ -51,6 +51,7 @@ MOTET_EXPORT void motet_pack(std::int32_t numbers, void* panels, const void* wei
     pack_weight<bf16>(panels, weight, first, every, columns, depth);
 }
 
+// Returns the forward pass of a model, which the caller closes. The model must outlive it.
 MOTET_EXPORT void* motet_open(const Model* model, std::int32_t num_threads) {
   return Forward::of(*model, num_threads).release();
 }
@@ -65,21 +66,23 @@ MOTET_EXPORT void motet_multiply(void* forward, const Linear* linear, const void
 // Reads memory, for measurements; returns a number that depends on all of it.
 MOTET_EXPORT std::uint64_t motet_read_memory(void* forward, const void* memory, std::uint64_t bytes) {
   return read_memory(static_cast<const std::uint64_t*>(memory), bytes / sizeof(std::uint64_t),
-                     static_cast<Forward*>(forward)->team());
+                     static_cast<Forward*>(forward)->threads());
 }
 
-// Computes tiles of a product from the nearest cache, for measurements; returns their multiplications and additions.
+// Computes tiles of a product in the L1 cache, for measurements; returns the number of multiplications and additions.
 MOTET_EXPORT double motet_multiply_tiles(void* forward, std::int32_t tiles) {
-  return multiply_tiles(tiles, static_cast<Forward*>(forward)->team());
+  return multiply_tiles(tiles, static_cast<Forward*>(forward)->threads());
 }
 
 MOTET_EXPORT void motet_close(void* forward) { delete static_cast<Forward*>(forward); }
 
-// Draw tokens, without a model.
+// Sampling, which needs no model. The caller closes the sampler.
 MOTET_EXPORT void* motet_open_draws(std::int32_t vocab, std::int32_t num_threads) {
-  return new Draws(vocab, num_threads);
+  return new Sampler(vocab, num_threads);
 }
-MOTET_EXPORT void motet_draw(void* draws, const Drawing* step) { static_cast<Draws*>(draws)->run(*step); }
-MOTET_EXPORT void motet_close_draws(void* draws) { delete static_cast<Draws*>(draws); }
+MOTET_EXPORT void motet_draw(void* sampler, const SamplingArguments* args) {
+  static_cast<Sampler*>(sampler)->run(*args);
+}
+MOTET_EXPORT void motet_close_draws(void* sampler) { delete static_cast<Sampler*>(sampler); }
 
 }  // extern "C"

@@ -8,24 +8,25 @@
 namespace motet {
 namespace {
 
-constexpr int kAhead = 64;  // keys are fetched at least this many before the one that is packed, as memory answers late
+constexpr int kAhead = 64;  // keys are prefetched at least this many keys before they are packed
 
-struct Weighed {
+struct BestAndMass {
   float best, mass;
 };
 
-// Writes weights 2^(score - best) for scores [begin, end), zeros elsewhere up to `width`. Returns best and their sum.
+// Writes weights 2^(score - best) for scores [begin, end), and zeros elsewhere in [0, width). Returns the best score
+// and the sum of the weights.
 template <class Number>
-Weighed weigh(const float* scores, int begin, int end, int width, Number* weights) {
-  const auto seen = [&](int at) {
+BestAndMass softmax_weights(const float* scores, int begin, int end, int width, Number* weights) {
+  const auto visible = [&](int at) {
     return begin <= at && at + kLanes <= end ? lanes(0, kLanes) : lanes(begin - at, end - at);
   };
   Floats best = all(-kInfinity);
-  for (int at = 0; at < width; at += kLanes) best = choose(seen(at), max(load(scores + at), best), best);
-  const float top = greatest(best);
+  for (int at = 0; at < width; at += kLanes) best = choose(visible(at), max(load(scores + at), best), best);
+  const float top = reduce_max(best);
   Floats mass = all(0.0f);
   for (int at = 0; at < width; at += kLanes) {
-    const Floats weight = choose(seen(at), exp2_of_negative(load(scores + at) - all(top)), all(0.0f));
+    const Floats weight = choose(visible(at), exp2_of_negative(load(scores + at) - all(top)), all(0.0f));
     mass = mass + weight;
     store(weights + at, weight);
   }
@@ -34,11 +35,11 @@ Weighed weigh(const float* scores, int begin, int end, int width, Number* weight
 
 float exp2_of_difference(float x, float y) { return first(exp2_of_negative(all(x - y))); }
 
-// Merges a line's state over one stretch into its state over the stretches before.
+// Merges a line's state over one stretch, `fresh`, into its state over the previous stretches, `total`.
 void merge(float* total, const float* fresh, int head_dim) {
   float &best = total[head_dim], &mass = total[head_dim + 1];
   const float fresh_best = fresh[head_dim], fresh_mass = fresh[head_dim + 1];
-  if (fresh_best == -kInfinity) return;  // it saw no key
+  if (fresh_best == -kInfinity) return;  // no visible key
   if (best == -kInfinity) {
     std::copy(fresh, fresh + head_dim + 2, total);
     return;
@@ -53,14 +54,14 @@ void merge(float* total, const float* fresh, int head_dim) {
   best = top;
 }
 
-// A row sees keys [begin, end) of a table.
-struct Seen {
+// Keys [begin, end) of a table that a row sees.
+struct VisibleKeys {
   int begin, end;
 };
 
 }  // namespace
 
-// Reads stretches for one key head.
+// Computes attention over stretches for one key head.
 template <class Number>
 class Reader {
  public:
@@ -78,10 +79,10 @@ class Reader {
         values_(static_cast<const Number*>(layer.values)),
         queries_(queries + std::size_t(kv_head) * batch.num_rows * group_size(model) * model.head_dim) {}
 
-  // Reads one stretch of trunks for parts that follow each other in a reading; equal keys are read once. `next` is what
+  // Reads one stretch of trunks for consecutive parts of a reading. Equal keys are read once. `next` are the keys that
   // the thread will probably read afterwards.
   void parts(const Part* begin, const Part* end, int stretch, const Keys& next) {
-    int packed = 0;  // number of keys that lie packed, and that the next part has too
+    int packed = 0;  // number of packed keys that the next part has in common
     const auto equal = [](const Part& part, const Part& before) {
       return part.common == part.keys && part.common == before.keys;
     };
@@ -90,19 +91,19 @@ class Reader {
       const bool alone = last - first == 1;
       const int rows = alone ? first->row_end - first->row_begin : gather(first, last);
       const Number* queries = alone ? lines_of(first->row_begin) : space_.queries.data();
-      const auto seen = [&](int i) {
-        return Seen{in_window(alone ? first->row_begin + i : space_.rows[i]), stretch * kStretch + first->keys};
+      const auto visible = [&](int i) {
+        return VisibleKeys{in_window(alone ? first->row_begin + i : space_.rows[i]), stretch * kStretch + first->keys};
       };
-      packed = read(first->span->trunk_table, stretch, std::min(packed, first->common), rows, queries, seen,
+      packed = read(first->span->trunk_table, stretch, std::min(packed, first->common), rows, queries, visible,
                     alone ? states_of(*first, stretch) : space_.fresh.data(), last == end ? next : Keys{});
       if (!alone) scatter(first, last, stretch);
     }
   }
 
-  // Returns where the states of a part's rows over one stretch are. Those of a trunk that is in no reading are needed
-  // only until the next stretch.
+  // Returns the location of the states of a part's rows over one stretch. The states of a trunk that is in no reading
+  // are needed only until the next stretch.
   float* states_of(const Part& part, int stretch) {
-    if (part.states == kOwn) return space_.fresh.data();
+    if (part.states == kNotShared) return space_.fresh.data();
     const Span& span = *part.span;
     const int rows = span.row_end - span.row_begin;
     const std::size_t place = (std::size_t(kv_head_) * stretches_of(span.trunk_keys) + stretch) * rows;
@@ -110,16 +111,16 @@ class Reader {
                                              state_size(model_);
   }
 
-  // Reads all keys of their own table that rows [begin, end) of a piece see, and merges the states into `total`.
+  // Reads all keys of a piece's table that its rows [begin, end) see, and merges the states into `total`.
   void piece(const Piece& piece, int begin, int end, float* total) {
     const int window = layer_.window;
-    const auto seen = [&](int i) {
+    const auto visible = [&](int i) {
       const int last = piece.first + begin + i - piece.row_begin + 1;
-      return Seen{window ? std::max(0, last - window) : 0, last};
+      return VisibleKeys{window ? std::max(0, last - window) : 0, last};
     };
-    const int keys = seen(end - begin - 1).end;
-    for (int stretch = seen(0).begin / kStretch; stretch < stretches_of(keys); ++stretch) {
-      read(piece.table, stretch, 0, end - begin, lines_of(begin), seen, space_.fresh.data(),
+    const int keys = visible(end - begin - 1).end;
+    for (int stretch = visible(0).begin / kStretch; stretch < stretches_of(keys); ++stretch) {
+      read(piece.table, stretch, 0, end - begin, lines_of(begin), visible, space_.fresh.data(),
            keys_in(piece.table, stretch + 1, keys, kv_head_));
       merge_all(space_.fresh.data(), total, end - begin);
     }
@@ -139,7 +140,7 @@ class Reader {
     return layer_.window ? std::max(0, batch_.positions[row] + 1 - layer_.window) : 0;
   }
 
-  // Copies the queries of parts into one place, and returns the number of their rows.
+  // Copies the queries of parts into contiguous memory. Returns the number of their rows.
   int gather(const Part* first, const Part* last) {
     const std::size_t size = std::size_t(group_size(model_)) * model_.head_dim;
     int rows = 0;
@@ -151,7 +152,7 @@ class Reader {
     return rows;
   }
 
-  // Copies the states of parts from one place to where they belong.
+  // Copies the states of parts from contiguous memory to the states of their trunks.
   void scatter(const Part* first, const Part* last, int stretch) {
     const float* from = space_.fresh.data();
     for (const Part* part = first; part < last; ++part) {
@@ -161,40 +162,43 @@ class Reader {
     }
   }
 
-  // Writes the states of rows over one stretch of a table. The first `packed` keys of the stretch lie packed already.
-  // Returns how many do so afterwards.
-  template <class See>
-  int read(int table, int stretch, int packed, int rows, const Number* queries, See seen, float* states,
+  // Writes the states of rows over one stretch of a table. The first `packed` keys of the stretch are packed already.
+  // Returns the number of packed keys afterwards.
+  template <class Visible>
+  int read(int table, int stretch, int packed, int rows, const Number* queries, Visible visible, float* states,
            const Keys& next) {
     const int lines = rows * group_size(model_), size = state_size(model_), begin = stretch * kStretch;
     int end = begin;
     for (int row = 0; row < rows; ++row)
-      if (const Seen s = seen(row); s.begin < begin + kStretch) end = std::max(end, std::min(s.end, begin + kStretch));
+      if (const VisibleKeys s = visible(row); s.begin < begin + kStretch)
+        end = std::max(end, std::min(s.end, begin + kStretch));
     if (end > begin) {
-      expect({table, begin, end, kv_head_}, packed, next);
+      plan_prefetch({table, begin, end, kv_head_}, packed, next);
       pack(begin, end, packed);
     }
     const int height = even_tile(lines, kMaxRows);
     for (int line = 0; line < lines; line += height)
-      read_lines(queries, line, std::min(height, lines - line), begin, end, seen, states + line * size);
+      read_lines(queries, line, std::min(height, lines - line), begin, end, visible, states + line * size);
     if (end == begin) return packed;
     space_.fetched = fetched_ - (end - begin);
     return end - begin;
   }
 
-  // Reads the packed keys [begin, end) for up to kMaxRows lines of `queries`, from `line` on.
-  template <class See>
-  void read_lines(const Number* queries, int line, int count, int begin, int end, See seen, float* states) {
+  // Computes the states over the packed keys [begin, end) for lines [line, line + count) of `queries`, at most
+  // kMaxRows.
+  template <class Visible>
+  void read_lines(const Number* queries, int line, int count, int begin, int end, Visible visible, float* states) {
     const int group = group_size(model_), dim = model_.head_dim, size = state_size(model_);
-    const int visible = std::min(end, seen((line + count - 1) / group).end) - begin;  // the last sees most
-    if (visible <= 0) {
+    // The last line sees the most keys.
+    const int num_visible = std::min(end, visible((line + count - 1) / group).end) - begin;
+    if (num_visible <= 0) {
       for (int i = 0; i < count; ++i) states[i * size + dim] = -kInfinity;
       return;
     }
-    const int panels = panels_of(visible), width = panels * kPanel;
+    const int panels = panels_of(num_visible), width = panels * kPanel;
     float* scores = space_.scores.data();
     Number* weights = space_.weights.data();
-    const auto fetch = [&] { fetch_lines(); };
+    const auto fetch = [&] { prefetch_next(); };
     product_in_cache(count, queries + std::size_t(line) * dim, dim, space_.keys.data(), panel_size(dim), panels, dim,
                      fetch, [&](int row, int panel, Floats left, Floats right) {
                        float* to = scores + row * kStretch + panel * kPanel;
@@ -202,8 +206,8 @@ class Reader {
                        store(to + kLanes, score(right));
                      });
     for (int i = 0; i < count; ++i) {
-      const Seen s = seen((line + i) / group);
-      const Weighed w = weigh(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin, width,
+      const VisibleKeys s = visible((line + i) / group);
+      const BestAndMass w = softmax_weights(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin, width,
                               weights + i * kStretch);
       states[i * size + dim] = w.best;
       states[i * size + dim + 1] = w.mass;
@@ -216,15 +220,16 @@ class Reader {
                      });
   }
 
-  // Returns scores as exponents of 2.
+  // Scales and caps scores, and returns them as exponents of 2.
   Floats score(Floats x) const {
     if (layer_.score_softcap == 0) return x * all(layer_.score_scale * kLog2E);
     const float cap = layer_.score_softcap;
     return tanh(x * all(layer_.score_scale / cap)) * all(cap * kLog2E);
   }
 
-  // Locates keys that will be packed now, of which `packed` lie packed already, and those that probably follow.
-  void expect(const Keys& keys, int packed, const Keys& next) {
+  // Locates the keys that will be packed now, of which the first `packed` are packed already, and the keys that are
+  // probably read next.
+  void plan_prefetch(const Keys& keys, int packed, const Keys& next) {
     std::size_t* offsets = space_.offsets.data();
     locate(keys, offsets);
     locate(next, offsets + keys.count());
@@ -234,8 +239,8 @@ class Reader {
     space_.next = next.count() ? keys_ + offsets[keys.count()] : nullptr;
   }
 
-  // Fetches what lies at the next place of the pools that is not in the L2 cache yet: a line of keys and one of values.
-  void fetch_lines() {
+  // Prefetches the next cache line of keys, and of values, that is not in the L2 cache yet.
+  void prefetch_next() {
     if (fetched_ >= to_fetch_) return;
     const std::size_t at = space_.offsets[fetched_] + line_;
     _mm_prefetch((const char*)(keys_ + at), _MM_HINT_T1);
@@ -246,15 +251,15 @@ class Reader {
     ++fetched_;
   }
 
-  // Packs keys as columns and values as rows, and fills the last panel with zeros. The first `packed` keys are there.
-  // Inlined, its loops would run out of registers.
+  // Packs keys as columns and values as rows, and fills the last panel with zeros. The first `packed` keys are packed
+  // already. Not inlined, because its loops would run out of registers.
   __attribute__((noinline)) void pack(int begin, int end, int packed) {
     const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
     const std::size_t* offsets = space_.offsets.data();
     const auto row = [&](const Number* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
     const int first = packed / kLanes * kLanes;
     for (int key = first; key < columns; key += kLanes) {
-      for (const int stop = std::min(key + kAhead + kLanes, to_fetch_); fetched_ < stop;) fetch_lines();
+      for (const int stop = std::min(key + kAhead + kLanes, to_fetch_); fetched_ < stop;) prefetch_next();
       pack_columns(space_.keys.data() + key / kPanel * panel_size(dim) + key % kPanel * kDeep<Number>,
                    dim, [&](int i) { return row(keys_, key + i); });
       for (int slice = key; slice < key + kLanes; slice += kDeep<Number>)
@@ -262,7 +267,7 @@ class Reader {
     }
   }
 
-  // Packs the values of one slice of keys. row(i) returns a pointer, or null for zeros.
+  // Packs the values of one slice of keys. row(i) returns a pointer to the values of key i, or null for zeros.
   template <class Row>
   void pack_values(int key, Row row) {
     for (int at = 0; at < model_.head_dim; at += kPanel) {
@@ -275,7 +280,7 @@ class Reader {
     }
   }
 
-  // Writes the offsets of the rows of keys in the pools.
+  // Writes the offsets of keys in the pools, which are also the offsets of their values.
   void locate(const Keys& keys, std::size_t* offsets) {
     const int size = model_.block_size;
     const std::size_t stride = std::size_t(model_.kv_heads) * model_.head_dim;
@@ -295,8 +300,8 @@ class Reader {
   float* const trunk_states_;  // of all spans
   const Number *keys_, *values_;  // the layer's pools
   const Number* queries_;         // of the key head
-  int fetched_ = 0, to_fetch_ = 0;  // how many of the keys in `space_.offsets` are in the L2 cache, and should be
-  int line_ = 0;                    // where the next key's line that must be fetched begins
+  int fetched_ = 0, to_fetch_ = 0;  // number of keys in `space_.offsets` that are in the L2 cache, and that should be
+  int line_ = 0;                    // offset in the next key of the cache line that is fetched next
 };
 
 template <class Number>
@@ -321,12 +326,12 @@ void Attention<Number>::prepare(const Model& model, const Batch& batch, int num_
   }
 }
 
-// Cuts the rows of a span into tasks, small ones if there would be too few to keep all threads busy.
+// Cuts the rows of a span into tasks. The tasks are smaller if there would be too few to keep all threads busy.
 template <class Number>
 void Attention<Number>::cut(const Model& model, const Span& span, std::size_t states, int num_threads) {
-  const int rows = span.row_end - span.row_begin, most = height_of(model), enough = enough_for(num_threads);
+  const int rows = span.row_end - span.row_begin, most = max_rows_of(model), enough = busy_tasks(num_threads);
   const int least = (rows * model.kv_heads + enough - 1) / enough;
-  const int height = is_few(model, rows, num_threads) ? std::clamp(least, 1, most) : most;
+  const int height = has_few_tasks(model, rows, num_threads) ? std::clamp(least, 1, most) : most;
   for (int row = span.row_begin; row < span.row_end; row += height)
     for (int head = 0; head < model.kv_heads; ++head)
       row_tasks_.push_back({&span, row, std::min(row + height, span.row_end), head, states});
@@ -334,7 +339,7 @@ void Attention<Number>::cut(const Model& model, const Span& span, std::size_t st
 
 template <class Number>
 void Attention<Number>::run(const Model& model, const Layer& layer, const Batch& batch, const Number* queries,
-                            Number* output, Team& team) {
+                            Number* output, ThreadPool& threads) {
   const int heads = model.kv_heads, count = int(trunks_.readings().size()) * heads;
   const Part* parts = trunks_.parts().data();
   const auto keys_of = [&](int i) {
@@ -342,19 +347,20 @@ void Attention<Number>::run(const Model& model, const Layer& layer, const Batch&
     const Part& first = parts[reading.part_begin];
     return keys_in(first.span->trunk_table, reading.stretch, reading.stretch * kStretch + first.keys, i % heads);
   };
-  team.share(count, [&](int i, int thread) {
+  threads.parallel_for(count, [&](int i, int thread) {
     const Reading& reading = trunks_.readings()[i / heads];
-    const int next = i + team.size();  // the other threads will take those between
+    const int next = i + threads.size();  // the other threads will run the iterations between
     Reader<Number>(model, layer, batch, queries, i % heads, workspaces_[thread], trunk_states_.data())
         .parts(parts + reading.part_begin, parts + reading.part_end, reading.stretch,
                next < count ? keys_of(next) : Keys{});
   });
-  team.share(int(row_tasks_.size()), [&](int i, int thread) {
+  threads.parallel_for(int(row_tasks_.size()), [&](int i, int thread) {
     finish(model, layer, batch, queries, row_tasks_[i], workspaces_[thread], output);
   });
 }
 
-// Reads all keys that the rows of a task see, and writes the rows' output.
+// Reads all keys that the rows of a task see and that are in no reading, merges all states, and writes the rows'
+// output.
 template <class Number>
 void Attention<Number>::finish(const Model& model, const Layer& layer, const Batch& batch, const Number* queries,
                                const Task& task, Workspace& space, Number* output) {
@@ -367,7 +373,7 @@ void Attention<Number>::finish(const Model& model, const Layer& layer, const Bat
   for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
     const int keys = std::min(span.trunk_keys - stretch * kStretch, kStretch);
     const Part part{&span, task.row_begin, task.row_end, keys, 0, task.states};
-    if (task.states == kOwn)
+    if (task.states == kNotShared)
       reader.parts(&part, &part + 1, stretch, keys_in(span.trunk_table, stretch + 1, span.trunk_keys, task.kv_head));
     reader.merge_all(reader.states_of(part, stretch), total, rows);
   }
@@ -379,7 +385,7 @@ void Attention<Number>::finish(const Model& model, const Layer& layer, const Bat
   for (int line = 0; line < rows * group; ++line) {
     const std::size_t row = task.row_begin + line / group, head = task.kv_head * group + line % group;
     const float* state = total + line * size;
-    const Floats mass = all(state[dim + 1]);  // 0 only if no score was a number: the row becomes NaN
+    const Floats mass = all(state[dim + 1]);  // 0 only if no score is a number: the output is then NaN
     for (int at = 0; at < dim; at += kLanes)
       store(output + (row * model.heads + head) * dim + at, load(state + at) / mass);
   }

@@ -6,25 +6,25 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "logit_rows.h"
 #include "rows.h"
-#include "team.h"
-#include "wanted.h"
+#include "thread_pool.h"
 
 namespace motet {
 namespace {
 
 constexpr float kKeyLimit = 1e20f;       // keys up to this give finite scores for all queries of a working model
-constexpr float kValueLimit = 3.38e38f;  // nearly the greatest bf16
-constexpr int kFewRows = 4;              // this many rows cost less than to involve another thread
-constexpr int kMaxStrip = 8;             // most panels that a thread takes at once
+constexpr float kValueLimit = 3.38e38f;  // slightly less than the greatest bf16
+constexpr int kFewRows = 4;              // rows per iteration: fewer would take less time than involving a thread
+constexpr int kMaxStrip = 8;             // maximum number of panels per iteration
 
 template <class Memory>
 void grow(Memory& memory, std::size_t size) {
   if (memory.size() < size) memory.resize(size);
 }
 
-// Returns how many of a product's panels a thread takes at once. They should be many, but all threads must end at the
-// same time, with at least three pieces for each, so that a thread that loses its core delays little.
+// Returns the number of a product's panels per iteration. It should be large, but all threads must end at the same
+// time, and there should be at least three iterations per thread, so that a descheduled thread causes little delay.
 int strip_of(int panels, int threads) {
   int best = 1, least = panels;
   for (int strip = 1; strip <= std::clamp(panels / (3 * threads), 1, kMaxStrip); ++strip) {
@@ -36,7 +36,7 @@ int strip_of(int panels, int threads) {
   return best;
 }
 
-// Unpacks a column of packed weights, times `scale`.
+// Unpacks a column of packed weights and multiplies it with `scale`. Writes [depth] floats.
 template <class Weight>
 void unpack_column(const Weight* panels, int column, int depth, float scale, float* to) {
   const Weight* from = panels + column / kPanel * panel_size(depth) + place_of<Weight>(column % kPanel);
@@ -47,19 +47,19 @@ void unpack_column(const Weight* panels, int column, int depth, float scale, flo
 template <class Number>
 class ForwardIn final : public Forward {
  public:
-  ForwardIn(const Model& model, int num_threads) : model_(model), team_(num_threads) {}
+  ForwardIn(const Model& model, int num_threads) : model_(model), threads_(num_threads) {}
 
   void run(const Batch& batch) override;
   void multiply(const Linear& linear, const void* input, int rows, float* output) override;
-  Team& team() override { return team_; }
+  ThreadPool& threads() override { return threads_; }
 
  private:
   void prepare(const Batch& batch);
   void prepare_sums(std::size_t rows);
   void embed(const Batch& batch);
   void project(const Layer& layer, const Batch& batch, bool last);
-  void place(const Layer& layer, const Batch& batch, int row, bool last);
-  const Batch& leave_wanted(const Batch& batch);
+  void store_row(const Layer& layer, const Batch& batch, int row, bool last);
+  const Batch& keep_logit_rows(const Batch& batch);
   void attend(const Layer& layer, const Batch& batch);
   void feed_forward(const Layer& layer, const Batch& batch);
   void add(const Linear& linear, const float* post_norm, const Number* input, int rows);
@@ -73,31 +73,31 @@ class ForwardIn final : public Forward {
   void product_of(const Linear& linear, const Number* input, int rows, Done done);
 
   const Model& model_;
-  Team team_;
+  ThreadPool threads_;
   Attention<Number> attention_;
-  Wanted wanted_;
+  LogitRows logit_rows_;
   std::vector<float> residual_;            // [rows][hidden]
   std::vector<float> projected_;           // [rows][columns of qkv, or hidden]
-  std::vector<Number> input_;              // [rows][hidden, or all queries]: input of the next product
+  std::vector<Number> input_;              // [rows][hidden, or heads * head_dim]: input of the next product
   std::vector<Number> gated_;              // [rows][intermediate]
   std::vector<Number> queries_;            // see Attention::run
-  std::vector<std::vector<float>> sums_;   // for each thread, sums of products with a great depth
+  std::vector<std::vector<float>> sums_;   // for each thread, scratch for sums of products (see `product`)
 };
 
 template <class Number>
 void ForwardIn<Number>::run(const Batch& batch) {
   prepare(batch);
   embed(batch);
-  const Batch* rest = &batch;
+  const Batch* remaining = &batch;
   for (int i = 0; i < model_.num_layers; ++i) {
     const bool last = i == model_.num_layers - 1;
     project(model_.layers[i], batch, last);
-    if (last) rest = &leave_wanted(batch);
-    if (rest->num_rows == 0) return;  // a chunk of a prompt that is not the last
-    attend(model_.layers[i], *rest);
-    feed_forward(model_.layers[i], *rest);
+    if (last) remaining = &keep_logit_rows(batch);
+    if (remaining->num_rows == 0) return;  // no logits are requested, as for a chunk of a prompt that is not the last
+    attend(model_.layers[i], *remaining);
+    feed_forward(model_.layers[i], *remaining);
   }
-  head(*rest);
+  head(*remaining);
 }
 
 template <class Number>
@@ -110,13 +110,13 @@ void ForwardIn<Number>::prepare(const Batch& batch) {
   grow(gated_, rows * model_.intermediate);
   grow(queries_, rows * query_size);
   prepare_sums(most);
-  wanted_.prepare(batch);
-  attention_.prepare(model_, batch, team_.size());
+  logit_rows_.prepare(batch);
+  attention_.prepare(model_, batch, threads_.size());
 }
 
 template <class Number>
 void ForwardIn<Number>::prepare_sums(std::size_t rows) {
-  sums_.resize(team_.size());
+  sums_.resize(threads_.size());
   for (auto& sums : sums_) grow(sums, rows * kMaxStrip * kPanel);
 }
 
@@ -148,54 +148,54 @@ void ForwardIn<Number>::project(const Layer& layer, const Batch& batch, bool las
     store(to, left);
     store(to + kLanes, right);
   });
-  each_row(batch.num_rows, [&](int row) { place(layer, batch, row, last); });
+  each_row(batch.num_rows, [&](int row) { store_row(layer, batch, row, last); });
 }
 
-// Turns a row's query and key heads by its position. Writes queries to `queries_`, keys and values to the cache. In the
-// last layer only rows whose logits are wanted still have queries.
+// Applies norms and RoPE to a row's query and key heads. Writes queries to `queries_`, and keys and values to the KV
+// cache. In the last layer, only rows whose logits are requested have queries.
 template <class Number>
-void ForwardIn<Number>::place(const Layer& layer, const Batch& batch, int row, bool last) {
+void ForwardIn<Number>::store_row(const Layer& layer, const Batch& batch, int row, bool last) {
   const int dim = model_.head_dim, heads = model_.heads, kv_heads = model_.kv_heads, group = heads / kv_heads;
   float* x = projected_.data() + std::size_t(row) * layer.qkv.columns;
   const std::size_t position = batch.positions[row], slot = batch.slots[row];
   const float *cosines = layer.cosines + position * (dim / 2), *sines = layer.sines + position * (dim / 2);
-  const bool asks = !last || wanted_.has(row);
-  const int rows = last ? wanted_.num_rows() : batch.num_rows, of_rows = last ? wanted_.place(row) : row;
-  for (int head = asks ? 0 : heads; head < heads + kv_heads; ++head) {
+  const bool has_queries = !last || logit_rows_.contains(row);
+  const int rows = last ? logit_rows_.num_rows() : batch.num_rows, query_row = last ? logit_rows_.index_of(row) : row;
+  for (int head = has_queries ? 0 : heads; head < heads + kv_heads; ++head) {
     float* here = x + head * dim;
     const bool query = head < heads;
     const float* weights = query ? layer.query_norm : layer.key_norm;
     if (weights) rms_norm(here, weights, dim, model_.epsilon, here);
-    turn(here, cosines, sines, dim);
+    rotate(here, cosines, sines, dim);
     if (query) {
-      Number* to = queries_.data() + ((std::size_t(head / group) * rows + of_rows) * group + head % group) * dim;
+      Number* to = queries_.data() + ((std::size_t(head / group) * rows + query_row) * group + head % group) * dim;
       for (int at = 0; at < dim; at += kLanes) store(to + at, load(here + at));
     } else {
-      store_sound(static_cast<Number*>(layer.keys) + (slot * kv_heads + head - heads) * dim, here, dim, kKeyLimit);
+      store_finite(static_cast<Number*>(layer.keys) + (slot * kv_heads + head - heads) * dim, here, dim, kKeyLimit);
     }
   }
   const float* values = x + (heads + kv_heads) * dim;
   Number* to = static_cast<Number*>(layer.values) + slot * kv_heads * dim;
-  const bool sound = store_sound(to, values, kv_heads * dim, kValueLimit);
-  if (last) batch.sick[row] = !sound;
+  const bool finite = store_finite(to, values, kv_heads * dim, kValueLimit);
+  if (last) batch.non_finite[row] = !finite;
 }
 
-// Leaves the rows whose logits are wanted, the only ones that are still needed. Returns a batch of them alone.
+// Removes the rows whose logits are not requested from the residual. Returns the batch of the remaining rows.
 template <class Number>
-const Batch& ForwardIn<Number>::leave_wanted(const Batch& batch) {
-  if (wanted_.all()) return batch;
+const Batch& ForwardIn<Number>::keep_logit_rows(const Batch& batch) {
+  if (logit_rows_.are_all_rows()) return batch;
   const int hidden = model_.hidden;
   for (int row = 0; row < batch.num_rows; ++row)
-    if (const int to = wanted_.place(row); wanted_.has(row) && to < row)
+    if (const int to = logit_rows_.index_of(row); logit_rows_.contains(row) && to < row)
       std::copy_n(residual_.data() + std::size_t(row) * hidden, hidden, residual_.data() + std::size_t(to) * hidden);
-  attention_.prepare(model_, wanted_.batch(), team_.size());
-  return wanted_.batch();
+  attention_.prepare(model_, logit_rows_.batch(), threads_.size());
+  return logit_rows_.batch();
 }
 
-// Adds what rows take from the values that they see.
+// Adds the output of attention to the residual.
 template <class Number>
 void ForwardIn<Number>::attend(const Layer& layer, const Batch& batch) {
-  attention_.run(model_, layer, batch, queries_.data(), input_.data(), team_);
+  attention_.run(model_, layer, batch, queries_.data(), input_.data(), threads_);
   add(layer.out, layer.attention_post_norm, input_.data(), batch.num_rows);
 }
 
@@ -211,7 +211,7 @@ void ForwardIn<Number>::feed_forward(const Layer& layer, const Batch& batch) {
   add(layer.down, layer.mlp_post_norm, gated_.data(), batch.num_rows);
 }
 
-// Adds a product, or its norm, to the residual.
+// Adds a product, or the norm of a product, to the residual.
 template <class Number>
 void ForwardIn<Number>::add(const Linear& linear, const float* post_norm, const Number* input, int rows) {
   const int hidden = model_.hidden;
@@ -250,7 +250,7 @@ void ForwardIn<Number>::head(const Batch& batch) {
   });
 }
 
-// Norms the residual's rows, as the input of a product.
+// Writes the norms of the residual's rows to `input_`.
 template <class Number>
 void ForwardIn<Number>::norm(const float* weights, int rows) {
   const int hidden = model_.hidden;
@@ -262,7 +262,7 @@ void ForwardIn<Number>::norm(const float* weights, int rows) {
 template <class Number>
 template <class Work>
 void ForwardIn<Number>::each_row(int rows, Work work) {
-  team_.share((rows + kFewRows - 1) / kFewRows, [&](int piece, int) {
+  threads_.parallel_for((rows + kFewRows - 1) / kFewRows, [&](int piece, int) {
     for (int row = piece * kFewRows; row < std::min(rows, (piece + 1) * kFewRows); ++row) work(row);
   });
 }
@@ -277,12 +277,12 @@ void ForwardIn<Number>::multiply(const Linear& linear, const void* input, int ro
   });
 }
 
-// Computes a product, and calls done(row, column, 16 results, the next 16) for every 32 columns of a row.
+// Computes a product, and calls done(row, column, left, right) for every 32 columns of a row, with 16 results each.
 template <class Number>
 template <class Done>
 void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, int rows, Done done) {
   const int panels = panels_of(linear.columns), depth = linear.depth;
-  const int strip = strip_of(panels, team_.size());
+  const int strip = strip_of(panels, threads_.size());
   const auto scaled = [&](Floats sum, int column) {
     const Floats bias = linear.bias ? load(linear.bias + column) : all(0.0f);
     if (linear.scales) {
@@ -291,7 +291,7 @@ void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, in
     return linear.bias ? sum + bias : sum;
   };
   with_panels(linear, [&](const auto* weights) {
-    team_.share((panels + strip - 1) / strip, [&](int piece, int thread) {
+    threads_.parallel_for((panels + strip - 1) / strip, [&](int piece, int thread) {
       const int begin = piece * strip, count = std::min(strip, panels - begin);
       product(rows, input, depth, weights + begin * panel_size(depth), panel_size(depth), count, depth,
               sums_[thread].data(), [&](int row, int panel, Floats left, Floats right) {
@@ -302,7 +302,7 @@ void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, in
   });
 }
 
-// Calls `work` with a product's packed weights as what they are.
+// Calls `work` with a pointer to a product's packed weights, in their actual type.
 template <class Number>
 template <class Work>
 void ForwardIn<Number>::with_panels(const Linear& linear, Work work) {

@@ -1,20 +1,20 @@
-// Matrix products over packed weights: C[rows, columns] = A[rows, depth] * B, with A and B in bf16 or float32 (B also
-// in int8, beside bf16), and sums in float32.
+// Matrix products with packed weights: C[rows, columns] = A[rows, depth] * B, with A and B in bf16 or float32 (B also
+// in int8 if A is bf16), and sums in float32.
 //
-// One accumulator sums each element of C, slice after slice from 0 on, whatever stands beside it. So a row's bits do
-// not depend on the number of rows or threads, or on how the work is cut.
+// Each element of C is summed by one accumulator, over ascending slices, independent of all other elements. A row's
+// bits therefore do not depend on the number of rows or threads, or on how the work is cut.
 #pragma once
 
 #include "tile.h"  // from avx512 or avx2
 
 namespace motet {
 
-// Depth taken at once if rows fill several tiles: rows of A stay in the L1 cache, a panel in L2.
+// Depth per pass if the rows fill several tiles, so that rows of A stay in the L1 cache and a panel in L2.
 template <class Number>
 constexpr int kDepthBlock = 2048 / sizeof(Number);
 
-// Up to so many rows wait for nothing but memory. They are quickest if weights are fetched into the L1 cache; more rows
-// if they are fetched into L2, and earlier.
+// Products with up to kFewRowsOfTile rows are limited by memory bandwidth. They are fastest if weights are prefetched
+// into the L1 cache. Products with more rows are fastest if weights are prefetched into L2, and earlier.
 constexpr int kFewRowsOfTile = 5;
 constexpr std::size_t kAheadOfFew = 6 << 10, kAheadOfMore = 12 << 10;  // bytes
 
@@ -29,14 +29,14 @@ __attribute__((always_inline)) inline void tile_of(int rows, const Number* a, st
   tile<Rows, Panels>(a, a_stride, b, b_stride, slices, fetch, start, done);
 }
 
-// Returns the height of the fewest tiles, at most `most` rows high, that share the rows evenly.
+// Returns the height of tiles that divide the rows evenly into as few tiles of at most `most` rows as possible.
 inline int even_tile(int rows, int most) {
   const int tiles = (rows + most - 1) / most;
   return (rows + tiles - 1) / tiles;
 }
 
-// Multiplies all rows with one panel after the other, in tiles of at most `Height` rows. A depth over `block` is summed
-// block by block.
+// Multiplies all rows with one panel after the other, in tiles of at most `Height` rows. A depth greater than `block`
+// is summed in blocks.
 template <int Height, class Number, class Weight, class Fetch, class Done>
 void product_by_panels(int rows, const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride,
                        int panels, int depth, int block, float* sums, Fetch fetch, Done done) {
@@ -62,11 +62,12 @@ void product_by_panels(int rows, const Number* a, std::size_t a_stride, const We
   }
 }
 
-// Multiplies all `rows` rows with panels [0, panels) of weights, which lie `b_stride` apart; `done(row, panel, left,
-// right)` takes the results. `sums` is scratch [rows][panels * 32] float32.
+// Multiplies all `rows` rows with panels [0, panels) of weights, which are `b_stride` numbers apart, and passes the
+// results to `done(row, panel, left, right)`. `sums` is scratch [rows][panels * 32] float32.
 //
-// Weights come from memory, fastest in one stream that is fetched at a constant distance. Rows that fill one tile read
-// each weight once, so they take all depth at once; more rows have time to fetch the whole next panel.
+// Weights come from memory, which is fastest as one stream that is prefetched at a constant distance. Rows that fit
+// into one tile read each weight once, so they use the full depth at once. With more rows, there is time to prefetch
+// the complete next panel.
 template <class Number, class Weight, class Done>
 void product(int rows, const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int panels,
              int depth, float* sums, Done done) {
@@ -78,8 +79,8 @@ void product(int rows, const Number* a, std::size_t a_stride, const Weight* b, s
                               Ahead<_MM_HINT_T1>{single ? kAheadOfMore : b_stride * sizeof(Weight)}, done);
 }
 
-// Multiplies rows with panels that lie in a cache, and have no great depth. Few rows take several panels at once; with
-// one they would wait for their own sums. `fetch()` is called once for each slice of a tile.
+// Multiplies rows with panels that are in a cache and have a small depth. Few rows use several panels at once, because
+// with one panel they would wait for the latency of their own sums. `fetch()` is called once for each slice of a tile.
 template <class Number, class Fetch, class Done>
 void product_in_cache(int rows, const Number* a, std::size_t a_stride, const Number* b, std::size_t b_stride,
                       int panels, int depth, Fetch fetch, Done done) {

@@ -1,8 +1,8 @@
-// The caller's inputs: a model and a step's batch, as plain structs of pointers. The native engine's `compiled_kernels.py`
-// mirrors them.
+// The caller's inputs: a model and a step's batch, as plain structs of pointers. The native engine's
+// `compiled_kernels.py` mirrors them.
 //
-// All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32. A model computes in one
-// type of number, which its weights, keys and values have: bf16 or float32.
+// All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32. The weights, keys,
+// values and inputs of products of a model have one type of number: bf16 or float32.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace motet {
 
-// y = x * weight^T + bias, the weight in panels (see gemm.h).
+// y = x * weight^T + bias, with the weight in panels (see panel.h).
 struct Linear {
-  const void* panels;   // the model's numbers, or int8 if there are scales
-  const float* scales;  // [columns] or null: the unit of each column's int8 weights
+  const void* panels;   // in the model's type of number, or int8 if there are scales
+  const float* scales;  // [columns] or null: scale of each column's int8 weights
   const float* bias;    // [columns] or null
   std::int32_t columns;
   std::int32_t depth;
@@ -29,13 +29,13 @@ struct Layer {
   const float* mlp_norm;        // [hidden]: weights of the norm before the feed-forward part
   const float* attention_post_norm;  // [hidden] or null: norm of attention's output, before it is added
   const float* mlp_post_norm;        // [hidden] or null: norm of the feed-forward part's output, before it is added
-  const float* query_norm;  // [head_dim] or null: norm of every query head, before it is turned
-  const float* key_norm;    // [head_dim] or null: norm of every key head, before it is turned
+  const float* query_norm;  // [head_dim] or null: norm of every query head, applied before RoPE
+  const float* key_norm;    // [head_dim] or null: norm of every key head, applied before RoPE
   const float* cosines;  // [positions][head_dim / 2]
   const float* sines;
   void* keys;    // [slots][kv_heads][head_dim]
   void* values;
-  std::int32_t window;  // number of keys that a query sees, its own included; 0: no limit
+  std::int32_t window;  // number of keys that a query sees, including its own; 0: no limit
   float score_scale;
   float score_softcap;  // 0: none
 };
@@ -51,19 +51,19 @@ struct Model {
   float logit_softcap;    // 0: none
   float embedding_scale;
   const Layer* layers;
-  const void* embedding;  // [vocab][hidden], or null: the head's weights
+  const void* embedding;  // [vocab][hidden]; null if the head's weights are used
   Linear head;
   const float* final_norm;
 };
 
-// Rows [row_begin, row_end) see keys 0 to `first` + (row - row_begin), inclusive, of a table that begins where the
-// trunk of their span ends.
+// Each row of [row_begin, row_end) sees keys [0, first + (row - row_begin)] of a block table. The table starts at the
+// position at which the trunk of the rows' span ends.
 struct Piece {
   std::int32_t row_begin, row_end, first, table;
 };
 
-// The choices of a group: rows [row_begin, row_end), cut into pieces, which all see the first `trunk_keys` keys of a
-// trunk. A prompt is a span of one piece without a trunk.
+// The choices of a group: rows [row_begin, row_end), cut into pieces [piece_begin, piece_end). All rows see keys
+// [0, trunk_keys) of a trunk. A prompt is a span of one piece without a trunk.
 struct Span {
   std::int32_t row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table;
 };
@@ -72,14 +72,14 @@ struct Batch {
   std::int32_t num_rows, num_spans, num_logits;
   const std::int32_t* tokens;     // [num_rows]
   const std::int32_t* positions;  // [num_rows]
-  const std::int32_t* slots;      // [num_rows]: where keys and values are stored
+  const std::int32_t* slots;      // [num_rows]: slot in which each row's key and value are stored
   const Span* spans;
   const Piece* pieces;
-  const std::int32_t* tables;     // block ids; spans and pieces say where theirs begin
+  const std::int32_t* tables;     // block ids; `table` and `trunk_table` are indices of a table's first block
   const std::int32_t* logit_rows; // [num_logits]
   float* logits;                  // [num_logits][vocab]
-  std::uint8_t* sick;             // [num_rows]: set to 1 if a row's values are not finite
-  std::int64_t* trunk_keys_read;  // set to the number of trunk keys read; those that spans read together count once
+  std::uint8_t* non_finite;       // [num_rows]: set to 1 if a row's values in the last layer are not finite, else 0
+  std::int64_t* trunk_keys_read;  // set to the number of trunk keys read; keys that spans read together count once
 };
 
 }  // namespace motet

@@ -1,5 +1,5 @@
-// The uniform number of a draw, a pure function of the choice's seed and the token's position: Philox4x32-10 (Salmon,
-// Moraes, Dror and Shaw, 2011), with the seed as key and the position as counter, as in `sample/philox.py`.
+// The uniform number of a sampled token, a pure function of the choice's seed and the token's position: Philox4x32-10
+// (Salmon, Moraes, Dror and Shaw, 2011), with the seed as key and the position as counter, as in `sample/philox.py`.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
-// Operations on single rows between matrix products: norms, rotary positions, activations.
+// Operations on single rows between matrix products: norms, RoPE, activations.
 #pragma once
 
 #include "vectors.h"
 
 namespace motet {
 
-// Root mean square norm (Zhang and Sennrich, 2019): returns the factor of a row, to be applied before the weights.
+// Returns the factor of a row in a root mean square norm (Zhang and Sennrich, 2019), applied before the weights.
 inline Floats rms_factor(const float* x, int size, float epsilon) {
   Floats squares = all(0.0f);
   for (int at = 0; at < size; at += kLanes) {
@@ -16,7 +16,7 @@ inline Floats rms_factor(const float* x, int size, float epsilon) {
   return all(1.0f) / sqrt(all(mean + epsilon));
 }
 
-// Writes the norm of a row `to` a row, which may be `x` itself.
+// Writes the norm of row `x` to row `to`, which can be `x` itself.
 template <class Number>
 inline void rms_norm(const float* x, const float* weights, int size, float epsilon, Number* to) {
   const Floats factor = rms_factor(x, size, epsilon);
@@ -32,8 +32,8 @@ inline void add_rms_norm(const float* x, const float* weights, int size, float e
   }
 }
 
-// Rotary position embedding (Su et al., 2021) of one head, halves paired as in Hugging Face's models.
-inline void turn(float* x, const float* cosines, const float* sines, int head_dim) {
+// Applies rotary position embedding (Su et al., 2021) to one head. Halves are paired as in Hugging Face's models.
+inline void rotate(float* x, const float* cosines, const float* sines, int head_dim) {
   const int half = head_dim / 2;
   for (int at = 0; at < half; at += kLanes) {
     const Floats a = load(x + at), b = load(x + half + at);
@@ -43,18 +43,18 @@ inline void turn(float* x, const float* cosines, const float* sines, int head_di
   }
 }
 
-// Stores numbers clamped to the limit, and 0 for NaN: a masked key has weight 0, and 0 times infinity would be NaN.
-// Returns true if all numbers were finite.
+// Stores numbers clamped to [-limit, limit], and 0 for NaN, because a masked key has weight 0, and 0 times infinity is
+// NaN. Returns true if all numbers were finite.
 template <class Number>
-inline bool store_sound(Number* to, const float* x, int size, float limit) {
+inline bool store_finite(Number* to, const float* x, int size, float limit) {
   const Floats top = all(limit), bottom = all(-limit);
-  bool sound = true;
+  bool all_finite = true;
   for (int at = 0; at < size; at += kLanes) {
     const Floats v = load(x + at);
-    sound &= every(finite(v));
+    all_finite &= every(finite(v));
     store(to + at, choose(numbers(v), max(min(v, top), bottom), all(0.0f)));
   }
-  return sound;
+  return all_finite;
 }
 
 inline Floats silu(Floats x) { return x * sigmoid(x); }

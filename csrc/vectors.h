@@ -1,11 +1,11 @@
-// exp2, sigmoid and tanh of sixteen floats at a time. They round the same way wherever they are called.
+// exp2, sigmoid and tanh of sixteen floats at a time. Rounding does not depend on the caller.
 #pragma once
 
 #include "floats.h"  // from avx512 or avx2
 
 namespace motet {
 
-// Returns 2^x for x <= 0 (so never infinity), within 2 units in the last place; 0 below -126 and for minus infinity.
+// Returns 2^x for x <= 0, within 2 units in the last place; 0 for x < -126, including minus infinity.
 inline Floats exp2_of_negative(Floats x) {
   const Floats whole = round(x);
   const Floats part = x - whole;   // in [-0.5, 0.5]

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "numbers.h"
+#include "number_types.h"
 
 namespace motet {
 
@@ -77,7 +77,7 @@ inline Floats times_power(Floats x, Floats whole) {  // x * 2^whole, -126 to 0
 
 inline float first(Floats x) { return _mm256_cvtss_f32(x.low); }
 
-// Combines all lanes: the two halves with each other, then the halves of the result, and so on.
+// Combines all lanes: the two halves with each other, then the halves of the result, until one lane is left.
 template <class Both>
 inline float fold(Floats x, Both both) {
   const __m256 eight = both(x.low, x.high);
@@ -88,7 +88,7 @@ inline float fold(Floats x, Both both) {
 inline float sum(Floats x) {
   return fold(x, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
 }
-inline float greatest(Floats x) {
+inline float reduce_max(Floats x) {
   return fold(x, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
 }
 
@@ -107,7 +107,7 @@ inline Floats choose(Mask mask, Floats yes, Floats no) {
   return {_mm256_blendv_ps(no.low, yes.low, mask.low), _mm256_blendv_ps(no.high, yes.high, mask.high)};
 }
 
-// Selects lanes [begin, end); the range may reach beyond the lanes.
+// Selects lanes [begin, end); the range can extend beyond the lanes.
 inline Mask lanes(int begin, int end) {
   const auto eight = [&](int from) {
     const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(from));

@@ -1,4 +1,5 @@
-// A tile of a matrix product with AVX2: bf16 numbers become floats in registers, exactly, and are multiplied as such.
+// A tile of a matrix product with AVX2. bf16 numbers are converted exactly to floats in registers, and multiplied as
+// floats.
 #pragma once
 
 #include <utility>
@@ -7,7 +8,7 @@
 
 namespace motet {
 
-constexpr int kMaxRows = 6;  // rows of a tile: 2 accumulators for each, B and A fill the 16 registers
+constexpr int kMaxRows = 6;  // rows of a tile: 2 accumulators per row, B and A fill the 16 registers
 constexpr int kEnough = 8;   // accumulators: the number of products that are in progress at once
 
 alignas(32) constexpr std::uint32_t kTopBytes[8] = {0xff000000, 0xff000000, 0xff000000, 0xff000000,
@@ -15,8 +16,8 @@ alignas(32) constexpr std::uint32_t kTopBytes[8] = {0xff000000, 0xff000000, 0xff
 
 using PairBits = std::uint32_t __attribute__((may_alias));
 
-// Loads a pair of a row into all lanes. It is loaded again for its second number: a compiler would keep both, but there
-// are no registers for that.
+// Loads a pair of a row into all lanes. It is loaded again for its second number, because there are no registers to
+// keep both, as a compiler would.
 inline __m256i broadcast_pair(const bf16* pair) {
   __m256i lanes;
   asm volatile("vpbroadcastd %1, %0" : "=x"(lanes) : "m"(*(const PairBits*)pair));
@@ -40,7 +41,7 @@ inline __m256 broadcast_number(const bf16* slice) {
   return number_of<Which>(broadcast_pair(slice));
 }
 
-// Loads number `Which` of a slice for 8 columns: the first or the second 8 (`eight`) of a half of a panel.
+// Loads number `Which` of a slice for 8 columns: the first (`eight` = 0) or second 8 columns of half `Half` of a panel.
 template <int Which, int Half>
 inline __m256 load_number(const float* slice, int eight) {
   return _mm256_loadu_ps(slice + Half * kLanes + eight * 8);
@@ -55,7 +56,7 @@ template <int Which, int Half>
 inline __m256 load_number(const std::int8_t* slice, int eight) {
   const __m256i four = _mm256_loadu_si256((const __m256i*)(slice + eight * kPanel));  // numbers in each lane
   __m256i top = _mm256_slli_epi32(four, 24 - 8 * (2 * Half + Which));
-  asm("vpand %1, %0, %0" : "+x"(top) : "m"(kTopBytes));  // in a register, it would displace a sum
+  asm("vpand %1, %0, %0" : "+x"(top) : "m"(kTopBytes));  // in memory, because a register would displace a sum
   return _mm256_cvtepi32_ps(top);
 }
 
@@ -102,9 +103,9 @@ inline void halves(const Number* a, std::size_t a_stride, const Weight* b, std::
     for (int half = 0; half < Halves; ++half) sums[row][First + half] = {sum[row][half][0], sum[row][half][1]};
 }
 
-// Multiplies `Rows` rows with `Panels` neighbouring panels, from slice 0 to `slices`. Sums begin with
-// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result. `fetch` is called with each slice
-// of the first panel, to fetch something meanwhile.
+// Multiplies `Rows` rows with `Panels` adjacent panels over slices [0, slices). Sums start with
+// `start(row, panel, half)`. The results are passed to `done(row, panel, left, right)`, 16 columns each. `fetch` is
+// called with each slice of the first panel, to prefetch other data during this time.
 template <int Rows, int Panels, class Number, class Weight, class Fetch, class Start, class Done>
 inline void tile(const Number* a, std::size_t a_stride, const Weight* b, std::size_t b_stride, int slices, Fetch fetch,
                  Start start, Done done) {

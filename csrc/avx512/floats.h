@@ -3,11 +3,11 @@
 
 #include <immintrin.h>
 
-#include "numbers.h"
+#include "number_types.h"
 
 namespace motet {
 
-using Floats = __m512;  // the compiler gives it + - * /
+using Floats = __m512;  // the compiler defines + - * / for it
 using Mask = __mmask16;
 
 inline bool supported() { return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw"); }
@@ -33,7 +33,7 @@ inline Floats round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEA
 inline Floats times_power(Floats x, Floats whole) { return _mm512_scalef_ps(x, whole); }  // x * 2^whole, -126 to 0
 inline float first(Floats x) { return _mm512_cvtss_f32(x); }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
-inline float greatest(Floats x) { return _mm512_reduce_max_ps(x); }
+inline float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }
 
 inline Mask less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 inline Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
@@ -42,7 +42,7 @@ inline bool every(Mask mask) { return mask == 0xffff; }
 inline unsigned bits(Mask mask) { return mask; }  // lane i is bit i
 inline Floats choose(Mask mask, Floats yes, Floats no) { return _mm512_mask_mov_ps(no, mask, yes); }
 
-// Selects lanes [begin, end); the range may reach beyond the lanes.
+// Selects lanes [begin, end); the range can extend beyond the lanes.
 inline Mask lanes(int begin, int end) {
   const auto below = [](int lane) { return Mask((1u << (lane < 0 ? 0 : lane < kLanes ? lane : kLanes)) - 1); };
   return below(end) & ~below(begin);

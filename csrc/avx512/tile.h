@@ -1,5 +1,5 @@
-// A tile of a matrix product with AVX-512: `vdpbf16ps` multiplies a pair of one row with 16 columns at once, FMA one
-// float32.
+// A tile of a matrix product with AVX-512: `vdpbf16ps` multiplies a pair of one row with 16 columns at once, FMA a
+// single float32.
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace motet {
 
-constexpr int kMaxRows = 12;  // rows of a tile: 2 accumulators for each, and B, fill the 32 registers
+constexpr int kMaxRows = 12;  // rows of a tile: 2 accumulators per row and B fill the 32 registers
 
 // Loads 32 columns of a slice.
 inline void load_slice(const float* from, Floats slice[2]) {
@@ -26,11 +26,11 @@ inline void load_slice(const std::int8_t* from, __m512bh slice[2]) {
   const auto number = [&](__m512i x) {  // the top byte as a float, whose lower half is zero
     return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_and_si512(x, top)));
   };
-  const auto beside = [](__m512i even, __m512i odd) {
+  const auto interleave = [](__m512i even, __m512i odd) {
     return (__m512bh)_mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
   };
-  slice[0] = beside(number(_mm512_slli_epi32(four, 24)), number(_mm512_slli_epi32(four, 16)));
-  slice[1] = beside(number(_mm512_slli_epi32(four, 8)), number(four));
+  slice[0] = interleave(number(_mm512_slli_epi32(four, 24)), number(_mm512_slli_epi32(four, 16)));
+  slice[1] = interleave(number(_mm512_slli_epi32(four, 8)), number(four));
 }
 
 // Returns the numbers of a row's slice in every lane.
@@ -44,9 +44,9 @@ inline __m512bh broadcast(const bf16* slice) {
 inline Floats add_products(Floats sum, Floats left, Floats right) { return fma(left, right, sum); }
 inline Floats add_products(Floats sum, __m512bh left, __m512bh right) { return _mm512_dpbf16_ps(sum, left, right); }
 
-// Multiplies `Rows` rows with `Panels` neighbouring panels, from slice 0 to `slices`. Sums begin with
-// `start(row, panel, half)`; `done(row, panel, left 16, right 16)` takes each result. `fetch` is called with each slice
-// of the first panel, to fetch something meanwhile.
+// Multiplies `Rows` rows with `Panels` adjacent panels over slices [0, slices). Sums start with
+// `start(row, panel, half)`. The results are passed to `done(row, panel, left, right)`, 16 columns each. `fetch` is
+// called with each slice of the first panel, to prefetch other data during this time.
 template <int Rows, int Panels, class Number, class Weight, class Fetch, class Start, class Done>
 __attribute__((always_inline)) inline void tile(const Number* a, std::size_t a_stride, const Weight* b,
                                                 std::size_t b_stride, int slices, Fetch fetch, Start start, Done done) {
@@ -67,7 +67,7 @@ __attribute__((always_inline)) inline void tile(const Number* a, std::size_t a_s
     fetch(from);
     const std::size_t even = slice * kDeep<Number>;
     std::size_t odd = even + a_stride;
-    asm("" : "+r"(odd));  // so the compiler lets two rows share a pointer: it has no registers for twelve
+    asm("" : "+r"(odd));  // makes the compiler use one pointer for two rows, because there are no registers for twelve
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {
       const Lanes left = broadcast(a + row / 2 * 2 * a_stride + (row % 2 ? odd : even));

@@ -1,4 +1,4 @@
-"""Runs one step of attention over groups in mid-life, with random queries, keys and values, and compares it with the
+"""Runs one step of attention over running groups, with random queries, keys and values, and compares it with the
 plain definition.
 
 Keys and values belong to an owner (a group's prompt, a choice's tail) and are written into the blocks that its table
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which a layer computes attention."""
+    """The window and the cap of scores of a layer."""
 
     window: int | None = None
     softcap: float | None = None
@@ -61,11 +61,11 @@ MakeStep = Callable[[StepInputs, KVStorage], LayerAttention]
 
 
 def torch_step(inputs: StepInputs, storage: KVStorage) -> LayerAttention:
-    """Makes the attention that the CPU runs."""
+    """Returns the attention that runs on the CPU with torch's operators."""
     return StepAttention(inputs.attention, torch.tensor(inputs.slots), storage=storage).attend
 
 
-@lru_cache(maxsize=2)  # a scene asks for the same ones at each step
+@lru_cache(maxsize=2)  # a scene requests the same numbers at each step
 def random_numbers(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(99))
 
@@ -112,7 +112,7 @@ class AttentionScene:
         common: int = 0,
     ) -> tuple[TailChunk, ...]:
         """Makes a group whose prompt is computed; each choice runs its tail's positions [begin, end) in this step. The
-        first `common` blocks of its trunk are those of `stem`."""
+        first `common` blocks of its trunk are the first blocks of `stem`."""
         starts = [ChoiceStart(i, i, tuple(range(end))) for i, (_, end) in enumerate(tails)]
         group = self._group(prompt_len, starts, fragmented=fragmented)
         group.trunk.num_computed = prompt_len
@@ -267,7 +267,8 @@ def reading(
 
 @st.composite
 def tree(draw: st.DrawFn, scene: AttentionScene, lengths: st.SearchStrategy[int], *, most: int = 6) -> list[TailChunk]:
-    """Draws groups whose prompts begin as that of an earlier one does; neighbours have most in common, as in a plan."""
+    """Draws groups whose prompts have a common prefix with an earlier prompt. Adjacent groups have most in common, as
+    in a plan."""
     groups: list[tuple[TailChunk, ...]] = []
     for _ in range(draw(st.integers(2, most))):
         length = draw(lengths)

@@ -1,4 +1,4 @@
-"""The attention operators agree with each other, and two parts merge into the whole."""
+"""The attention operators agree with each other, and two parts merge into the complete result."""
 
 import pytest
 import torch
@@ -68,12 +68,12 @@ def test_softcap_is_applied_before_the_mask() -> None:
     torch.testing.assert_close(lse[0, 0, 0], scores.logsumexp(-1))
 
 
-def test_parts_merge_into_the_whole() -> None:
+def test_parts_merge_into_the_complete_result() -> None:
     query, key, value = vectors(5, 30)
-    whole, _ = plain(query, key, value, None, 0.25)
+    complete, _ = plain(query, key, value, None, 0.25)
     found = [plain(query, key[:, :, b:e], value[:, :, b:e], None, 0.25) for b, e in ((0, 11), (11, 13), (13, 30))]
     outputs, lses = (torch.stack(parts).flatten(1, 2) for parts in zip(*found, strict=True))
-    torch.testing.assert_close(merge(outputs, lses), whole.flatten(0, 1))
+    torch.testing.assert_close(merge(outputs, lses), complete.flatten(0, 1))
 
 
 def test_a_part_without_weight_leaves_the_others_as_they_are() -> None:

@@ -1,4 +1,4 @@
-"""A position has the same padded length and the same cuts, whoever computes it."""
+"""A position has the same padded length and the same cuts in every step."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_stretch_is_cut_where_the_padded_length_changes() -> None:
 
 
 @pytest.mark.parametrize("begin", [0, 1, 63, 64, 191, 192, 511])
-def test_a_position_has_the_same_padded_length_wherever_a_stretch_begins(begin: int) -> None:
+def test_a_position_has_the_same_padded_length_at_any_start_of_a_stretch(begin: int) -> None:
     for end in (begin + 1, begin + 70, begin + 700):
         parts = list(pieces(begin, end))
         assert [position for first, last, _ in parts for position in range(first, last)] == list(range(begin, end))

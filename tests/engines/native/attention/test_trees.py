@@ -1,4 +1,4 @@
-"""Trunks that begin alike are read together, and each row has the bits that it has alone."""
+"""Trunks with a common prefix are read together, and each row has the same bits as alone."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -96,7 +96,7 @@ def joined(tails: Sequence[TailChunk], scene: AttentionScene, watch: Watch) -> i
 
 
 def trunks(*tables: Sequence[int], rows: int = 1, missing: int = 0) -> list[TrunkRead]:
-    """Returns trunks of `rows` rows each, the last block of which lacks `missing` keys."""
+    """Returns trunks of `rows` rows each, whose last blocks lack `missing` keys."""
     return [
         TrunkRead(i * rows, (i + 1) * rows, (9999,) * rows, len(table) * SIZE - missing, [*table])
         for i, table in enumerate(tables)
@@ -112,7 +112,7 @@ def grown(reads: Sequence[TrunkRead], gain: SharingGain = ALWAYS) -> list[tuple[
 STEM, LEFT, RIGHT = range(20), range(100, 120), range(200, 220)  # two stretches and a half each
 
 
-def test_what_trunks_have_in_common_is_read_once_up_to_the_last_whole_stretch() -> None:
+def test_common_keys_of_trunks_are_read_once_up_to_the_last_full_stretch() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *RIGHT])  # 640 keys in common
     assert grown(reads) == [(0, 2, 0, 512), (0, 1, 512, 1280), (1, 2, 512, 1280)]
     assert keys_joined(branches(reads, block_size=SIZE, gain=ALWAYS)) == 512

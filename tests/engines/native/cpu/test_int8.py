@@ -1,4 +1,4 @@
-"""Products with int8 weights are exactly those of the rounded weights, whatever else is computed with them."""
+"""Products with int8 weights equal the products with the rounded weights exactly, in a batch of any size."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -58,12 +58,14 @@ def kernels() -> ctypes.CDLL:
     return found
 
 
-def packed(weight: torch.Tensor, *, int8: bool, beside: torch.Tensor | None = None) -> Panels:
+def packed(weight: torch.Tensor, *, int8: bool, interleaved: torch.Tensor | None = None) -> Panels:
     columns, depth = weight.shape
-    return Packer(kernels(), [(2 * columns, depth)], dtype=torch.int8 if int8 else torch.bfloat16).pack(weight, beside)
+    return Packer(kernels(), [(2 * columns, depth)], dtype=torch.int8 if int8 else torch.bfloat16).pack(
+        weight, interleaved
+    )
 
 
-def whole_numbers(columns: int, depth: int, seed: int = 0) -> torch.Tensor:
+def integers(columns: int, depth: int, seed: int = 0) -> torch.Tensor:
     """Returns a weight that int8 does not change: integers, with a 127 in every column."""
     weight = torch.randint(-MAX_INT8, MAX_INT8 + 1, (columns, depth), generator=torch.Generator().manual_seed(seed))
     weight[:, 5] = MAX_INT8
@@ -75,26 +77,26 @@ def rows_of(count: int, depth: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
-def test_products_of_whole_numbers_have_the_bits_of_bf16(columns: int, depth: int, products: Products) -> None:
-    weight, x = whole_numbers(columns, depth), rows_of(40, depth)
+def test_products_of_integers_have_the_bits_of_bf16(columns: int, depth: int, products: Products) -> None:
+    weight, x = integers(columns, depth), rows_of(40, depth)
     expected = products.of(packed(weight, int8=False), x)
     assert torch.equal(products.of(packed(weight, int8=True), x), expected)
     assert torch.allclose(expected[:, :columns].double(), x.double() @ weight.double().T, rtol=1e-4, atol=0.05)
 
 
 def test_the_columns_of_two_interleaved_weights_keep_their_own_scales(products: Products) -> None:
-    one, other, x = whole_numbers(48, 64), whole_numbers(48, 64, seed=2) * 4, rows_of(3, 64)
-    expected = products.of(packed(one, int8=False, beside=other), x)
-    assert torch.equal(products.of(packed(one, int8=True, beside=other), x), expected)
+    one, other, x = integers(48, 64), integers(48, 64, seed=2) * 4, rows_of(3, 64)
+    expected = products.of(packed(one, int8=False, interleaved=other), x)
+    assert torch.equal(products.of(packed(one, int8=True, interleaved=other), x), expected)
 
 
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
 def test_a_row_has_the_same_bits_in_a_batch_of_any_size(columns: int, depth: int, products: Products) -> None:
     panels = packed(torch.randn(columns, depth).bfloat16(), int8=True)
     x = rows_of(40, depth)
-    whole = products.of(panels, x)
+    batch = products.of(panels, x)
     for count in (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25):
-        assert torch.equal(products.of(panels, x[-count:].contiguous()), whole[-count:]), f"{count} rows"
+        assert torch.equal(products.of(panels, x[-count:].contiguous()), batch[-count:]), f"{count} rows"
 
 
 def test_rounding_is_to_the_nearest_of_255_steps_and_zeros_stay_zeros() -> None:

@@ -1,4 +1,4 @@
-"""Block tables that share blocks are read together, and a row has the same bits as alone, whoever it is read with."""
+"""Block tables that share blocks are read together, and a row has the same bits as when it is read alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Group:
 
 
 class Stage:
-    """The kernels over a tiny model, and random keys and values in every block."""
+    """A tiny model with the compiled kernels, and random keys and values in every block."""
 
     def __init__(self, kind: str, family: str, dtype_name: str, block_size: int) -> None:
         kernels, dtype = kernels_of(kind), getattr(torch, dtype_name)
@@ -94,7 +94,7 @@ stage = lru_cache(maxsize=4)(Stage)
 
 @st.composite
 def trees(draw: st.DrawFn, block_size: int) -> list[Group]:
-    """Draws groups whose prompts are leaves of a tree: each level adds blocks, which are those of the branch."""
+    """Draws groups whose prompts are leaves of a tree. Each level adds the blocks of its branch."""
     lengths = [draw(st.integers(1, 320 // block_size)) for _ in range(DEPTH)]  # in blocks
     free = count()
     branches: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -117,7 +117,7 @@ def trees(draw: st.DrawFn, block_size: int) -> list[Group]:
 
 
 def tables_for(groups: Sequence[Group], *, block_size: int) -> list[list[list[int]]]:
-    """Returns the block tables of all tails, in the blocks after those of the trunks."""
+    """Returns the block tables of all tails, which use blocks after the blocks of the trunks."""
     free = iter(range(max(block for one in groups for block in one.trunk) + 1, NUM_SLOTS // block_size))
     return [
         [[next(free) for _ in range(-(-(offset + rows) // block_size))] for offset, rows in one.tails] for one in groups
@@ -136,7 +136,7 @@ KERNELS = [
 @pytest.mark.parametrize(("kind", "family", "dtype"), KERNELS)
 @examples(8)
 @given(data=st.data())
-def test_a_row_has_the_same_bits_alone_and_in_any_company(
+def test_a_row_has_the_same_bits_alone_and_with_any_other_rows(
     kind: str, family: str, dtype: str, data: st.DataObject
 ) -> None:
     block_size = data.draw(st.sampled_from([8, 16, 32, 128]))
@@ -172,7 +172,7 @@ def test_a_branch_reads_only_what_it_has_alone() -> None:
     assert joined(([*trunk, *left], 480), ([*trunk, *right], 480), ([*trunk, *left], 480)) == 320 + 480
 
 
-def test_blocks_in_common_count_wherever_they_are_in_the_prompt() -> None:
+def test_common_blocks_count_at_every_position_of_the_prompt() -> None:
     one, other = [*range(16)], [*range(16, 32)]
     assert joined(([*one, *range(40, 56)], 512), ([*other, *range(40, 56)], 512)) == 256, "the second stretch"
 

@@ -49,7 +49,7 @@ def steps_with(
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
         ) -> torch.Tensor:
-            """Rotates queries and keys by 0, because those of a scene are already rotated."""
+            """Rotates queries and keys by 0, because a scene's queries and keys are already rotated."""
             projected = torch.cat([x[0].transpose(0, 1) for x in (query, key, value)], dim=1).flatten(1)
             ones = torch.ones(*query.shape[2:], dtype=query.dtype, device=query.device)
             rotated = operators.rotate(layer, projected, cos_sin=(ones, torch.zeros_like(ones)), norms=None, step=step)

@@ -26,7 +26,7 @@ BY_16 = ("query", "keys", "values", "output", "items", "tables", "slot_stride")
 @pytest.mark.parametrize(
     ("block_m", "final"),
     [(16, False), (32, False), (64, False), (64, True)],
-    ids=["narrow", "many siblings", "wide", "whole"],
+    ids=["narrow", "many query heads", "wide", "final"],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("windowed", "capped"), [(False, False), (True, True)], ids=["plain", "window and cap"])

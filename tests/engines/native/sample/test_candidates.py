@@ -16,7 +16,7 @@ def sorted_ids(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("width", [64, 256, 4096, 10_240])
 @pytest.mark.parametrize("spread", [3.0, 0.02])
 def test_top_tokens_are_the_first_k_of_the_full_order(width: int, spread: float) -> None:
-    """In bf16 with a small spread, many tokens share nearly every value."""
+    """Nearly every value of bf16 logits with a small spread belongs to many tokens."""
     torch.manual_seed(width)
     x = (5 + spread * torch.randn(3, width)).bfloat16().float()
     expected = sorted_ids(x)

@@ -106,7 +106,8 @@ def test_processed_log_probabilities_are_those_of_the_sampled_distribution(name:
 
 
 def test_choices_of_one_row_have_their_own_ranks_next_to_another_group() -> None:
-    """As many choices as lanes, and still not one in each: the second sibling was ranked in the stranger's row."""
+    """There were as many choices as lanes, but not one in each lane, and the second choice of a group was ranked in the
+    row of the other group."""
     modes = (LogprobsMode.PROCESSED, LogprobsMode.RAW)
     params = [SamplingParams(max_tokens=9, temperature=2.0, logprobs=0, logprobs_mode=mode) for mode in modes]
     logits = logits_of(2)

@@ -25,7 +25,7 @@ def float64(row: torch.Tensor) -> Row:
 
 
 def sampled_ids(logits: torch.Tensor, params: SamplingParams, pasts: list[Past]) -> list[int]:
-    """Draws one token for each past, all from the first row."""
+    """Samples one token for each of `pasts`, all from the first row."""
     rows = [past.sample_row(0, params) for past in pasts]
     return [sampled.token_id for sampled in Sampler(logits.shape[1], CPU).sample(logits, rows)]
 

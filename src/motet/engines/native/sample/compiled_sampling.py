@@ -1,4 +1,4 @@
-"""Sampling with the compiled kernels (`csrc/draws.h`), on the CPU only.
+"""Sampling with the compiled kernels (`csrc/sampling.h`), on the CPU only.
 
 Choices whose logits are not modified, which are most choices, are sampled and scored directly from a step's logits in
 one call. A forward pass over a model's weights evicts everything else from the CPU's caches, so the time of this call

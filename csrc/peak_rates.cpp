@@ -1,4 +1,4 @@
-#include "ceilings.h"
+#include "peak_rates.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,13 +12,13 @@ namespace {
 constexpr std::size_t kLine = 64 / sizeof(std::uint64_t);  // words of a cache line
 constexpr std::size_t kPiece = 1 << 15;                    // words
 constexpr std::size_t kAhead = 32 * kLine;
-constexpr int kDepth = 256, kTiles = 200;  // of a piece
+constexpr int kDepth = 256, kTiles = 200;  // depth of a tile; tiles per iteration
 
 }  // namespace
 
-std::uint64_t read_memory(const std::uint64_t* words, std::size_t count, Team& team) {
+std::uint64_t read_memory(const std::uint64_t* words, std::size_t count, ThreadPool& threads) {
   std::atomic<std::uint64_t> all{0};
-  team.share(int((count + kPiece - 1) / kPiece), [&](std::size_t piece, int) {
+  threads.parallel_for(int((count + kPiece - 1) / kPiece), [&](std::size_t piece, int) {
     const std::uint64_t* const end = words + std::min(count, (piece + 1) * kPiece);
     std::uint64_t mixed[kLine] = {};
     for (const std::uint64_t* line = words + piece * kPiece; line + kLine <= end; line += kLine) {
@@ -30,11 +30,11 @@ std::uint64_t read_memory(const std::uint64_t* words, std::size_t count, Team& t
   return all;
 }
 
-double multiply_tiles(int tiles, Team& team) {
+double multiply_tiles(int tiles, ThreadPool& threads) {
   const std::vector<bf16> a(kMaxRows * kDepth, 0x3f80), b(panel_size(kDepth), 0x3f80);  // ones
   const int pieces = (tiles + kTiles - 1) / kTiles;
   std::vector<float> results(pieces * kLanes);
-  team.share(pieces, [&](int piece, int) {
+  threads.parallel_for(pieces, [&](int piece, int) {
     Floats result = all(0.0f);
     for (int i = 0; i < kTiles; ++i)
       tile<kMaxRows, 1>(

@@ -1,5 +1,5 @@
-"""Only rows whose logits are wanted pass through the whole last layer. That changes neither their bits nor what is
-stored."""
+"""Only rows whose logits are requested pass through the complete last layer. This changes neither the bits of their
+logits nor the stored keys and values."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -27,13 +27,13 @@ TRUNK = 300
 TAILS = ((0, 2), (7, 1), (20, 4))
 """The offset of each choice's first row in its tail, and its number of rows."""
 BEGIN, END = 40, 330
-"""The chunk of another prompt that runs beside them."""
+"""The chunk of another prompt in the same step."""
 NUM_ROWS = sum(rows for _, rows in TAILS) + END - BEGIN
 BLOCK_SIZE = 8
 
 
-def step(wanted: Sequence[int]) -> StepInputs:
-    """Returns a step of a group and a chunk of a prompt, in which the logits of some rows are wanted."""
+def step(requested: Sequence[int]) -> StepInputs:
+    """Returns a step of a group and a chunk of a prompt, in which the logits of some rows are requested."""
     free = iter(range(1000))
 
     def table(tokens: int) -> list[int]:
@@ -57,11 +57,11 @@ def step(wanted: Sequence[int]) -> StepInputs:
     chunk = PromptRead(begin, len(slots), BEGIN, END, prompt)
     plan = AttentionPlan(begin, (chunk,), (read,), tails.finished())
     tokens = [3 + position % 300 for position in positions]
-    return StepInputs(tokens, positions, slots, [*wanted], len(wanted), [], [], plan)
+    return StepInputs(tokens, positions, slots, [*requested], len(requested), [], [], plan)
 
 
 class Stage:
-    """The kernels over a tiny model, which can run the step again over the same keys and values."""
+    """A tiny model with the compiled kernels, which can run the step repeatedly over the same keys and values."""
 
     def __init__(self, folder: Path, kind: str, dtype: str) -> None:
         kernels = kernels_of(kind)
@@ -76,8 +76,8 @@ class Stage:
         self.all = self.run(range(NUM_ROWS))
         self.keys, self.values = parts.storage.keys.clone(), parts.storage.values.clone()
 
-    def run(self, wanted: Sequence[int]) -> torch.Tensor:
-        return self.runner.run(step(wanted)).clone()
+    def run(self, requested: Sequence[int]) -> torch.Tensor:
+        return self.runner.run(step(requested)).clone()
 
 
 stage = cache(Stage)
@@ -92,11 +92,11 @@ stage = cache(Stage)
     ],
 )
 @examples(8)
-@given(wanted=st.lists(st.integers(0, NUM_ROWS - 1), max_size=9) | st.just([NUM_ROWS - 1]))
-def test_logits_have_the_same_bits_whichever_others_are_wanted(
-    kind: str, dtype: str, tiny: Callable[[str], Path], wanted: list[int]
+@given(requested=st.lists(st.integers(0, NUM_ROWS - 1), max_size=9) | st.just([NUM_ROWS - 1]))
+def test_logits_have_the_same_bits_with_any_other_requested_rows(
+    kind: str, dtype: str, tiny: Callable[[str], Path], requested: list[int]
 ) -> None:
     here = stage(tiny("gemma3"), kind, dtype)
-    assert torch.equal(here.run(wanted), here.all[wanted])
+    assert torch.equal(here.run(requested), here.all[requested])
     here.runner.verify()
     assert torch.equal(here.storage.keys, here.keys) and torch.equal(here.storage.values, here.values)

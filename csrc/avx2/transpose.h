@@ -1,11 +1,11 @@
-// Turns rows into columns of a panel, with AVX2.
+// Transposes rows into columns of a panel, with AVX2.
 #pragma once
 
 #include "panel.h"
 
 namespace motet {
 
-// Transposes 8 rows of 8 words of 32 bits, pairs of bf16 or floats: each vector then has one word of each row.
+// Transposes 8 rows of 8 words of 32 bits, pairs of bf16 or floats. Each vector then has one word of each row.
 inline void transpose(__m256i v[8]) {
   __m256i t[8];
 #pragma GCC unroll 4
@@ -41,7 +41,7 @@ inline void pack_block(Number* to, const Number* const rows[kLanes]) {
     }
 }
 
-// Writes one slice of a panel: 32 columns that lie side by side in the rows.
+// Writes one slice of a panel from 32 consecutive numbers of each row.
 inline void pack_slice(bf16* to, const bf16* const rows[2]) {
   for (int column = 0; column < kPanel; column += kLanes) {
     const __m256i a = _mm256_loadu_si256((const __m256i*)(rows[0] + column));

@@ -1,11 +1,11 @@
-// Turns rows into columns of a panel, with AVX-512.
+// Transposes rows into columns of a panel, with AVX-512.
 #pragma once
 
 #include "panel.h"
 
 namespace motet {
 
-// Transposes 16 rows of 16 words of 32 bits, pairs of bf16 or floats: each vector then has one word of each row.
+// Transposes 16 rows of 16 words of 32 bits, pairs of bf16 or floats. Each vector then has one word of each row.
 inline void transpose(__m512i v[kLanes]) {
   __m512i t[kLanes];
 #pragma GCC unroll 8
@@ -45,7 +45,7 @@ inline void pack_block(Number* to, const Number* const rows[kLanes]) {
   for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(to + i * kSlice<Number>, v[i]);
 }
 
-// Writes one slice of a panel: 32 columns that lie side by side in the rows.
+// Writes one slice of a panel from 32 consecutive numbers of each row.
 inline void pack_slice(bf16* to, const bf16* const rows[2]) {
   alignas(64) static constexpr auto order = [] {
     struct { std::uint16_t left[32], right[32]; } o{};

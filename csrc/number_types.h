@@ -1,4 +1,4 @@
-// The types of numbers, and the number of lanes.
+// The types of numbers, and the number of lanes of a vector.
 #pragma once
 
 #include <bit>
