@@ -13,6 +13,25 @@ class Clock:
         return self.now_s
 
 
+class TurnCounter:
+    """Counts the turns of the event loop that another task gets inside `with`."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def __enter__(self) -> "TurnCounter":
+        self._task = asyncio.create_task(self._count())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _count(self) -> None:
+        while True:
+            self.turns += 1
+            await asyncio.sleep(0)
+
+
 async def turn(times: int = 1) -> None:
     """Lets each task that can run take one step, this number of times."""
     for _ in range(times):

@@ -9,18 +9,13 @@ import pytest
 
 from motet.merge import BATCH, Merge, PromptOnce, Source, Take, deliver, in_batches
 from motet.types import PromptReport
+from tests.clock import TurnCounter, turn
 
 pytestmark = pytest.mark.anyio
 
 
 class BrokenError(Exception):
     pass
-
-
-async def turns(number: int) -> None:
-    """Lets all other tasks run as often as `number` says."""
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 def items(*values: object, every: int = 0, error: Exception | None = None) -> Source[object]:
@@ -30,7 +25,7 @@ def items(*values: object, every: int = 0, error: Exception | None = None) -> So
         for value in values:
             if (taking := take((value,))) is not None:
                 await taking
-            await turns(every)
+            await turn(every)
         if error is not None:
             raise error
 
@@ -52,7 +47,7 @@ class Endless:
                 self.num_delivered += 1
                 if taking is not None:
                     await taking
-                await turns(self._pause)
+                await turn(self._pause)
         finally:
             self.ended = True
 
@@ -95,7 +90,7 @@ async def test_a_source_can_be_added_while_the_reader_waits() -> None:
     merge = Merge[object](1)
     merge.add(items("a", every=5))
     reading = asyncio.create_task(read_all(merge))
-    await turns(2)
+    await turn(2)
     merge.add(items("b"))
     assert sorted(map(str, await reading)) == ["a", "b"]
 
@@ -113,9 +108,9 @@ async def test_deliver_reads_an_iterator_to_its_end() -> None:
 async def test_an_error_comes_after_the_items_before_it_and_ends_the_merge() -> None:
     merge = Merge[object](10)
     merge.add(items("a", "b", error=BrokenError("first")))
-    await turns(3)
+    await turn(3)
     merge.add(items("dropped"))
-    await turns(3)
+    await turn(3)
     assert await merge.read() == ["a", "b"]
     for _ in range(2):
         with pytest.raises(BrokenError, match="first"):
@@ -136,7 +131,7 @@ async def test_the_first_error_is_raised_while_the_reader_waits_and_others_are_h
         while True:
             await merge.read()
     delivered = other.num_delivered
-    await turns(10)
+    await turn(10)
     assert other.num_delivered <= delivered + 1
     assert not other.ended
     await merge.aclose()
@@ -149,11 +144,11 @@ async def test_a_slow_reader_holds_the_sources_back(num_sources: int) -> None:
     merge = Merge[object](4)
     for source in sources:
         merge.add(source.run)
-    await turns(20)
+    await turn(20)
     assert sum(source.num_delivered for source in sources) == 4 + num_sources
     for num_read in range(1, 10):
         await anext(merge)
-        await turns(20)
+        await turn(20)
         assert sum(source.num_delivered for source in sources) == 4 + num_sources + num_read
     assert {source.num_delivered - 9 // num_sources for source in sources} <= {1, 5}, "the sources take turns"
     await merge.aclose()
@@ -162,7 +157,7 @@ async def test_a_slow_reader_holds_the_sources_back(num_sources: int) -> None:
 async def test_ready_items_are_handed_over_together_up_to_a_limit() -> None:
     merge = Merge[object](100)
     merge.add(items(*range(7)))
-    await turns(2)
+    await turn(2)
     assert await merge.read(5) == [0, 1, 2, 3, 4]
     assert await merge.read(5) == [5, 6]
     merge.put_nowait(["a", "b"])
@@ -170,26 +165,17 @@ async def test_ready_items_are_handed_over_together_up_to_a_limit() -> None:
 
 
 async def test_other_tasks_run_while_many_sources_have_items_ready() -> None:
-    num_turns = 0
-
-    async def other() -> None:
-        nonlocal num_turns
-        while True:
-            num_turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(other())
     num_sources = 20 * BATCH
     merge = Merge[object](2 * num_sources)
     for _ in range(num_sources):
         merge.add(items(*range(10)))
     sizes = []
-    while read := await merge.read(BATCH):
-        sizes.append(len(read))
-    counting.cancel()
+    with TurnCounter() as other:
+        while read := await merge.read(BATCH):
+            sizes.append(len(read))
     assert sum(sizes) == 10 * num_sources
     assert max(sizes) <= BATCH
-    assert num_turns >= len(sizes)
+    assert other.turns >= len(sizes)
 
 
 @pytest.mark.parametrize("num_turns", range(8))
@@ -198,7 +184,7 @@ async def test_closing_at_any_moment_ends_every_source_and_the_reader(num_turns:
     merge = Merge[object](2)
     tasks = [merge.add(source.run) for source in sources]
     reading = asyncio.create_task(read_all(merge)) if num_turns % 2 else None
-    await turns(num_turns)
+    await turn(num_turns)
     await merge.aclose()
     assert all(task.done() for task in tasks)
     assert all(source.ended for source, task in zip(sources, tasks, strict=True) if source.num_delivered)
@@ -220,7 +206,7 @@ async def test_a_reader_that_is_cancelled_at_any_moment_loses_nothing(num_turns:
             first += [item]
 
     reading = asyncio.create_task(read())
-    await turns(num_turns)
+    await turn(num_turns)
     reading.cancel()
     await asyncio.wait([reading])
     assert first + await read_all(merge) == [*range(5)]
@@ -234,12 +220,12 @@ async def test_closing_waits_for_sources_that_take_their_time_to_end() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await turns(10)
+            await turn(10)
             ended = True
 
     merge = Merge[object](1)
     merge.add(run)
-    await turns(1)
+    await turn(1)
     await merge.aclose()
     assert ended
 
@@ -248,9 +234,9 @@ async def test_a_source_that_is_cancelled_ends_alone() -> None:
     merge = Merge[object](10)
     task = merge.add(Endless(pause=1).run)
     merge.add(items("a", "b", every=3))
-    await turns(2)
+    await turn(2)
     task.cancel()
-    await turns(2)
+    await turn(2)
     assert [item for item in await read_all(merge) if isinstance(item, str)] == ["a", "b"]
 
 
@@ -258,13 +244,13 @@ async def test_failing_drops_unread_items_and_cancels_the_sources_at_once() -> N
     source = Endless()
     merge = Merge[object](3)
     task = merge.add(source.run)
-    await turns(3)
+    await turn(3)
     merge.fail(BrokenError("lost"))
     merge.fail(BrokenError("again"))
     merge.put_nowait(["late"])
     with pytest.raises(BrokenError, match="lost"):
         await merge.read()
-    await turns(2)
+    await turn(2)
     assert task.cancelled() and source.ended
     await merge.aclose()
     with pytest.raises(BrokenError, match="lost"):
@@ -276,7 +262,7 @@ async def test_the_owner_acts_before_the_reader_gets_the_end(error: Exception | 
     log: list[str] = []
 
     async def on_end() -> None:
-        await turns(2)
+        await turn(2)
         log.append("on_end")
 
     merge = Merge[object](1, on_end=on_end)
@@ -291,17 +277,8 @@ async def test_the_owner_acts_before_the_reader_gets_the_end(error: Exception | 
 
 
 async def test_items_are_processed_in_batches_with_a_turn_of_the_loop_after_each() -> None:
-    num_turns = 0
-
-    async def other() -> None:
-        nonlocal num_turns
-        while True:
-            num_turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(other())
-    turns_before = [num_turns async for _ in in_batches(range(3 * BATCH))]
-    counting.cancel()
+    with TurnCounter() as other:
+        turns_before = [other.turns async for _ in in_batches(range(3 * BATCH))]
     assert turns_before == [number // BATCH for number in range(3 * BATCH)]
 
 

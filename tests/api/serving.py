@@ -304,6 +304,13 @@ class Served:
         await writer.wait_closed()
         assert (await self.http.get("/version")).status_code == 200
 
+    async def abandon(self, request: asyncio.Task[httpx.Response]) -> None:
+        """Lets the client of a request leave before the response, and returns once no group is open."""
+        request.cancel()
+        await asyncio.wait([request])
+        assert request.cancelled()
+        await self.until_empty()
+
     async def until_empty(self) -> None:
         """Returns once no group is open; the test's time-out is the limit."""
         await self.service.admission.empty()

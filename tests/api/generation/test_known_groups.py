@@ -273,7 +273,5 @@ async def test_a_client_that_leaves_takes_its_group_along(serve: Serving) -> Non
     served = await gated(serve, "abcd")
     answering = await served.engine.start_request(served.chat(n=2))
     assert len(served.service.groups) == 1
-    answering.cancel()
-    await asyncio.wait([answering])
-    await served.until_empty()
+    await served.abandon(answering)
     assert len(served.service.groups) == 0

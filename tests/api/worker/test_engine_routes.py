@@ -123,9 +123,7 @@ async def test_a_gateway_that_leaves_leaves_nothing_behind_and_counts_as_499(ser
     request = await served.engine.start_request(post(served, "/engine/generate", group()))
     for _ in range(steps):
         served.engine.steps.release()
-    request.cancel()
-    await asyncio.wait([request])
-    await served.until_empty()
+    await served.abandon(request)
     assert 'motet:groups_total{model_name="tiny",status="499"} 1.0' in await served.metrics()
 
 
