@@ -81,10 +81,8 @@ async def test_an_engine_that_dies_is_restarted_as_the_same_worker() -> None:
         assert scene.state is WorkerState.READY
         assert first.closed and not second.closed
         assert [engine.connected for engine in (first, second)] == [[PREFILL], [PREFILL]]
-        assert [len(engine.record.block_listeners) for engine in (first, second)] == [
-            2,
-            2,
-        ]  # the index, and the publisher
+        # The index, and the publisher.
+        assert [len(engine.record.block_listeners) for engine in (first, second)] == [2, 2]
         assert scene.keeper.restarted == 1
     assert second.closed
 
