@@ -15,7 +15,7 @@ from motet.deploy.child import ChildServer
 from motet.models.smollm2 import DEFAULT_MODEL
 from tests.structured.forms import FORMS, Form
 from tests.structured.oracle import SchemaOracle
-from tests.structured.questions import N, Outcome, Question, outcome_of
+from tests.structured.questions import N, Question, QuestionOutcome, outcome_of
 from tests.structured.schemas.case import SchemaCase
 from tests.structured.schemas.every import CASES
 from tests.structured.test_schemas import compiled
@@ -50,7 +50,9 @@ def question_of_form(form: Form) -> Question:
     )
 
 
-async def outcome(server: ChildServer, questions: Sequence[Question], record: Record, *, attempt: int = 0) -> Outcome:
+async def outcome(
+    server: ChildServer, questions: Sequence[Question], record: Record, *, attempt: int = 0
+) -> QuestionOutcome:
     started = time.monotonic()
     http = DefaultAsyncHttpxClient(verify=False)
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0, http_client=http) as client:

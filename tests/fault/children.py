@@ -26,7 +26,7 @@ LONG: dict[str, object] = {**BODIES[1], "max_tokens": 400}
 POLL_S = 0.02
 
 
-class Status(msgspec.Struct, frozen=True):
+class ServerStatus(msgspec.Struct, frozen=True):
     workers: list[SeenWorker]
 
 
@@ -91,7 +91,7 @@ async def until(http: httpx.AsyncClient, holds: Callable[[list[SeenWorker]], boo
 
     async def poll() -> bool:
         response = await http.get("/status")
-        return holds(msgspec.json.decode(response.content, type=Status).workers)
+        return holds(msgspec.json.decode(response.content, type=ServerStatus).workers)
 
     while not await poll():  # noqa: ASYNC110  another process cannot set an event of this one
         await asyncio.sleep(POLL_S)

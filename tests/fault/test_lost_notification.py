@@ -18,7 +18,7 @@ from motet.transfer.orders import ConnectWorker
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.types import GenerateRequest, Role
-from tests.engines.native.drive import Outcome, group, prompt_of, take_step
+from tests.engines.native.drive import GroupOutcome, group, prompt_of, take_step
 from tests.fault.worker_pair import undisturbed
 from tests.tiny_engine import engine_config
 from tests.transfer.local import LocalNetwork
@@ -56,7 +56,7 @@ def meet(decode: EngineCore, prefill: EngineCore) -> None:
 def generated(decode: EngineCore, request: GenerateRequest) -> dict[int, list[int]]:
     """Takes steps until the group has finished. Like the engine's process it sleeps while it waits only for a transfer:
     a loop without sleep would keep the interpreter from the thread for which it waits."""
-    outcomes = {"g": Outcome()}
+    outcomes = {"g": GroupOutcome()}
     assert decode.transfers is not None
     decode.submit(request)
     while decode.busy:

@@ -17,8 +17,8 @@ from motet.engines.native.build import build_core, build_parts
 from motet.engines.native.core import EngineCore
 from motet.types import ChoiceStart
 from tests.devices import GPU, ON_GPU
-from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
-from tests.engines.native.recorder import Recorder, recorded
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
+from tests.engines.native.recorder import LogitsRecorder, recorded
 from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal, save_tiny_model
 
@@ -120,7 +120,7 @@ def test_in_bfloat16_kernels_and_graphs_are_as_close_as_torchs_operators(family:
 
 
 def test_a_step_waits_for_the_device_once(llama: Path) -> None:
-    core, outcomes = make_core(llama, device=GPU, dtype="bfloat16"), {"g": Outcome(), "h": Outcome()}
+    core, outcomes = make_core(llama, device=GPU, dtype="bfloat16"), {"g": GroupOutcome(), "h": GroupOutcome()}
     core.submit(group("g", prompt_of(83), n=8, max_tokens=60, temperature=0.8, top_k=40, presence_penalty=0.5))
     core.submit(group("h", prompt_of(20), n=2, max_tokens=60, logprobs=3, logit_bias={5: 2.0}))
     for _ in range(4):
@@ -154,5 +154,5 @@ def test_the_fingerprint_promises_only_similar_texts(llama: Path) -> None:
     assert build_parts(engine_config(llama, device=GPU)).info.fingerprint.endswith("-similar")
 
 
-def on_gpu(folder: Path, **changes: object) -> tuple[EngineCore, Recorder]:
+def on_gpu(folder: Path, **changes: object) -> tuple[EngineCore, LogitsRecorder]:
     return recorded(engine_config(folder, device=GPU, **changes))

@@ -28,7 +28,7 @@ KEYS = {"MOTET_CLUSTER_KEY": "of the cluster", "MOTET_WORKER_KEY": "of-workers",
 """Keys of the servers; clients need none."""
 
 
-class Totals(msgspec.Struct, frozen=True):
+class HostTotals(msgspec.Struct, frozen=True):
     prefills: int
     transfers: int
     transfer_bytes: int
@@ -36,13 +36,13 @@ class Totals(msgspec.Struct, frozen=True):
     bypasses: int
     choices_resumed: int
 
-    def __sub__(self, earlier: "Totals") -> "Totals":
-        return Totals(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+    def __sub__(self, earlier: "HostTotals") -> "HostTotals":
+        return HostTotals(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
-class Status(msgspec.Struct, frozen=True):
+class HostStatus(msgspec.Struct, frozen=True):
     workers: list[SeenWorker]
-    totals: Totals
+    totals: HostTotals
 
     @property
     def own(self) -> SeenWorker:
@@ -71,17 +71,17 @@ class Server:
             yield Streaming(response)
 
     @property
-    def status(self) -> Status:
-        return msgspec.json.decode(self.http.get("/status").content, type=Status)
+    def status(self) -> HostStatus:
+        return msgspec.json.decode(self.http.get("/status").content, type=HostStatus)
 
     def metric(self, name: str, **labels: str) -> float:
         return metric_sum(self.http.get("/metrics").text, name, **labels)
 
-    def until(self, holds: Callable[[Status], bool]) -> Status:
+    def until(self, holds: Callable[[HostStatus], bool]) -> HostStatus:
         """Returns the first status for which `holds` is true."""
         return eventually(lambda: self.status, holds)
 
-    def until_idle(self) -> Status:
+    def until_idle(self) -> HostStatus:
         return self.until(lambda status: status.own.idle)
 
 

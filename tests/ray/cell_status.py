@@ -19,7 +19,7 @@ class RayWorkerStatus(SeenWorker, frozen=True, kw_only=True):
     transfer: Transfer | None
 
 
-class Totals(msgspec.Struct, frozen=True):
+class RayTotals(msgspec.Struct, frozen=True):
     prefills: int
     transfers: int
     migrations: int
@@ -27,9 +27,9 @@ class Totals(msgspec.Struct, frozen=True):
     bypasses: int
 
 
-class Status(msgspec.Struct, frozen=True):
+class RayStatus(msgspec.Struct, frozen=True):
     workers: list[RayWorkerStatus]
-    totals: Totals
+    totals: RayTotals
 
     @property
     def addresses(self) -> set[str]:
@@ -49,7 +49,7 @@ class Status(msgspec.Struct, frozen=True):
         return ready == expected and len(self.workers) == sum(expected.values()) and all(w.idle for w in self.workers)
 
 
-def merged(reports: Sequence[Status]) -> Status:
+def merged(reports: Sequence[RayStatus]) -> RayStatus:
     """Merges the reports of several processes on one cell: the worst state of each worker, and the sum of the totals. A
     prefill worker that one of the processes does not know has not joined the cell so far."""
     workers: dict[str, RayWorkerStatus] = {}
@@ -60,9 +60,9 @@ def merged(reports: Sequence[Status]) -> Status:
         if worker.address not in workers or not (worker.idle and worker.state == "ready"):
             workers[worker.address] = worker
     totals = [status.totals for status in reports]
-    return Status(
+    return RayStatus(
         list(workers.values()),
-        Totals(
+        RayTotals(
             prefills=max(
                 (one.prefills for one in totals), default=0
             ),  # the prefills of one worker, known to all processes

@@ -24,7 +24,7 @@ from motet.settings.server_config import environment
 from motet.types import Ingress
 from tests.fault.fault_requests import CHAT, chat
 from tests.patience import PATIENCE_S
-from tests.ray.cell_status import Status, Totals, merged
+from tests.ray.cell_status import RayStatus, RayTotals, merged
 from tests.ray.engines import Engines, engines_of
 from tests.ray.fork_hook import environ_of
 from tests.ray.joined_cluster import Joined
@@ -194,12 +194,12 @@ class RunningRay:
         (path,) = self.temporary.glob(f"ray/session_2*/logs/worker-*-{replica.pid}.err")
         return path.read_text()
 
-    async def status(self) -> Status:
+    async def status(self) -> RayStatus:
         """Raises httpx.HTTPError if a process that knows a part of the cell does not answer."""
         answers = [(await client.get("/status")).raise_for_status() for client in await self._servers()]
-        return merged([msgspec.json.decode(answer.content, type=Status) for answer in answers])
+        return merged([msgspec.json.decode(answer.content, type=RayStatus) for answer in answers])
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> RayTotals:
         """Returns the totals of all workers."""
         return (await self.until(lambda status: status.complete)).totals
 
@@ -241,13 +241,13 @@ class RunningRay:
         (home,) = await self.finished_since(before, choices=1)
         return home
 
-    async def until_idle(self, *, seconds: float = PATIENCE_S) -> Status:
+    async def until_idle(self, *, seconds: float = PATIENCE_S) -> RayStatus:
         """Waits until all replicas of the settings are ready, and none holds blocks or groups."""
         return await self.until(lambda status: status.idle(**self._expected), seconds=seconds)
 
-    async def until(self, holds: Callable[[Status], bool], *, seconds: float = PATIENCE_S) -> Status:
+    async def until(self, holds: Callable[[RayStatus], bool], *, seconds: float = PATIENCE_S) -> RayStatus:
         """Returns the first status for which `holds` is true."""
-        last: list[Status] = []
+        last: list[RayStatus] = []
 
         async def check() -> bool:
             with suppress(httpx.HTTPStatusError, httpx.TransportError):

@@ -18,7 +18,7 @@ from tests.fault.answers import Answer, fetch_answer
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
 from tests.patience import PATIENCE_S
-from tests.ray.cell_status import Status
+from tests.ray.cell_status import RayStatus
 from tests.ray.processes import check_gone, engine_of, kill, lower_priority, stopped
 from tests.ray.running_ray import ADMIN_KEY, CONTROLLER, RunningRay, eventually_in
 from tests.ray.streaming import LONG, answer_with_fault, streaming
@@ -174,7 +174,7 @@ async def lose_a_decode_replica(ray: RunningRay, undisturbed: Undisturbed) -> No
     check_gone([engines[killed[0]]])
 
 
-def names_of_decode(status: Status) -> list[str]:
+def names_of_decode(status: RayStatus) -> list[str]:
     """Returns the names of decode workers, as in answers."""
     return [worker.address.removeprefix("http://") for worker in status.ready("decode")]
 

@@ -9,7 +9,7 @@ from motet.tracing.context import TraceContext
 from motet.types import GenerateRequest
 from tests.clock import settle
 from tests.routing.scene import APART, ControlledPrefill, Received, Scene, group, uninterrupted
-from tests.tracing.recorded import Recorded
+from tests.tracing.recorded import RecordedTracer
 
 pytestmark = pytest.mark.anyio
 
@@ -20,13 +20,13 @@ def traced(name: str = "g", *, flags: int = 1, n: int = 2) -> GenerateRequest:
     return msgspec.structs.replace(group(name, n=n), traceparent=msgspec.structs.replace(PARENT, flags=flags))
 
 
-def names(tracer: Recorded) -> list[str]:
+def names(tracer: RecordedTracer) -> list[str]:
     """Returns the names of all spans, by their start. All must be children of the group."""
     assert {(one.trace_id, one.parent_id) for one in tracer.records} <= {(PARENT.trace_id, PARENT.span_id)}
     return [one.name for one in sorted(tracer.records, key=lambda one: one.start_ns)]
 
 
-async def test_a_group_that_is_prefilled_separately(tracer: Recorded) -> None:
+async def test_a_group_that_is_prefilled_separately(tracer: RecordedTracer) -> None:
     scene, request = Scene(*APART, tracer=tracer), traced()
     assert await Received().read(scene.router.generate(request), request) == await uninterrupted(request)
     assert names(tracer) == ["queue", "prefill", "decode"]
@@ -37,7 +37,7 @@ async def test_a_group_that_is_prefilled_separately(tracer: Recorded) -> None:
     assert [context and context.span_id for context in asked] == [prefill.span_id, decode.span_id]
 
 
-async def test_a_group_that_moves_has_one_span_for_the_move_whatever_fails_in_it(tracer: Recorded) -> None:
+async def test_a_group_that_moves_has_one_span_for_the_move_whatever_fails_in_it(tracer: RecordedTracer) -> None:
     scene, request = Scene("both-0", "both-1", "both-2", tracer=tracer), traced()
     stream, received = scene.router.generate(request), Received()
     received.take(await anext(stream), request)
@@ -54,7 +54,7 @@ async def test_a_group_that_moves_has_one_span_for_the_move_whatever_fails_in_it
     assert stays[0].error and not stays[-1].error
 
 
-async def test_a_move_that_fails_has_the_reason(tracer: Recorded) -> None:
+async def test_a_move_that_fails_has_the_reason(tracer: RecordedTracer) -> None:
     scene, request = Scene("both-0", limit=0, tracer=tracer), traced()
     stream = scene.router.generate(request)
     await anext(stream)
@@ -65,7 +65,7 @@ async def test_a_move_that_fails_has_the_reason(tracer: Recorded) -> None:
     assert tracer.one("decode").error == "EngineDiedError"
 
 
-async def test_a_worker_that_leaves_is_a_cause(tracer: Recorded) -> None:
+async def test_a_worker_that_leaves_is_a_cause(tracer: RecordedTracer) -> None:
     scene, request = Scene("both-0", "both-1", tracer=tracer), traced()
     stream = scene.router.generate(request)
     await anext(stream)
@@ -74,7 +74,7 @@ async def test_a_worker_that_leaves_is_a_cause(tracer: Recorded) -> None:
     assert tracer.one("move").attributes["motet.move.cause"] == "leaving"
 
 
-async def test_the_trace_of_a_group_shows_how_long_it_waited_for_capacity(tracer: Recorded) -> None:
+async def test_the_trace_of_a_group_shows_how_long_it_waited_for_capacity(tracer: RecordedTracer) -> None:
     scene = Scene("both-0", max_choices=2, tracer=tracer)
     first = scene.submit("first", 2)
     request = traced("second")
@@ -86,7 +86,7 @@ async def test_the_trace_of_a_group_shows_how_long_it_waited_for_capacity(tracer
     assert names(tracer) == ["queue", "decode"]
 
 
-async def test_prefill_that_fails_and_a_client_that_leaves_end_their_spans(tracer: Recorded) -> None:
+async def test_prefill_that_fails_and_a_client_that_leaves_end_their_spans(tracer: RecordedTracer) -> None:
     scene = Scene(*APART, cell=CellConfig(bypass_tokens=0), tracer=tracer)
     scene.engines["prefill-0"].during_prefill = controlled = ControlledPrefill()
     stream = scene.router.generate(traced())
@@ -97,7 +97,7 @@ async def test_prefill_that_fails_and_a_client_that_leaves_end_their_spans(trace
     assert tracer.one("prefill").error == ""
 
 
-async def test_a_group_that_is_not_sampled_or_has_no_trace_leaves_no_span(tracer: Recorded) -> None:
+async def test_a_group_that_is_not_sampled_or_has_no_trace_leaves_no_span(tracer: RecordedTracer) -> None:
     scene = Scene("both-0", tracer=tracer)
     for request in (traced("a", flags=0), group("b")):
         await Received().read(scene.router.generate(request), request)
@@ -106,5 +106,5 @@ async def test_a_group_that_is_not_sampled_or_has_no_trace_leaves_no_span(tracer
 
 
 @pytest.fixture
-def tracer() -> Recorded:
-    return Recorded()
+def tracer() -> RecordedTracer:
+    return RecordedTracer()

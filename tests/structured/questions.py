@@ -2,7 +2,7 @@
 
 1. A `Question` is a user message, the request fields that demand a form, and the checks of the form.
 2. `outcome_of` sends all questions, several at a time.
-3. `Outcome` counts valid, truncated and invalid answers.
+3. `QuestionOutcome` counts valid, truncated and invalid answers.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Question:
 
 
 @dataclass
-class Outcome:
+class QuestionOutcome:
     """The answers to some questions, validated and counted."""
 
     num_valid: int = 0
@@ -81,9 +81,9 @@ class Outcome:
         )
 
 
-async def outcome_of(client: AsyncOpenAI, questions: Sequence[Question], *, attempt: int = 0) -> Outcome:
+async def outcome_of(client: AsyncOpenAI, questions: Sequence[Question], *, attempt: int = 0) -> QuestionOutcome:
     """Sends the questions, several at a time, each with its own seed. Another attempt uses other seeds."""
-    outcome, slots = Outcome(), asyncio.Semaphore(CONCURRENCY)
+    outcome, slots = QuestionOutcome(), asyncio.Semaphore(CONCURRENCY)
 
     async def answer(number: int, question: Question) -> None:
         async with slots:

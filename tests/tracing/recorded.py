@@ -4,7 +4,7 @@ from motet.tracing.spans import ALL_TRACES, ChildSpan, RecordingTracer, SpanReco
 from motet.tracing.variables import Sampling
 
 
-class Recorded(RecordingTracer):
+class RecordedTracer(RecordingTracer):
     def __init__(self, sampling: Sampling = ALL_TRACES) -> None:
         self.records: list[SpanRecord] = []
         super().__init__(self.records.append, sampling=sampling)

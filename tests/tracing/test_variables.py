@@ -7,7 +7,7 @@ from motet.errors import ConfigError
 from motet.tracing.context import TraceContext
 from motet.tracing.spans import RecordingTracer
 from motet.tracing.variables import Protocol, Sampling, Variables
-from tests.tracing.recorded import Recorded
+from tests.tracing.recorded import RecordedTracer
 
 SENT = TraceContext("0" * 31 + "1", "1" * 16)
 NOT_SAMPLED = SENT.unsampled
@@ -32,7 +32,7 @@ def test_a_sampler_determines_which_requests_have_spans(
     sampler: str, share: str, kept: tuple[bool | None, bool, bool, bool]
 ) -> None:
     environ = {"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": share}
-    tracer = Recorded(Variables.of(environ).sampling)
+    tracer = RecordedTracer(Variables.of(environ).sampling)
     for sent, expected in zip((None, SENT, NOT_SAMPLED, LAST), kept, strict=True):
         span = tracer.request(sent)
         assert expected in (None, span.recorded)
@@ -51,7 +51,7 @@ def test_a_share_of_traces_equals_that_of_opentelemetrys_own_sampler() -> None:
 
 
 def test_unsampled_spans_leave_no_record() -> None:
-    tracer = Recorded(Sampling(0.0))
+    tracer = RecordedTracer(Sampling(0.0))
     span = tracer.request(None)
     child = span.child("group")
     for one in (tracer.of(child.context).child("queue"), child, span):

@@ -10,7 +10,7 @@ from motet.tracing.spans import SpanRecord
 from tests.api.serving import Serving, WatchedEngine, group_lines, saying
 from tests.api.text_models import TextServing
 from tests.peers.openai_script import Manners
-from tests.tracing.recorded import Recorded
+from tests.tracing.recorded import RecordedTracer
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ async def test_a_request_has_a_span_for_itself_its_group_and_each_choice(
     serve: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer)
     answer = await served.http.post(CHAT, json=body(n=3, seed=-1, session_id="s"), headers=SAMPLED)
     request, group = tracer.one(f"POST {CHAT}"), tracer.one("chat tiny")
@@ -54,7 +54,7 @@ async def test_a_request_has_a_span_for_itself_its_group_and_each_choice(
 
 
 async def test_each_prompt_of_a_request_is_a_group_of_it(serve: Serving) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer)
     await served.complete(["x", "y"], n=2)
     assert tracer.children(tracer.one("POST /v1/completions")) == ["text_completion tiny"] * 2
@@ -62,7 +62,7 @@ async def test_each_prompt_of_a_request_is_a_group_of_it(serve: Serving) -> None
 
 
 async def test_a_refused_request_has_a_span_with_the_reason(serve: Serving) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer, max_body_bytes=1000)
     post = served.http.post
     await post(CHAT, json=body(n=0))
@@ -100,7 +100,7 @@ async def parts() -> AsyncIterator[bytes]:
 
 
 async def test_what_the_gate_keeps_out_has_no_span(serve: Serving) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer, api_keys=["key"])
     page, key = {"origin": "http://other"}, {"authorization": "Bearer key"}
     for status, headers in ((401, {}), (401, {"authorization": "Bearer other"}), (403, key | {"host": "other"})):
@@ -110,7 +110,7 @@ async def test_what_the_gate_keeps_out_has_no_span(serve: Serving) -> None:
 
 
 async def test_a_client_that_leaves_ends_its_spans(serve: Serving) -> None:
-    tracer, engine = Recorded(), WatchedEngine(saying("a long answer"), gated=True)
+    tracer, engine = RecordedTracer(), WatchedEngine(saying("a long answer"), gated=True)
     served = await serve(engine=engine, tracer=tracer)
     task = await engine.start_request(served.http.post(CHAT, json=body(n=2, stream=True)))
     await served.abandon(task)
@@ -125,7 +125,7 @@ async def test_a_malformed_header_starts_a_new_trace_and_is_not_logged(
     serve: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer)
     parent = ("traceparent", SAMPLED["traceparent"])
     secret = ("tracestate", "password=hunter2, =")
@@ -138,7 +138,7 @@ async def test_a_malformed_header_starts_a_new_trace_and_is_not_logged(
 
 
 async def test_a_request_that_is_not_sampled_has_no_span_and_passes_its_headers_on(serve_texts: TextServing) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     before = await serve_texts(Manners(), tracer=tracer)
     await before.served.http.post(CHAT, json=before.ask(), headers=NOT_SAMPLED)
     assert tracer.records == []
@@ -155,7 +155,7 @@ async def test_without_traces_the_headers_of_a_client_are_passed_on(serve_texts:
 
 
 async def test_a_text_upstream_is_called_inside_the_span_of_the_group(serve_texts: TextServing) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     before = await serve_texts(Manners(), tracer=tracer)
     await before.served.http.post(CHAT, json=before.ask(n=2), headers=SAMPLED)
     group = tracer.one("chat texts")
@@ -167,7 +167,7 @@ async def test_a_text_upstream_is_called_inside_the_span_of_the_group(serve_text
 
 
 async def test_more_choices_of_a_group_are_in_the_trace_of_their_own_request(serve: Serving) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer)
     answer = (await served.http.post(CHAT, json=body(keep_s=60))).json()
     await served.http.post(f"/v1/groups/{answer['id']}/more", json={"n": 2}, headers=SAMPLED)
@@ -179,14 +179,14 @@ async def test_more_choices_of_a_group_are_in_the_trace_of_their_own_request(ser
 
 
 async def test_the_span_of_a_choice_that_a_policy_starts_later_starts_then(serve: Serving) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer)
     await served.http.post(CHAT, json=body(n=3, group={"start": 1}))
     await_each_other(tracer.one("chat tiny"))
 
 
 async def test_so_does_that_of_a_choice_on_a_text_upstream(serve_texts: TextServing) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     before = await serve_texts(Manners(), tracer=tracer)
     await before.served.http.post(CHAT, json=before.ask(n=3, group={"start": 1}))
     await_each_other(tracer.one("chat texts"))
@@ -199,7 +199,7 @@ def await_each_other(group: SpanRecord) -> None:
 
 
 async def test_questions_about_the_server_leave_no_span(serve: Serving) -> None:
-    tracer = Recorded()
+    tracer = RecordedTracer()
     served = await serve(tracer=tracer)
     for path in ("/health", "/metrics", "/status", "/v1/models", "/nothing"):
         await served.http.get(path, headers=SAMPLED)

@@ -65,7 +65,7 @@ def group(
 
 
 @dataclass
-class Outcome:
+class GroupOutcome:
     """All results of a group."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class Outcome:
     error: MotetError | None = None
 
 
-def run(core: EngineCore, requests: Iterable[GenerateRequest], *, stagger: int = 0) -> dict[str, Outcome]:
+def run(core: EngineCore, requests: Iterable[GenerateRequest], *, stagger: int = 0) -> dict[str, GroupOutcome]:
     """Runs groups to their end, and checks that no block is held then. A new group starts every `stagger` steps, or all
     groups at once if it is 0."""
     waiting = list(requests)
-    outcomes = {str(request.request_id): Outcome() for request in waiting}
+    outcomes = {str(request.request_id): GroupOutcome() for request in waiting}
     step = 0
     while waiting or core.busy:
         while waiting and (stagger == 0 or step % stagger == 0):
@@ -93,7 +93,7 @@ def run(core: EngineCore, requests: Iterable[GenerateRequest], *, stagger: int =
     return outcomes
 
 
-def take_step(core: EngineCore, outcomes: dict[str, Outcome]) -> None:
+def take_step(core: EngineCore, outcomes: dict[str, GroupOutcome]) -> None:
     """Takes one step, and adds its deltas to the outcomes."""
     result = core.step()
     core.check()

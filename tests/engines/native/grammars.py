@@ -8,7 +8,7 @@ from pathlib import Path
 from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.text.tokenizer import Tokenizer
 from motet.types import Finish, FinishReason, GenerateRequest, Grammar, GrammarKind
-from tests.engines.native.drive import Outcome, group
+from tests.engines.native.drive import GroupOutcome, group
 from tests.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.tiny_tokenizer import build_tiny_tokenizer, save_tiny_tokenizer
 
@@ -85,7 +85,7 @@ def person(name: str, prompt: tuple[int, ...], **changes: object) -> GenerateReq
     return group(name, prompt, **{"grammar": PERSON, "max_tokens": 120, "ignore_eos": False, **changes})  # type: ignore[arg-type]
 
 
-def assert_persons(outcome: Outcome) -> None:
+def assert_persons(outcome: GroupOutcome) -> None:
     assert outcome.error is None
     for index, tokens in outcome.tokens.items():
         assert outcome.finish[index] == STOP and tokens[-1] in EOS_IDS

@@ -21,7 +21,7 @@ from motet.transfer.thread import TransferThread
 from motet.transfer.ticket import ClusterKey, Ticket, TransferAddress
 from motet.transfer.transport import RegisteredMemory, merged
 from motet.types import GenerateRequest, Role
-from tests.engines.native.drive import Outcome, gb_of, make_core, run, take_step
+from tests.engines.native.drive import GroupOutcome, gb_of, make_core, run, take_step
 from tests.tiny_engine import engine_config
 
 
@@ -148,7 +148,7 @@ class CorePair:
         self.p, self.p_transfers = self._core(folder, "P", Role.PREFILL, prefill_blocks, changes)
         self.d, self.d_transfers = self._core(folder, "D", Role.DECODE, decode_blocks, changes)
         self.d_transfers.peers["P"] = self.p_transfers
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, GroupOutcome] = {}
 
     def _core(
         self, folder: Path, name: str, role: Role, blocks: int, changes: dict[str, object]
@@ -190,7 +190,7 @@ class CorePair:
 
     def submit(self, *requests: GenerateRequest) -> None:
         for request in requests:
-            self.outcomes[request.request_id] = Outcome()
+            self.outcomes[request.request_id] = GroupOutcome()
             self.d.submit(request)
 
     def finish(self, *, land: bool = True) -> None:
@@ -229,7 +229,7 @@ class CorePair:
         assert self.p_transfers.leases_held == 0
 
 
-def tokens(outcomes: dict[str, Outcome], names: Iterable[str]) -> dict[str, dict[int, list[int]]]:
+def tokens(outcomes: dict[str, GroupOutcome], names: Iterable[str]) -> dict[str, dict[int, list[int]]]:
     found = {}
     for name in names:
         error: MotetError | None = outcomes[name].error

@@ -39,7 +39,7 @@ class WrappedRunner:
         self._runner.settle()
 
 
-class Recorder(WrappedRunner):
+class LogitsRecorder(WrappedRunner):
     """A runner that records every row of logits from which a token is sampled."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -53,11 +53,11 @@ class Recorder(WrappedRunner):
         return logits
 
 
-def recorded(core_config: EngineConfig) -> tuple[EngineCore, Recorder]:
+def recorded(core_config: EngineConfig) -> tuple[EngineCore, LogitsRecorder]:
     return recorded_over(build_parts(core_config))
 
 
-def recorded_over(parts: Parts) -> tuple[EngineCore, Recorder]:
+def recorded_over(parts: Parts) -> tuple[EngineCore, LogitsRecorder]:
     """Returns a new core over a model and KV memory that other cores may have used before."""
-    recorder = Recorder(parts.runner)
+    recorder = LogitsRecorder(parts.runner)
     return EngineCore(parts.info, recorder, options=parts.options), recorder

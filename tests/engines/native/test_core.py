@@ -13,7 +13,7 @@ from motet.engines.native.step.run import ModelRunner
 from motet.errors import ConfigError, ContextLengthError, EngineError, KVMemoryError, RequestError
 from motet.ids import RequestId
 from motet.types import ChoiceStart, FinishReason
-from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.recorder import WrappedRunner
 from tests.tiny_engine import engine_config
 from tests.tiny_models import Reference
@@ -74,7 +74,7 @@ def test_impossible_settings_name_their_flag(tiny: Tiny) -> None:
 def test_an_aborted_group_ends_at_once_and_leaves_other_groups_unchanged(steps: int, device: str, tiny: Tiny) -> None:
     expected = run(make_core(tiny("llama"), device=device), [group("b", prompt_of(30, 2), n=3, seed=9)])["b"].tokens
     core = make_core(tiny("llama"), device=device, budget=64)
-    outcomes = {"a": Outcome(), "b": Outcome()}
+    outcomes = {"a": GroupOutcome(), "b": GroupOutcome()}
     core.submit(group("a", prompt_of(100), n=4))
     core.submit(group("b", prompt_of(30, 2), n=3, seed=9))
     for _ in range(steps):
@@ -92,7 +92,7 @@ def test_an_aborted_group_ends_at_once_and_leaves_other_groups_unchanged(steps: 
 
 def test_a_stopped_choice_ends_alone_and_the_last_one_ends_the_group(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device)
-    outcomes = {"g": Outcome()}
+    outcomes = {"g": GroupOutcome()}
     core.submit(group("g", prompt_of(20), n=3, max_tokens=10))
     take_step(core, outcomes)
     core.stop_choice(RequestId("g"), 1)
@@ -112,7 +112,7 @@ def test_one_choice_of_a_waiting_group_can_be_stopped(tiny: Tiny) -> None:
     core.submit(group("g", prompt_of(20), n=2, max_tokens=3))
     core.stop_choice(RequestId("g"), 0)
     core.check()
-    outcomes = {"g": Outcome()}
+    outcomes = {"g": GroupOutcome()}
     while core.busy:
         take_step(core, outcomes)
     assert list(outcomes["g"].tokens) == [1]
@@ -120,7 +120,7 @@ def test_one_choice_of_a_waiting_group_can_be_stopped(tiny: Tiny) -> None:
 
 def test_a_stopped_choice_of_a_greedy_group_leaves_its_siblings(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device)
-    outcomes = {"g": Outcome()}
+    outcomes = {"g": GroupOutcome()}
     core.submit(group("g", prompt_of(20), n=3, max_tokens=5, temperature=0.0))
     take_step(core, outcomes)
     core.stop_choice(RequestId("g"), 0)
@@ -160,7 +160,7 @@ def test_logits_that_are_not_finite_fail_their_group_alone(device: str, tiny: Ti
 def test_preempted_choices_count_as_waiting(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device, blocks=40, max_model_len=256)
     core.submit(group("g", prompt_of(64), n=12, max_tokens=40))
-    outcomes, counts = {"g": Outcome()}, set[tuple[int, int]]()
+    outcomes, counts = {"g": GroupOutcome()}, set[tuple[int, int]]()
     while core.busy:
         take_step(core, outcomes)
         stats = core.stats()

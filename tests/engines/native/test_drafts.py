@@ -16,7 +16,7 @@ from motet.engines.native.step.sequence import ChoiceSequence
 from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk
 from motet.errors import GrammarError
 from motet.types import ChoiceStart, Grammar, GrammarKind, SamplingParams
-from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import EOS_IDS, FORM, NUMBER, PERSON, token_of
 from tests.engines.native.paper import PaperEngine, answer, request
 from tests.pairwise import each_once
@@ -102,7 +102,7 @@ MANY = {"greedy", "greedy, scored", "hot", "filtered", "bias", "form, scored"}
 """Ways with which many drafts are accepted."""
 
 
-def results(outcome: Outcome) -> tuple[object, ...]:
+def results(outcome: GroupOutcome) -> tuple[object, ...]:
     return outcome.tokens, outcome.logprobs, outcome.finish, outcome.error
 
 

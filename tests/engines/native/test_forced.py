@@ -11,7 +11,7 @@ import pytest
 from motet.engines.native.core import EngineCore
 from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.types import ChoiceStart, Finish, FinishReason, GenerateRequest, Grammar, GrammarKind
-from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import (
     FORM,
     NUMBER,
@@ -41,14 +41,14 @@ def form(name: str, length: int, **changes: object) -> GenerateRequest:
     return group(name, prompt_of(length), **{"grammar": FORM, "max_tokens": 300, "ignore_eos": False, **changes})  # type: ignore[arg-type]
 
 
-def sampled_fully(core: EngineCore, request: GenerateRequest) -> Outcome:
+def sampled_fully(core: EngineCore, request: GenerateRequest) -> GroupOutcome:
     """Returns the outcome of a request whose tokens are all sampled."""
     sampling = {name: getattr(request.sampling, name) for name in request.sampling.__struct_fields__}
     scored = group("sampled", request.prompt, starts=request.choices, **{**sampling, "logprobs": 0})
     return run(core, [scored])["sampled"]
 
 
-def assert_same(outcome: Outcome, expected: Outcome) -> None:
+def assert_same(outcome: GroupOutcome, expected: GroupOutcome) -> None:
     assert outcome.error is expected.error is None
     assert outcome.tokens == expected.tokens
     assert outcome.finish == expected.finish

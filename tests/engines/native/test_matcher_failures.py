@@ -9,7 +9,7 @@ from motet.engines.native.core import EngineCore
 from motet.errors import GrammarError
 from motet.grammar.compiled_grammar import Matcher
 from motet.types import Finish, FinishReason, GenerateRequest
-from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.grammars import PERSON, person, tiny_grammars
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Pat
     core = make_core(model)
     bad = person("bad", prompt_of(25), n=3, seed=1)
     submit_failing(core, bad, {1: 7})
-    outcomes = {name: Outcome() for name in ("bad", "good", "free")}
+    outcomes = {name: GroupOutcome() for name in ("bad", "good", "free")}
     for request in good:
         core.submit(request)
     while core.busy:
@@ -58,7 +58,7 @@ def test_a_matcher_that_fails_at_the_last_token_of_its_choice_ends_nothing(model
     request = person("g", prompt_of(25), max_tokens=7)
     core = make_core(model)
     submit_failing(core, request, {0: 7})
-    outcomes = {"g": Outcome()}
+    outcomes = {"g": GroupOutcome()}
     while core.busy:
         take_step(core, outcomes)
     assert outcomes["g"].error is None and outcomes["g"].finish[0] == Finish(FinishReason.LENGTH)

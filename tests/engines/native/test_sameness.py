@@ -15,7 +15,7 @@ import torch
 
 from motet.engines.native.build import Parts, build_parts
 from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.native.drive import Outcome, gb_of, group, make_core, prompt_of, run
+from tests.engines.native.drive import GroupOutcome, gb_of, group, make_core, prompt_of, run
 from tests.engines.native.recorder import RowKey, recorded_over
 from tests.pairwise import each_once
 from tests.tiny_engine import engine_config
@@ -238,7 +238,7 @@ def test_answers_enter_the_prefix_cache_only_with_the_flag(tiny: Tiny) -> None:
         prompt = prompt_of(LENGTH)
         answer = run(core, [group("ask", prompt, max_tokens=30)])["ask"].tokens[0]
         request = group("again", [*prompt, *answer, 5, 6, 7], max_tokens=10, temperature=0.0)
-        again: Outcome = run(core, [request])["again"]
+        again: GroupOutcome = run(core, [request])["again"]
         fresh = run(make_core(tiny("llama")), [request])["again"]
         assert again.prompt is not None
         assert again.prompt.cached_tokens == (112 if cache_answers else 80), (

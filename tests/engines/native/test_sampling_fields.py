@@ -15,7 +15,7 @@ from motet.engines.native.sample.compiled_sampling import CompiledSampling
 from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.sampler import Sampler
 from motet.types import VERBATIM_FIELDS, Grammar, GrammarKind, LogprobsMode, SamplingParams
-from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run
 from tests.engines.native.sample.reference import Past
 from tests.kernels import kernels_of
 
@@ -52,7 +52,7 @@ def core(model: Path) -> EngineCore:
     return make_core(model)
 
 
-def outcome(core: EngineCore, fields: Mapping[str, object]) -> Outcome:
+def outcome(core: EngineCore, fields: Mapping[str, object]) -> GroupOutcome:
     fields = {"ignore_eos": False, **fields}
     return run(core, [group("g", prompt_of(20), n=4, seed=3, **fields)])["g"]  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from motet.engines.native.core import EngineCore
 from motet.types import ChoiceStart, GenerateRequest
-from tests.engines.native.drive import Outcome, gb_of, group, make_core, prompt_of, run, take_step
+from tests.engines.native.drive import GroupOutcome, gb_of, group, make_core, prompt_of, run, take_step
 from tests.engines.native.pair import CorePair, with_ticket
 
 SLOW, LONG, KERNELS = pytest.mark.slow, pytest.mark.long, pytest.mark.kernels
@@ -42,7 +42,7 @@ def alone(core: EngineCore, requests: Sequence[GenerateRequest]) -> dict[str, di
     }
 
 
-def tokens_of(outcomes: dict[str, Outcome]) -> dict[str, dict[int, list[int]]]:
+def tokens_of(outcomes: dict[str, GroupOutcome]) -> dict[str, dict[int, list[int]]]:
     return {name: outcome.tokens for name, outcome in outcomes.items()}
 
 
@@ -82,7 +82,7 @@ def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny:
         request_for("third", seed=9),
         request_for("other salt", cache_salt="s"),
     ]
-    outcomes = {str(request.request_id): Outcome() for request in requests}
+    outcomes = {str(request.request_id): GroupOutcome() for request in requests}
     core.submit(requests[0])
     for _ in range(5):
         take_step(core, outcomes)
@@ -105,7 +105,7 @@ def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny:
 def test_if_the_first_group_leaves_while_it_computes_another_group_takes_over(end: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=32)
     requests = [request_for(f"g{i}", seed=10 * i) for i in range(4)]
-    outcomes = {str(request.request_id): Outcome() for request in requests}
+    outcomes = {str(request.request_id): GroupOutcome() for request in requests}
     for request in requests:
         core.submit(request)
     take_step(core, outcomes)
@@ -157,7 +157,7 @@ def test_torch_reads_a_long_common_prefix_once_for_all_prompts(dtype: str, tiny:
 def test_groups_after_a_follower_can_pass_it(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=24)
     requests = [request_for("first"), request_for("follower", seed=3), request_for("stranger", prompt_of(9, 5), seed=4)]
-    outcomes = {str(request.request_id): Outcome() for request in requests}
+    outcomes = {str(request.request_id): GroupOutcome() for request in requests}
     for request in requests:
         core.submit(request)
     while not outcomes["stranger"].tokens:
@@ -172,7 +172,7 @@ def test_an_urgent_group_does_not_follow_a_less_urgent_one(priority: int, comput
     """It is admitted in the second step of the first group, and computes the blocks that are missing then."""
     core = make_core(tiny("llama"), budget=48)
     requests = [request_for("first"), replace(request_for("second", seed=3), priority=priority)]
-    outcomes = {str(request.request_id): Outcome() for request in requests}
+    outcomes = {str(request.request_id): GroupOutcome() for request in requests}
     core.submit(requests[0])
     take_step(core, outcomes)
     core.submit(requests[1])
@@ -193,7 +193,7 @@ def test_without_a_prefix_cache_and_for_scored_prompts_nothing_is_shared(tiny: T
 
 def test_after_the_caches_are_emptied_no_group_joins_an_earlier_trunk(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
-    outcomes = {name: Outcome() for name in ("before", "after")}
+    outcomes = {name: GroupOutcome() for name in ("before", "after")}
     core.submit(request_for("before"))
     for _ in range(3):
         take_step(core, outcomes)
@@ -253,7 +253,7 @@ def test_each_group_generates_the_same_tokens_as_alone_even_with_little_memory(
     budget, itemsize = dice.choice((16, 48, 512)), 2 if numbers["dtype"] == "bfloat16" else 4
     keep_gb = gb_of(12, itemsize) if seed % 2 else None
     core = make_core(tiny(family), blocks=34, max_model_len=200, budget=budget, keep_gb=keep_gb, **numbers)
-    outcomes = {str(request.request_id): Outcome() for request in requests}
+    outcomes = {str(request.request_id): GroupOutcome() for request in requests}
     waiting, gone = list(requests), set[str]()
     while waiting or core.busy:
         for _ in range(min(len(waiting), dice.choice((0, 0, 1, 5)))):

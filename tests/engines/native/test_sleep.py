@@ -20,7 +20,7 @@ from motet.models.checkpoint import CheckpointKind
 from motet.transfer.orders import FailureKind
 from motet.types import FIRST_VERSION
 from tests.engines.native.conftest import MakePair
-from tests.engines.native.drive import Outcome, group, make_core, prompt_of, run, take_step
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.pair import CorePair, with_ticket
 from tests.engines.native.test_weights import FILE, NUMBERS, answer, built, core_of, drive, renew, saved
 from tests.tiny_models import save_tiny_model
@@ -32,9 +32,9 @@ def sleeper_of(core: EngineCore, parts: Parts) -> Sleeper:
     return Sleeper(core, storage=parts.storage, weights=parts.weights)
 
 
-def begun(core: EngineCore) -> dict[str, Outcome]:
+def begun(core: EngineCore) -> dict[str, GroupOutcome]:
     """Lets one group generate some tokens while another group of the same prompt waits."""
-    outcomes = {name: Outcome() for name in ("begun", "waiting")}
+    outcomes = {name: GroupOutcome() for name in ("begun", "waiting")}
     core.submit(group("begun", PROMPT, n=N, seed=50, max_tokens=40, logprobs=1))
     for _ in range(STEPS):
         take_step(core, outcomes)
@@ -42,12 +42,12 @@ def begun(core: EngineCore) -> dict[str, Outcome]:
     return outcomes
 
 
-def undisturbed(parts: Parts) -> dict[str, Outcome]:
+def undisturbed(parts: Parts) -> dict[str, GroupOutcome]:
     core = core_of(parts)
     return drive(core, begun(core))
 
 
-def same(outcomes: dict[str, Outcome], expected: dict[str, Outcome]) -> bool:
+def same(outcomes: dict[str, GroupOutcome], expected: dict[str, GroupOutcome]) -> bool:
     return all(
         (outcome.tokens, outcome.logprobs) == (expected[name].tokens, expected[name].logprobs)
         for name, outcome in outcomes.items()

@@ -18,7 +18,7 @@ from motet.models.checkpoint import CheckpointKind
 from motet.transfer.orders import FailureKind
 from motet.types import ChoiceStart
 from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
-from tests.engines.native.drive import Outcome, gb_of, group, prompt_of, run, take_step
+from tests.engines.native.drive import GroupOutcome, gb_of, group, prompt_of, run, take_step
 from tests.engines.native.pair import CorePair, alone, tokens, with_ticket
 from tests.pairwise import each_once
 from tests.tiny_engine import engine_config
@@ -69,7 +69,7 @@ def renew(core: EngineCore, parts: Parts, folder: Path, version: str = VERSION) 
     core.check()
 
 
-def drive(core: EngineCore, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+def drive(core: EngineCore, outcomes: dict[str, GroupOutcome]) -> dict[str, GroupOutcome]:
     while core.busy:
         take_step(core, outcomes)
     assert core.stats().blocks_used == 0
@@ -94,7 +94,7 @@ def test_groups_continue_with_new_weights_as_in_an_engine_started_with_them(
     parts = built(tiny(family), numbers)
     core = core_of(parts)
     run(core, [group("warm", PROMPT, seed=90)])
-    outcomes = {name: Outcome() for name in ("begun", "waiting")}
+    outcomes = {name: GroupOutcome() for name in ("begun", "waiting")}
     core.submit(group("begun", PROMPT, n=N, seed=50, max_tokens=40, logprobs=1))
     for _ in range(STEPS):
         take_step(core, outcomes)

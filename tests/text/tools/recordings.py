@@ -21,7 +21,7 @@ from motet.text.tools.tool_format import Tool, ToolFormat
 FOLDER = Path(__file__).parent / "recorded"
 
 
-class Recorded(msgspec.Struct, forbid_unknown_fields=True):
+class RecordedAnswer(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     source: str
     text: str
@@ -31,11 +31,11 @@ class Recorded(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    output: list[Recorded]
+    output: list[RecordedAnswer]
 
 
 @cache
-def recorded() -> list[tuple[str, Recorded]]:
+def recorded() -> list[tuple[str, RecordedAnswer]]:
     """Returns (name of the format, answer) for every recorded answer."""
     files = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}
     return [(name, one) for name, file in files.items() for one in msgspec.convert(file, _File).output]

@@ -9,12 +9,12 @@ import pytest
 from motet.text.formats import FORMATS
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.tool_format import ParsedCall, ParsedRegion, Tool, ToolFormat
-from tests.text.tools.recordings import TOOLS, Recorded, read, recorded
+from tests.text.tools.recordings import TOOLS, RecordedAnswer, read, recorded
 
 ANSWERS = [pytest.param(FORMATS[name], answer, id=f"{name}: {answer.name}") for name, answer in recorded()]
 
 
-def rank(answer: Recorded) -> tuple[int, int]:
+def rank(answer: RecordedAnswer) -> tuple[int, int]:
     return len(answer.calls), -len(answer.text)
 
 
@@ -27,7 +27,7 @@ SOME_LONG = [
 default; `make test-long` tests all."""
 
 
-def regions(form: ToolFormat, answer: Recorded) -> list[str]:
+def regions(form: ToolFormat, answer: RecordedAnswer) -> list[str]:
     """Returns the complete regions that the format parses."""
     texts: list[str] = []
 
@@ -40,7 +40,7 @@ def regions(form: ToolFormat, answer: Recorded) -> list[str]:
 
 
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
-def test_an_answer_has_the_expected_content_and_calls(form: ToolFormat, answer: Recorded) -> None:
+def test_an_answer_has_the_expected_content_and_calls(form: ToolFormat, answer: RecordedAnswer) -> None:
     content, calls = read(form, [answer.text])
     assert content == answer.content
     if answer.partly_sent:
@@ -55,20 +55,20 @@ def test_an_answer_has_the_expected_content_and_calls(form: ToolFormat, answer: 
 
 
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
-def test_an_answer_is_parsed_in_the_same_way_character_by_character(form: ToolFormat, answer: Recorded) -> None:
+def test_an_answer_is_parsed_in_the_same_way_character_by_character(form: ToolFormat, answer: RecordedAnswer) -> None:
     assert read(form, answer.text) == read(form, [answer.text])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "answer"), SOME_LONG)
-def test_an_answer_is_parsed_in_the_same_way_wherever_it_is_cut(form: ToolFormat, answer: Recorded) -> None:
+def test_an_answer_is_parsed_in_the_same_way_wherever_it_is_cut(form: ToolFormat, answer: RecordedAnswer) -> None:
     expected = read(form, [answer.text])
     for cut in range(1, len(answer.text)):
         assert read(form, [answer.text[:cut], answer.text[cut:]]) == expected
 
 
 @pytest.mark.parametrize(("form", "answer"), ANSWERS)
-def test_the_known_part_of_a_call_only_grows(form: ToolFormat, answer: Recorded) -> None:
+def test_the_known_part_of_a_call_only_grows(form: ToolFormat, answer: RecordedAnswer) -> None:
     for region in regions(form, answer):
         check_growth(form, region)
 
