@@ -270,7 +270,7 @@ class ClientLoop:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        majority = self._answers.majority()
+        majority = self._answers.leader
         return None if majority is None else majority.value
 
     async def _sample(self, index: int) -> tuple[int, str]:

@@ -89,16 +89,10 @@ class TokenNeed(NamedTuple):
 
 class ContextLengthError(RequestError, code="context_length_exceeded"):
     def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        others: tuple[str, ...] = (),
-        need: TokenNeed | None = None,
+        self, message: str, *, param: str | None = None, code: str | None = None, need: TokenNeed | None = None
     ) -> None:
         """`need` is None if only an engine knows the numbers."""
-        super().__init__(message, param=param, code=code, others=others)
+        super().__init__(message, param=param, code=code)
         self.need = need
 
 

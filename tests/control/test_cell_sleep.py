@@ -66,7 +66,7 @@ async def test_at_level_0_a_cell_is_paused_and_keeps_its_memory() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(0)
-    assert (cell.sleep.asleep, cell.control.paused, one.held, one.has_kv) == (True, True, True, True)
+    assert (cell.sleep.asleep, cell.control.engines.paused, one.held, one.has_kv) == (True, True, True, True)
     assert await cell.sleep.wake([SCHEDULING])
     assert (cell.sleep.asleep, one.held) == (False, False)
 
@@ -242,26 +242,26 @@ async def test_a_gateway_can_neither_resume_sleeping_engines_nor_get_their_check
 async def test_engines_resumed_between_the_pause_and_the_sleep_are_held_again() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
-    async with cell.control.lock:
+    async with cell.control.engines.lock:
         sleeping = asyncio.create_task(cell.fall_asleep(1))
         await asyncio.sleep(0)
         resuming = asyncio.create_task(cell.control.resume())
         await asyncio.sleep(0)
     await asyncio.gather(sleeping, resuming)
-    assert (one.held, one.has_kv, cell.control.paused, cell.router.waiting.paused) == (True, False, True, True)
+    assert (one.held, one.has_kv, cell.control.engines.paused, cell.router.waiting.paused) == (True, False, True, True)
 
 
 async def test_an_order_is_carried_out_completely_if_its_caller_leaves() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     await cell.fall_asleep(2)
-    async with cell.control.lock:
+    async with cell.control.engines.lock:
         leaving = asyncio.create_task(cell.sleep.wake(()))
         await asyncio.sleep(0)
         leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    async with cell.control.lock:  # comes after it
+    async with cell.control.engines.lock:  # comes after it
         assert (one.held, cell.sleep.asleep) == (False, False)
 
 

@@ -120,15 +120,15 @@ async def test_a_pause_holds_all_engines_and_new_ones_and_outlasts_an_update() -
     new = OrderedEngine()
     await control.bring(new)
     await control.weights.update(NEW, None)
-    assert (control.paused, one.held, new.held) == (True, True, True)
+    assert (control.engines.paused, one.held, new.held) == (True, True, True)
     await control.resume()
-    assert (control.paused, one.held) == (False, False)
+    assert (control.engines.paused, one.held) == (False, False)
 
 
 async def test_an_update_is_completed_if_its_caller_leaves() -> None:
     one = OrderedEngine()
     control, _ = cell(one)
-    async with control.lock:
+    async with control.engines.lock:
         leaving = asyncio.create_task(control.weights.update(NEW, None))
         await asyncio.sleep(0)
         leaving.cancel()

@@ -84,17 +84,17 @@ def test_only_conditions_on_values_need_them() -> None:
 
 def test_the_majority_is_the_value_that_had_so_many_first() -> None:
     answers = answers_of({5: "b", 0: "a"})
-    assert (answers.majority(), answers.leading()) == (("b", 1), (1, 1))
+    assert (answers.leader, answers.leading()) == (("b", 1), (1, 1))
     answers.finish(3, "a")
-    assert (answers.majority(), answers.leading()) == (("a", 2), (2, 1))
+    assert (answers.leader, answers.leading()) == (("a", 2), (2, 1))
     answers.finish(1, "b")
-    assert (answers.majority(), answers.leading()) == (("a", 2), (2, 2))
+    assert (answers.leader, answers.leading()) == (("a", 2), (2, 2))
     assert answers.counts == {"b": 2, "a": 2}
 
 
 def test_without_a_value_there_is_no_majority() -> None:
     answers = answers_of({0: None, 1: None})
-    assert (answers.majority(), answers.leading(), answers.counts) == (None, (0, 0), {})
+    assert (answers.leader, answers.leading(), answers.counts) == (None, (0, 0), {})
 
 
 @pytest.mark.parametrize("index", [0, 1, -1, 12])
@@ -131,7 +131,7 @@ def test_conditions_say_what_counting_says(drawn: tuple[int, Ends, set[int]], k:
         value, count = found[many - 1], found[:many].count(found[many - 1])
         if leader is None or count > found[: many - 1].count(leader):
             leader = value
-    assert answers.majority() == (None if leader is None else (leader, found.count(leader)))
+    assert answers.leader == (None if leader is None else (leader, found.count(leader)))
 
     assert Finished(k).met(answers) == ("finished" if len(values) >= k else None)
     assert Agree(k).met(answers) == ("agree" if any(found.count(value) >= k for value in found) else None)

@@ -22,8 +22,6 @@ READ_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class ChatQuestion:
-    """One chat request."""
-
     messages: Sequence[Mapping[str, str]]
     n: int
     max_tokens: int

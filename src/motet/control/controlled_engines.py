@@ -19,7 +19,7 @@ class ControlledEngines:
     def __init__(self, router: Router, *, on_other_servers: bool) -> None:
         """`on_other_servers`: True if engines on other servers take the orders too."""
         self.lock = asyncio.Lock()
-        """Held during every order, so that no engine joins the fleet in the middle of one."""
+        """Held during every order, and while an engine joins, so that none joins in the middle of an order."""
         self.paused = False
         self._router = router
         self._on_other_servers = on_other_servers

@@ -48,15 +48,6 @@ class EngineControl:
         self.sleep = None if on_other_servers else CellSleep(self.engines, self.weights, pause=self.pause)
         self._router = router
 
-    @property
-    def lock(self) -> asyncio.Lock:
-        """Held during every order. Its holder can let an engine join the fleet."""
-        return self.engines.lock
-
-    @property
-    def paused(self) -> bool:
-        return self.engines.paused
-
     async def bring(self, engine: Engine) -> None:
         """Gives an engine that joins the weights of the others, and lets it pause and sleep as they do. Raises
         StartupError if their folders hold other weights by now, and RequestError if they cannot be read. The caller has
@@ -77,7 +68,7 @@ class EngineControl:
             await self._rest()
         elif mode is PauseMode.ABORT:
             await self._router.abort()
-        async with self.lock:
+        async with self.engines.lock:
             await self.engines.halt()
 
     async def _rest(self) -> None:
@@ -85,19 +76,19 @@ class EngineControl:
         try:
             await self._router.wait_idle()
         except asyncio.CancelledError:
-            self._router.waiting.pause(self.paused)
+            self._router.waiting.pause(self.engines.paused)
             raise
 
     async def resume(self) -> None:
         """Lets all groups continue. Can be called twice. Raises RequestError while the engines sleep."""
-        async with self.lock:
+        async with self.engines.lock:
             self._check_awake()
             await self.engines.resume()
 
     async def forget_prefixes(self, *, recompute: bool) -> None:
         """Empties the prefix caches of all engines. `recompute`: True if running groups must recompute their KV; else
         they keep it. Raises EngineError if a worker on another server fails to."""
-        async with self.lock:
+        async with self.engines.lock:
             order = ForgetPrefixes(recompute)
             await self.engines.give(lambda engine: engine.send(order), to=self.engines.present())
 
@@ -131,7 +122,7 @@ class EngineControl:
     async def _hold(self, held: bool) -> None:
         """Starts or ends a pause that a gateway controls: the gateway's queue holds back new groups."""
         await self.weights.drop()  # a gateway that pauses is in no update any more
-        async with self.lock:
+        async with self.engines.lock:
             if not held:
                 self._check_awake()
             await self.engines.hold(held)

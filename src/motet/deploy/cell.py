@@ -294,7 +294,7 @@ class LocalKeeper:
     async def join(self) -> None:
         """Adds the started engine to the fleet: it gets the weights of the other engines, is connected to the workers
         with which it exchanges KV, and gets groups from now on. Raises MotetError if it cannot get these weights."""
-        async with self._control.lock:
+        async with self._control.engines.lock:
             await self._join()
 
     async def _join(self) -> None:

@@ -78,7 +78,7 @@ class FleetEntry:
                 self._fleet.put_text(id, report.models)
             else:
                 self._fleet.set_models(id, report.models)
-                async with self._control.lock:
+                async with self._control.engines.lock:
                     await self._control.bring(engine)
                     await self._put(Worker(id, engine, server.url, local=False), report.info.kind)
         except BaseException:  # its keeper does not know it at this point, but it can have groups already

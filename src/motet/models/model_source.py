@@ -48,8 +48,6 @@ def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str |
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model on this machine."""
-
     name: str
     size_bytes: int
     """Size in bytes; 0 if the model has not been downloaded."""

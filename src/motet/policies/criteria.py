@@ -32,7 +32,8 @@ class Answers:
     """Choices that will never finish."""
     counts: dict[str, int] = field(init=False, default_factory=dict)
     """Number of choices with each value."""
-    _leader: Majority | None = field(init=False, default=None)
+    leader: Majority | None = field(init=False, default=None)
+    """Most frequent value, of several the one that reached this number first; None without a value."""
     _second: int = field(init=False, default=0)
     """Number of choices with the most frequent of the other values."""
 
@@ -42,11 +43,11 @@ class Answers:
         if value is None:
             return
         count = self.counts[value] = self.counts.get(value, 0) + 1
-        leader = self._leader
+        leader = self.leader
         if leader is None or leader.value == value:
-            self._leader = Majority(value, count)
+            self.leader = Majority(value, count)
         elif count > leader.votes:
-            self._leader, self._second = Majority(value, count), leader.votes
+            self.leader, self._second = Majority(value, count), leader.votes
         else:
             self._second = max(self._second, count)
 
@@ -54,13 +55,9 @@ class Answers:
         self._check_open(index)
         self.lost.add(index)
 
-    def majority(self) -> Majority | None:
-        """Returns the most frequent value, of several the one that reached this number first; None without a value."""
-        return self._leader
-
     def leading(self) -> tuple[int, int]:
         """Returns the numbers of choices with the most frequent value and with the next one; 0 if there is none."""
-        return (0 if self._leader is None else self._leader.votes), self._second
+        return (0 if self.leader is None else self.leader.votes), self._second
 
     def _check_open(self, index: int) -> None:
         if not 0 <= index < self.n:

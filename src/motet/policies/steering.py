@@ -236,7 +236,7 @@ class Steering:
         """`id`: name of the group."""
         finished, vote, confidence = self._answers.values, None, None
         if self._policy.vote:
-            value, count = self._answers.majority() or (None, 0)
+            value, count = self._answers.leader or (None, 0)
             vote = VoteReport(value, count, {index: finished[index] for index in sorted(finished)})
         if self._confidences is not None:
             lowest = {index: self._confidences.lowest(index) for index in sorted(self._started)}

@@ -57,8 +57,6 @@ EVERY: Final = tuple(ServerCommand)
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """One setting."""
-
     help: str
     """Meaning in one or two sentences, to which default, unit and range are appended where it is shown."""
     panel: Panel = Panel.PROCESS

@@ -76,7 +76,7 @@ async def test_the_calls_of_slime_s_engine_are_answered(trained: Served, control
     assert (await http.post("/continue_generation", json={})).json()["status"] == "ok"
     assert (await http.get("/get_weight_version")).json() == {"weight_version": "3"}
     assert control.calls[:2] == [None, PauseMode.ABORT]
-    assert not control.paused
+    assert not control.engines.paused
 
 
 async def test_other_calls_of_trainers_reach_the_weights(trained: Served, control: NotedControl) -> None:

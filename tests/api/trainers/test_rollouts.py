@@ -35,7 +35,7 @@ async def test_requests_are_aborted_by_name_or_all(
 async def test_an_unknown_mode_is_refused(trained: Served, control: NotedControl) -> None:
     refused = await trained.http.post("/pause?mode=stop")
     assert_error(refused, status=400, param="mode")
-    assert not control.paused
+    assert not control.engines.paused
 
 
 def body_for(path: str, *, token_ids: bool, stream: bool) -> dict[str, object]:

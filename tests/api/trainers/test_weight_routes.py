@@ -253,7 +253,7 @@ async def two_steps(worker: EngineServer, control: NotedControl) -> None:
     await worker.send(NameWeights("6"))
     assert control.weights.version == "6"
     await worker.send(Hold(True))
-    assert control.paused
+    assert control.engines.paused
     await worker.send(ForgetPrefixes(recompute=True))
     await worker.send(DropWeights("memory"))
     assert control.weights.prepared is None

@@ -43,7 +43,7 @@ def rollout_router(service: Service) -> APIRouter:
 
     @router.get("/is_paused")
     async def is_paused() -> Response:
-        return json_response({"is_paused": service.opened(service.control).paused})
+        return json_response({"is_paused": service.opened(service.control).engines.paused})
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:

@@ -122,7 +122,6 @@ class WeightLoader:
         return staged, len(self._live.shapes)
 
     def _read_start(self) -> tuple[StagedWeights, int]:
-        """Reads the weights of the start again."""
         start = self._start
         try:
             if weights_digest([start.folder], self._cache) != start.digest:

@@ -230,7 +230,6 @@ class RouteAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities of a model on one route. The defaults are safe with any server."""
 
     exists: bool = True
-    """True if the server has the route."""
     honours_n: bool = False
     """True if an answer has as many choices as requested."""
     takes_usage: bool = False
