@@ -35,7 +35,7 @@ async def until_prefill(decode: Running, state: WorkerState) -> None:
         await fleet.changes.wait()
 
 
-async def test_a_decode_server_connects_to_its_prefill_server_and_has_prompts_prefilled_there(folder: Path) -> None:
+async def test_a_decode_server_connects_to_its_prefill_server_which_prefills_its_prompts(folder: Path) -> None:
     leases = FakeLeases()
     async with Running(folder, role=Role.PREFILL, starter=Starter(leases=leases)) as prefill:
         url = str(prefill.http.base_url)
@@ -91,7 +91,7 @@ async def test_a_prefill_server_takes_requests_with_its_key_and_refuses_others(f
     assert len(prefill.engine.prefills) == 1
 
 
-async def test_a_prefill_server_with_another_model_gets_no_requests_and_the_reason_is_shown(folder: Path) -> None:
+async def test_a_prefill_server_of_another_model_gets_no_requests_and_the_reason_is_shown(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         prefill.engine.info = replace(prefill.engine.info, model=ModelName("large"))
         url = str(prefill.http.base_url)

@@ -169,7 +169,7 @@ async def test_a_pull_from_a_stopped_prefill_ends_in_time(folder: Path, forking:
         await pair.check_prefill()
 
 
-async def test_workers_of_another_cluster_or_with_other_kv_refuse_each_other_with_the_reason(
+async def test_workers_of_another_cluster_or_kv_dtype_refuse_each_other_with_the_reason(
     folder: Path, forking: ForkingProcess
 ) -> None:
     other_kv = r"dtype is float32 here and bfloat16 there|bfloat16 here and float32"

@@ -96,7 +96,7 @@ def test_reports_that_were_sent_before_a_request_arrived_do_not_end_it() -> None
         assert best(balance, reports(a=(number, 0), b=(number, 7))) == "b"
 
 
-def test_a_request_whose_end_was_not_reported_is_removed_when_the_replica_reports_less() -> None:
+def test_a_request_with_an_unreported_end_is_removed_when_the_replica_reports_less() -> None:
     clock = Clock()
     balance = ReplicaBalance(clock=clock)
     balance.ranked(NO_SESSION, reports(a=(1, 0), b=(1, 0)))
