@@ -227,7 +227,7 @@ class Reader {
     return tanh(x * all(layer_.score_scale / cap)) * all(cap * kLog2E);
   }
 
-  // Locates the keys that will be packed now, of which the first `packed` are packed already, and the keys that are
+  // Locates the keys of this stretch, whose first `packed` keys are packed already, and the keys that are
   // probably read next.
   void plan_prefetch(const Keys& keys, int packed, const Keys& next) {
     std::size_t* offsets = space_.offsets.data();
@@ -329,9 +329,9 @@ void Attention<Number>::prepare(const Model& model, const Batch& batch, int num_
 // Cuts the rows of a span into tasks. The tasks are smaller if there would be too few to keep all threads busy.
 template <class Number>
 void Attention<Number>::cut(const Model& model, const Span& span, std::size_t states, int num_threads) {
-  const int rows = span.row_end - span.row_begin, most = max_rows_of(model), enough = busy_tasks(num_threads);
-  const int least = (rows * model.kv_heads + enough - 1) / enough;
-  const int height = has_few_tasks(model, rows, num_threads) ? std::clamp(least, 1, most) : most;
+  const int rows = span.row_end - span.row_begin, max_rows = max_rows_of(model), enough = busy_tasks(num_threads);
+  const int busy_rows = (rows * model.kv_heads + enough - 1) / enough;
+  const int height = has_few_tasks(model, rows, num_threads) ? std::clamp(busy_rows, 1, max_rows) : max_rows;
   for (int row = span.row_begin; row < span.row_end; row += height)
     for (int head = 0; head < model.kv_heads; ++head)
       row_tasks_.push_back({&span, row, std::min(row + height, span.row_end), head, states});

@@ -20,9 +20,9 @@ constexpr double kSlack = 0x1p-12;  // much more than the rounding error of a su
 // Lists the tokens with a value of at least `bound` as candidates.
 void Filter::list(const float* values, float bound) {
   candidates_.clear();
-  const Floats least = all(bound);
+  const Floats bounds = all(bound);
   for (int at = 0; at < width_; at += kLanes)
-    for (unsigned left = bits(at_least(load(values + at), least)); left != 0; left &= left - 1)
+    for (unsigned left = bits(at_least(load(values + at), bounds)); left != 0; left &= left - 1)
       candidates_.add(at + __builtin_ctz(left));
 }
 

@@ -26,12 +26,12 @@ void grow(Memory& memory, std::size_t size) {
 // Returns the number of a product's panels per iteration. It should be large, but all threads must end at the same
 // time, and there should be at least three iterations per thread, so that a descheduled thread causes little delay.
 int strip_of(int panels, int threads) {
-  int best = 1, least = panels;
+  int best = 1, min_panels = panels;
   for (int strip = 1; strip <= std::clamp(panels / (3 * threads), 1, kMaxStrip); ++strip) {
-    const int pieces = (panels + strip - 1) / strip, of_one_thread = (pieces + threads - 1) / threads * strip;
-    if (of_one_thread > least) continue;
+    const int pieces = (panels + strip - 1) / strip, panels_of_thread = (pieces + threads - 1) / threads * strip;
+    if (panels_of_thread > min_panels) continue;
     best = strip;
-    least = of_one_thread;
+    min_panels = panels_of_thread;
   }
   return best;
 }
@@ -102,14 +102,14 @@ void ForwardIn<Number>::run(const Batch& batch) {
 
 template <class Number>
 void ForwardIn<Number>::prepare(const Batch& batch) {
-  const std::size_t rows = batch.num_rows, most = std::max(batch.num_rows, batch.num_logits);
+  const std::size_t rows = batch.num_rows, max_rows = std::max(batch.num_rows, batch.num_logits);
   const int query_size = model_.heads * model_.head_dim;
   grow(residual_, rows * model_.hidden);
   grow(projected_, rows * std::max(model_.layers[0].qkv.columns, model_.hidden));
-  grow(input_, most * std::max(query_size, model_.hidden));
+  grow(input_, max_rows * std::max(query_size, model_.hidden));
   grow(gated_, rows * model_.intermediate);
   grow(queries_, rows * query_size);
-  prepare_sums(most);
+  prepare_sums(max_rows);
   logit_rows_.prepare(batch);
   attention_.prepare(model_, batch, threads_.size());
 }

@@ -29,9 +29,9 @@ __attribute__((always_inline)) inline void tile_of(int rows, const Number* a, st
   tile<Rows, Panels>(a, a_stride, b, b_stride, slices, fetch, start, done);
 }
 
-// Returns the height of tiles that divide the rows evenly into as few tiles of at most `most` rows as possible.
-inline int even_tile(int rows, int most) {
-  const int tiles = (rows + most - 1) / most;
+// Returns the height of tiles that divide the rows evenly into as few tiles of at most `max_height` rows as possible.
+inline int even_tile(int rows, int max_height) {
+  const int tiles = (rows + max_height - 1) / max_height;
   return (rows + tiles - 1) / tiles;
 }
 

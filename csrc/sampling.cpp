@@ -101,15 +101,15 @@ void RowSampler::read(const float* logits) {
   has_no_nan_ = true;
   for (int block = 0; block < blocks_; ++block) {
     const float* x = logits_ + block * kBlock;
-    Floats most = all(-kInfinity);
+    Floats maxima = all(-kInfinity);
     bool no_nan = true;
     for (int at = 0; at < kBlock; at += kLanes) {
       const Floats v = load(x + at);
       no_nan &= every(numbers(v));
-      most = max(v, most);
+      maxima = max(v, maxima);
     }
     has_no_nan_ &= no_nan;
-    maxima_[block] = reduce_max(most);
+    maxima_[block] = reduce_max(maxima);
   }
   best_ = *std::max_element(maxima_.begin(), maxima_.end());
 }

@@ -91,14 +91,15 @@ void Trunks::read_together(const Model& model, const Batch& batch, int num_threa
   std::int64_t rows = 0;
   for (const Slice& one : slices_)
     if (joins(one)) rows += rows_of(batch.spans[one.span]);
-  const int most = int(std::clamp<std::int64_t>((rows * model.kv_heads + enough - 1) / enough, 1, max_rows_of(model)));
+  const int max_rows =
+      int(std::clamp<std::int64_t>((rows * model.kv_heads + enough - 1) / enough, 1, max_rows_of(model)));
   // The last stretches come first, because they share the least and their readings take longest.
   for (int stretch = int(stretch_begins_.size()) - 2; stretch >= 0; --stretch)
     for (int begin = stretch_begins_[stretch], stop = stretch_begins_[stretch + 1]; begin < stop;) {
       int end = begin + 1;
       if (joins(slices_[begin])) {
         while (end < stop && common_[end] >= kMinCommonKeys && joins(slices_[end])) ++end;
-        join(batch, slices_.data() + begin, slices_.data() + end, common_.data() + begin, stretch, most);
+        join(batch, slices_.data() + begin, slices_.data() + end, common_.data() + begin, stretch, max_rows);
       }
       begin = end;
     }

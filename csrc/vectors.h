@@ -7,16 +7,16 @@ namespace motet {
 
 // Returns 2^x for x <= 0, within 2 units in the last place; 0 for x < -126, including minus infinity.
 inline Floats exp2_of_negative(Floats x) {
-  const Floats whole = round(x);
-  const Floats part = x - whole;   // in [-0.5, 0.5]
-  Floats y = all(1.5403530e-4f);   // minimax of 2^part (Cephes, exp2f)
-  y = fma(y, part, all(1.3333558e-3f));
-  y = fma(y, part, all(9.6181291e-3f));
-  y = fma(y, part, all(5.5504109e-2f));
-  y = fma(y, part, all(2.4022651e-1f));
-  y = fma(y, part, all(6.9314718e-1f));
-  y = fma(y, part, all(1.0f));
-  return choose(at_least(x, all(-126.0f)), times_power(y, whole), all(0.0f));
+  const Floats integer = round(x);
+  const Floats fraction = x - integer;  // in [-0.5, 0.5]
+  Floats y = all(1.5403530e-4f);        // minimax of 2^fraction (Cephes, exp2f)
+  y = fma(y, fraction, all(1.3333558e-3f));
+  y = fma(y, fraction, all(9.6181291e-3f));
+  y = fma(y, fraction, all(5.5504109e-2f));
+  y = fma(y, fraction, all(2.4022651e-1f));
+  y = fma(y, fraction, all(6.9314718e-1f));
+  y = fma(y, fraction, all(1.0f));
+  return choose(at_least(x, all(-126.0f)), times_power(y, integer), all(0.0f));
 }
 
 constexpr float kLog2E = 1.4426950408889634f;

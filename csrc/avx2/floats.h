@@ -67,12 +67,13 @@ inline Floats round(Floats x) {
   return {_mm256_round_ps(x.low, kNearest), _mm256_round_ps(x.high, kNearest)};
 }
 
-inline Floats times_power(Floats x, Floats whole) {  // x * 2^whole, -126 to 0
+// Returns x * 2^exponent for exponents from -126 to 0.
+inline Floats times_power(Floats x, Floats exponent) {
   const auto power = [](__m256 x) {
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   };
-  return x * Floats{power(whole.low), power(whole.high)};
+  return x * Floats{power(exponent.low), power(exponent.high)};
 }
 
 inline float first(Floats x) { return _mm256_cvtss_f32(x.low); }

@@ -114,8 +114,8 @@ inline void tile(const Number* a, std::size_t a_stride, const Weight* b, std::si
   Floats sums[Rows][kAll];
   for (int row = 0; row < Rows; ++row)
     for (int half = 0; half < kAll; ++half) sums[row][half] = start(row, half / 2, half % 2);
-  [&]<int... Turn>(std::integer_sequence<int, Turn...>) {
-    (halves<Rows, Turn * kTaken, kTaken>(a, a_stride, b, b_stride, slices, fetch, sums), ...);
+  [&]<int... Step>(std::integer_sequence<int, Step...>) {
+    (halves<Rows, Step * kTaken, kTaken>(a, a_stride, b, b_stride, slices, fetch, sums), ...);
   }(std::make_integer_sequence<int, kAll / kTaken>());
   for (int row = 0; row < Rows; ++row)
     for (int panel = 0; panel < Panels; ++panel) done(row, panel, sums[row][2 * panel], sums[row][2 * panel + 1]);

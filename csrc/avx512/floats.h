@@ -30,7 +30,8 @@ inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats abs(Floats x) { return _mm512_abs_ps(x); }
 inline Floats sqrt(Floats x) { return _mm512_sqrt_ps(x); }
 inline Floats round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline Floats times_power(Floats x, Floats whole) { return _mm512_scalef_ps(x, whole); }  // x * 2^whole, -126 to 0
+// Returns x * 2^exponent for exponents from -126 to 0.
+inline Floats times_power(Floats x, Floats exponent) { return _mm512_scalef_ps(x, exponent); }
 inline float first(Floats x) { return _mm512_cvtss_f32(x); }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }

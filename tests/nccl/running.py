@@ -11,13 +11,13 @@ from tests.nccl.trainer import Plan
 
 
 class RunningTrainer:
-    """The process of a trainer."""
+    """A trainer in a process of its own."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     async def prints(self, line: str) -> None:
-        """Returns when the trainer has printed this line, which must be the next one."""
+        """Waits for the next line of the trainer, which must be this one."""
         assert self._process.stdout is not None
         assert (await self._process.stdout.readline()).decode().strip() == line
 
@@ -29,7 +29,7 @@ class RunningTrainer:
 
 @contextlib.asynccontextmanager
 async def trainer(plan: Plan, forking: ForkingProcess) -> AsyncIterator[RunningTrainer]:
-    """Starts a trainer, which is killed at the end."""
+    """Runs a trainer with this plan, and kills it at the end."""
     process = await forking.talking("tests.nccl.trainer")
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(plan) + b"\n")

@@ -1,4 +1,4 @@
-"""The process that receives ends with the server that started it, whatever it waits for."""
+"""The receiver process ends when its server closes its standard input, even while it waits for a trainer."""
 
 import socket
 import subprocess
@@ -19,8 +19,8 @@ def test_a_process_that_waits_for_a_trainer_ends_with_its_standard_input(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     library = fake_nccl(tmp_path_factory.mktemp("nccl"))
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address, port = nobody.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as silent_store:
+        address, port = silent_store.getsockname()
         group = TrainerGroup(
             rank=1, world_size=2, master_address=address, master_port=port, packed=True, buffer_bytes=1, num_buffers=1
         )
@@ -30,9 +30,9 @@ def test_a_process_that_waits_for_a_trainer_ends_with_its_standard_input(
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(order)
             process.stdin.flush()
-            connection, _ = nobody.accept()
+            connection, _ = silent_store.accept()
             with connection:
-                assert connection.recv(1), "it waits for an answer of this store"
+                assert connection.recv(1), "the receiver waits for a response of this store"
                 process.stdin.close()
                 assert process.wait() == 0
                 assert process.stdout.read() == b""

@@ -1,5 +1,5 @@
-"""What trainers and receivers of tensors over NCCL must agree on: the id of the group, the limits of packed broadcasts,
-and NCCL's functions, with a library that moves bytes through sockets."""
+"""Trainers and receivers of tensors over NCCL agree on the id of the group, the limits of packed broadcasts, and NCCL's
+functions. The tests use a library that sends bytes through sockets."""
 
 import os
 import pickle  # noqa: TID251  what vLLM's trainers put into their stores
@@ -78,8 +78,8 @@ def test_both_sides_cut_at_the_same_tensors_whatever_the_size_of_a_buffer(buffer
     expected = [*broadcasts_of(FACTS, group(buffer_bytes=buffer_bytes))]
     assert [piece.num_bytes for piece in expected] == [one.nbytes for one in sent]
     assert {piece.dtype for piece in expected} == {torch.uint8}
-    whole = b"".join(one.numpy().tobytes() for one in sent)
-    assert len(whole) == sum(fact.num_bytes for fact in FACTS) == 210
+    all_bytes = b"".join(one.numpy().tobytes() for one in sent)
+    assert len(all_bytes) == sum(fact.num_bytes for fact in FACTS) == 210
 
 
 def test_without_packing_each_tensor_comes_alone_in_its_own_dtype() -> None:

@@ -1,12 +1,12 @@
 """A trainer that sends its weights as vLLM's trainers do, in its own process: `python -m tests.nccl.trainer`.
 
-It reads a `Plan` from its standard input, opens a store, meets the server as rank 0, and brings each file of the plan
-as one update. It prints `updated NUMBER` after each. After `halt_at` broadcasts of the last update it prints
-`sent NUMBER`, and then waits until it is killed.
+It reads a `Plan` from its standard input, opens a store, joins the group as rank 0, and sends each file of the plan as
+one update. It prints `updated NUMBER` after each update. After `halt_at` broadcasts of the last update, it prints
+`sent NUMBER` and waits until it is killed.
 """
 
 import ctypes
-import pickle  # noqa: TID251  what vLLM's trainers put into their stores
+import pickle  # noqa: TID251  vLLM's trainers store pickles
 import socket
 import sys
 import threading
@@ -30,23 +30,23 @@ class Plan(msgspec.Struct, frozen=True):
     server: str
     library: str
     files: list[str]
-    """A safetensors file for each update."""
+    """One safetensors file per update."""
     device: str = "cpu"
     packed: bool = True
     buffer_bytes: int = 2**30
     num_buffers: int = 2
     by_id: bool = False
-    """True if the id goes to the server, and there is no store."""
+    """True if the id of the group is sent to the server, and there is no store."""
     halt_at: int | None = None
-    """Number of broadcasts of the last update after which it waits until it is killed; None if it never does."""
+    """Number of broadcasts of the last update after which the trainer waits until it is killed. None to send all."""
 
 
 class ncclUniqueId(UniqueId):
-    """Has the name under which vLLM's class is pickled."""
+    """A class with the name under which vLLM's class is pickled."""
 
 
 def packed(tensors: Iterable[torch.Tensor], *, buffer_bytes: int) -> Iterator[torch.Tensor]:
-    """Yields the content of each broadcast: tensors one after the other, until they are larger than the buffer."""
+    """Yields the content of each broadcast: concatenated tensors, until they exceed the buffer."""
     waiting: list[torch.Tensor] = []
     for tensor in tensors:
         waiting.append(tensor.contiguous().view(-1).view(torch.uint8))
