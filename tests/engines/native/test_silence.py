@@ -1,4 +1,4 @@
-"""Engine processes that hang, and some that only seem to, with real processes, real signals and a tiny model."""
+"""Engine processes that hang or only seem to hang, with real processes, real signals and a tiny model."""
 
 import asyncio
 import logging
@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SILENCE_S = 1.0
 LONG_PROMPT = 16_000
-"""Number of tokens of a prompt whose step takes seconds."""
+"""Number of tokens of a prompt whose prefill, in one step, takes seconds."""
 
 
 def stop(native: NativeEngine) -> None:
-    """Stops the engine's process, and returns once it has stopped."""
+    """Stops the engine process, and returns when it has stopped."""
     assert native.info.pid is not None
     os.kill(native.info.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, native.info.pid, os.WSTOPPED)
@@ -48,7 +48,9 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def in_one_step(folder: Path, spawn: Spawn, **changes: object) -> AsyncIterator[NativeEngine]:
+async def in_one_step(
+    folder: Path, spawn: Spawn, *, heartbeat_timeout_s: float, **changes: object
+) -> AsyncIterator[NativeEngine]:
     """Starts an engine that runs a long prompt in a single step."""
     async with engine(
         folder,
@@ -57,7 +59,7 @@ async def in_one_step(folder: Path, spawn: Spawn, **changes: object) -> AsyncIte
         max_num_batched_tokens=16384,
         kv_cache_gb=0.05,
         kernels="torch",
-        heartbeat_timeout_s=SILENCE_S,
+        heartbeat_timeout_s=heartbeat_timeout_s,
         **changes,
     ) as native:
         yield native
@@ -71,7 +73,7 @@ async def test_groups_and_orders_of_a_stopped_engine_end_and_it_is_killed(
         await anext(stream)
         stopped_s = time.monotonic()
         stop(native)
-        questions = [
+        orders = [
             asyncio.ensure_future(native.stats()),
             asyncio.ensure_future(native.prefill(group("p", prompt_of(40)))),
         ]
@@ -79,7 +81,7 @@ async def test_groups_and_orders_of_a_stopped_engine_end_and_it_is_killed(
             async for _ in stream:
                 pass
         assert SILENCE_S / 2 < time.monotonic() - stopped_s < PATIENCE_S
-        for outcome in await asyncio.gather(*questions, return_exceptions=True):
+        for outcome in await asyncio.gather(*orders, return_exceptions=True):
             assert isinstance(outcome, EngineSilentError)
         await asyncio.wait_for(native.died.wait(), PATIENCE_S)
         assert native.info.pid is not None and not psutil.pid_exists(native.info.pid)
@@ -106,15 +108,15 @@ async def test_a_stopped_engine_can_be_closed(tiny: Tiny, forking: ForkingProces
 
 
 async def test_an_engine_in_a_long_step_is_not_killed(long_model: Path, forking: ForkingProcess) -> None:
-    async with in_one_step(long_model, forking.spawn) as native:
-        begun_s = time.monotonic()
+    async with in_one_step(long_model, forking.spawn, heartbeat_timeout_s=SILENCE_S) as native:
+        started_s = time.monotonic()
         tokens = await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
-        assert time.monotonic() - begun_s > 2 * SILENCE_S, "the step was too short to tell"
+        assert time.monotonic() - started_s > 2 * SILENCE_S, "the step is too short for this test"
         assert len(tokens[0]) == 2
 
 
 async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path, forking: ForkingProcess) -> None:
-    async with in_one_step(long_model, forking.spawn, step_timeout_s=0.5) as native:
+    async with in_one_step(long_model, forking.spawn, heartbeat_timeout_s=60.0, step_timeout_s=0.5) as native:
         with pytest.raises(EngineSilentError, match=r"has been in one step for \d"):
             await tokens_of(native, group("long", prompt_of(LONG_PROMPT), max_tokens=2))
         await asyncio.wait_for(native.died.wait(), PATIENCE_S)
@@ -127,9 +129,9 @@ async def test_a_parent_that_was_busy_or_stopped_does_not_kill_its_engine(tiny: 
         assert await parent.stdout.readline() == b"False\n"
         assert psutil.pid_exists(child)
         os.kill(parent.pid, signal.SIGSTOP)
-        await asyncio.sleep(1.5 * SILENCE_S)  # time that passes for the engine and not for its parent
+        await asyncio.sleep(1.5 * SILENCE_S)  # this time passes for the engine, but not for its parent
         os.kill(parent.pid, signal.SIGCONT)
-        parent.stdin.write(b"look\n")
+        parent.stdin.write(b"check\n")
         parent.stdin.write_eof()
         assert await parent.stdout.read() == b"False\nFalse\n"
         assert await parent.wait() == 0
