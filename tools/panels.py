@@ -25,7 +25,7 @@ from playwright.sync_api import Route, expect, sync_playwright
 
 from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
-from tests.boards.reading import Prometheus, asked_by_grafana, reading
+from tests.boards.reading import Prometheus, grafana_query, reading
 from tools import dashboard
 from tools.screenshots import CHROMIUM_FLAGS, SIZE, chromium_path, take
 
@@ -109,7 +109,7 @@ def load(url: str) -> None:
 def series(prometheus: Prometheus, target: dict[str, str], span: tuple[int, int]) -> Iterator[dict[str, object]]:
     """Yields what Grafana gets for one query of a panel, under the names that its legend gives."""
     start, end = span
-    asked = asked_by_grafana(target["expr"], rate_s=4 * SCRAPE_S)
+    asked = grafana_query(target["expr"], rate_s=4 * SCRAPE_S)
     data = {"query": asked, "start": start, "end": end, "step": SCRAPE_S}
     answer = prometheus.http.post("/api/v1/query_range", data=data).raise_for_status().json()
     times = range(start, end + 1, SCRAPE_S)

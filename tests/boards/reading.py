@@ -1,4 +1,4 @@
-"""A real Prometheus that reads one server, every second unless told otherwise."""
+"""A real Prometheus that scrapes one server, every second by default."""
 
 import re
 import shutil
@@ -38,18 +38,18 @@ def promtool(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedPro
 class Prometheus:
     http: httpx.Client
 
-    def ask(self, expression: str) -> list[Series]:
-        """Returns the series of an expression. Fails if Prometheus does not understand it."""
+    def query(self, expression: str) -> list[Series]:
+        """Returns the series of an expression. Fails if the expression is invalid."""
         answer = self.http.post("/api/v1/query", data={"query": expression}).json()
         assert answer["status"] == "success", f"{expression}: {answer['error']}"
         return [one["metric"] for one in answer["data"]["result"]]
 
     def names(self) -> set[str]:
-        """Returns the names of all metrics that it has read."""
+        """Returns the names of all scraped metrics."""
         return set(self.http.get("/api/v1/label/__name__/values").json()["data"])
 
     def errors_of_rules(self) -> dict[str, str]:
-        """Returns the error of each alert that it has evaluated, empty without one."""
+        """Returns the error of each evaluated alert; an empty string if it has none."""
         groups = self.http.get("/api/v1/rules").json()["data"]["groups"]
         return {
             one["name"]: one.get("lastError", "")
@@ -59,13 +59,13 @@ class Prometheus:
         }
 
     def until(self, expression: str) -> Sequence[Series]:
-        """Returns the series of an expression once it has some."""
-        return eventually(lambda: self.ask(expression), bool)
+        """Waits until an expression has series, and returns them."""
+        return eventually(lambda: self.query(expression), bool)
 
 
 @contextmanager
 def reading(target: str, folder: Path, *, every_s: int = 1) -> Iterator[Prometheus]:
-    """Runs Prometheus with the configuration in `deploy`, for a server at `target` that is read that often."""
+    """Runs Prometheus with the configuration in `deploy`, for a server at `target`, with this scrape interval."""
     text = (DEPLOY / "prometheus.yml").read_text()
     text, changes = re.subn(
         r"scrape_interval: \w+", f"scrape_interval: {every_s}s\n  evaluation_interval: {every_s}s", text
@@ -76,8 +76,8 @@ def reading(target: str, folder: Path, *, every_s: int = 1) -> Iterator[Promethe
     config, log, port = folder / "prometheus.yml", folder / "log", free_port()
     config.write_text(text)
     arguments = [f"--config.file={config}", f"--storage.tsdb.path={folder}", f"--web.listen-address=127.0.0.1:{port}"]
-    with log.open("w") as told, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
-        process = subprocess.Popen([program("prometheus"), *arguments], stdout=told, stderr=told)
+    with log.open("w") as output, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
+        process = subprocess.Popen([program("prometheus"), *arguments], stdout=output, stderr=output)
         try:
             eventually(lambda: is_ready(http), bool)
             yield Prometheus(http)
@@ -89,8 +89,8 @@ def reading(target: str, folder: Path, *, every_s: int = 1) -> Iterator[Promethe
             process.wait(PATIENCE_S)
 
 
-def asked_by_grafana(expression: str, *, rate_s: int) -> str:
-    """Returns an expression as Grafana sends it: of all servers, models and workers, with that rate interval."""
+def grafana_query(expression: str, *, rate_s: int) -> str:
+    """Returns an expression as Grafana sends it: for all servers, models and workers, with this rate interval."""
     return re.sub(r"\$(server|model|worker)\b", ".*", expression).replace("$__rate_interval", f"{rate_s}s")
 
 

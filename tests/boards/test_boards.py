@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for metrics that there are, and each alert has a test of its own."""
+"""The dashboard and the alerts use declared metrics, and each alert has a test of its own."""
 
 import json
 import re
@@ -23,12 +23,12 @@ DECLARED = [
 ]
 
 
-def asked_in(text: str) -> set[str]:
+def metrics_in(text: str) -> set[str]:
     return set(re.findall(rf"{PREFIX}\w+", text))
 
 
 def series() -> set[str]:
-    """Returns the names of all samples that a server may have."""
+    """Returns the names of all samples that a server can have."""
     parts = {MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count")}
     return {one.exposed_name + part for one in DECLARED for part in parts.get(one.kind, ("",))}
 
@@ -37,13 +37,13 @@ def test_the_dashboard_is_the_declared_one() -> None:
     assert dashboard.FILE.read_text() == dashboard.text(), "run python tools/dashboard.py"
 
 
-def test_every_metric_that_is_asked_for_is_declared() -> None:
-    asked = asked_in(dashboard.FILE.read_text()) | asked_in(RULES) | asked_in(RULES_TEST)
-    assert len(asked) > 40
-    assert asked - series() == set()
+def test_every_metric_that_is_used_is_declared() -> None:
+    used = metrics_in(dashboard.FILE.read_text()) | metrics_in(RULES) | metrics_in(RULES_TEST)
+    assert len(used) > 40
+    assert used - series() == set()
 
 
-def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_distinct_numbers_and_do_not_overlap() -> None:
     panels = json.loads(dashboard.FILE.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""A model folder for servers that need no weights. Commands that run here leave no logging behind."""
+"""A model folder for servers that need no weights, and a reset of logging after each command."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`motet chat` against a running server, and how answers are laid out with a terminal and without one."""
+"""`motet chat` with a running server, and the layout of answers with and without a terminal."""
 
 import io
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer
 
 
 def repeat(request: GenerateRequest, start: ChoiceStart) -> list[int]:
-    """Each answer has its own index and the number of messages in the prompt."""
+    """Returns the tokens of an answer: its index, and the number of messages in the prompt."""
     messages = build_tiny_tokenizer().decode(list(request.prompt), skip_special_tokens=False).count("<|im_start|>")
     return fake_answer(f"answer {start.index} to {messages - 1}")
 
@@ -41,16 +41,16 @@ def test_one_question_gets_n_answers(server: FakeServer) -> None:
     assert [start.seed for start in server.engine.requests[-1].choices] == [7, 8, 9]
 
 
-def test_a_conversation_goes_on_with_the_answer_that_was_picked(server: FakeServer) -> None:
+def test_a_conversation_continues_with_the_chosen_answer(server: FakeServer) -> None:
     output = chat(server, "-n", "2", "--system", "be brief", typed="one\n1\ntwo\n0\n\n")
     assert "answer 1 to 2" in output  # system and user
-    assert "answer 1 to 4" in output  # and the answer that was picked, and the next question
+    assert "answer 1 to 4" in output  # and the chosen answer, and the next question
     prompt = build_tiny_tokenizer().decode(list(server.engine.requests[-1].prompt), skip_special_tokens=False)
     assert "answer 1 to 2" in prompt
     assert "answer 0 to 2" not in prompt
 
 
-def test_the_url_may_end_in_v1(server: FakeServer) -> None:
+def test_the_url_can_end_in_v1(server: FakeServer) -> None:
     result = CliRunner().invoke(app, ["chat", "hello?", "--url", f"{server.url}/v1", "-n", "1"])
     assert result.exit_code == 0
 
@@ -66,13 +66,13 @@ def test_a_refusal_is_one_line(folder: Path) -> None:
         assert result.exit_code == 0
 
 
-def test_a_server_that_is_not_there_is_one_line() -> None:
+def test_an_unreachable_server_is_one_line() -> None:
     result = CliRunner().invoke(app, ["chat", "hello?", "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def drawn(answers: list[StreamedChoice], *, width: int, height: int | None = None) -> list[str]:
+def screen_of(answers: list[StreamedChoice], *, width: int, height: int | None = None) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(layout(answers, width=width, height=height))
@@ -81,7 +81,7 @@ def drawn(answers: list[StreamedChoice], *, width: int, height: int | None = Non
 
 def test_no_answer_moves_the_cursor_of_a_terminal() -> None:
     odd = StreamedChoice("one\x1b[2J\x1b]52;c;x\x07\ntwo", finish_reason="[/link]\x1b[2J")
-    shown = "\n".join(drawn([odd], width=100))
+    shown = "\n".join(screen_of([odd], width=100))
     assert "\x1b" not in shown and "\x07" not in shown
     assert r"one\x1b[2J" in shown and r"[/link]\x1b[2J" in shown
 
@@ -96,32 +96,32 @@ def test_an_error_that_quotes_a_server_moves_no_cursor(monkeypatch: pytest.Monke
 
 
 def test_answers_stand_side_by_side_when_they_fit() -> None:
-    lines = drawn([StreamedChoice("one"), StreamedChoice("two"), StreamedChoice("three")], width=120)
+    lines = screen_of([StreamedChoice("one"), StreamedChoice("two"), StreamedChoice("three")], width=120)
     assert any("one" in line and "two" in line and "three" in line for line in lines)
 
 
 def test_answers_stand_below_each_other_when_they_do_not_fit() -> None:
-    lines = drawn([StreamedChoice("one"), StreamedChoice("two")], width=40)
+    lines = screen_of([StreamedChoice("one"), StreamedChoice("two")], width=40)
     assert not any("one" in line and "two" in line for line in lines)
     assert any("two" in line for line in lines)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 8])
-def test_answers_fit_the_screen_while_they_are_written(n: int) -> None:
+def test_unfinished_answers_fit_the_screen(n: int) -> None:
     answers = [StreamedChoice("word " * 400 + f"last{i}") for i in range(n)]
-    lines = drawn(answers, width=80, height=24)
+    lines = screen_of(answers, width=80, height=24)
     assert len(lines) <= 24
     assert all(len(line) <= 80 for line in lines)
     assert all(any(f"last{i}" in line for line in lines) for i in range(n))
 
 
-def test_square_brackets_of_an_answer_are_no_markup() -> None:
-    assert any("[bold]x[/bold]" in line for line in drawn([StreamedChoice("[bold]x[/bold]")], width=80))
+def test_square_brackets_of_an_answer_are_not_markup() -> None:
+    assert any("[bold]x[/bold]" in line for line in screen_of([StreamedChoice("[bold]x[/bold]")], width=80))
 
 
-def test_a_thought_is_shown_until_the_answer_begins() -> None:
-    assert any("Hm." in line for line in drawn([StreamedChoice(reasoning="Hm.")], width=80))
-    said = drawn([StreamedChoice("Yes.", reasoning="Hm.")], width=80)
+def test_reasoning_is_shown_until_the_answer_starts() -> None:
+    assert any("Hm." in line for line in screen_of([StreamedChoice(reasoning="Hm.")], width=80))
+    said = screen_of([StreamedChoice("Yes.", reasoning="Hm.")], width=80)
     assert any("Yes." in line for line in said)
     assert not any("Hm." in line for line in said)
 
@@ -140,6 +140,6 @@ def test_without_a_terminal_finished_answers_are_printed_one_after_the_other() -
 def test_on_a_terminal_the_finished_answers_stay() -> None:
     out = io.StringIO()
     show(Console(file=out, force_terminal=True, color_system=None, width=80, height=24), 2, follow=two_answers)
-    _, left = out.getvalue().rsplit("\x1b[?25h", 1)  # the cursor is back: nothing is drawn over from here on
+    _, left = out.getvalue().rsplit("\x1b[?25h", 1)  # the cursor is visible again: nothing after it is overwritten
     assert "first [x]" in left
     assert "second" in left

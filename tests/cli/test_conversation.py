@@ -1,4 +1,4 @@
-"""A conversation reads a stream as a client does: every answer by itself, with its times."""
+"""A conversation reads a stream as a client does: each answer separately, with its times."""
 
 import json
 
@@ -14,28 +14,28 @@ def line(event: dict[str, object]) -> str:
     return "data: " + json.dumps(event)
 
 
-def chat_piece(index: int, content: str | None, finish: str | None = None) -> str:
+def chat_chunk(index: int, content: str | None, finish: str | None = None) -> str:
     return line({"choices": [{"index": index, "delta": {"content": content}, "finish_reason": finish}], "usage": None})
 
 
 def conversation(n: int) -> Conversation:
-    """Makes a conversation whose clock is read at the start and at every line: line k comes at k seconds."""
+    """Returns a conversation whose clock is read at the start and at every line: line k arrives at k seconds."""
     ticks = iter(range(100))
     return Conversation(n, clock=lambda: next(ticks))
 
 
-def test_answers_are_kept_apart_and_timed() -> None:
+def test_answers_are_separated_and_timed() -> None:
     talk = conversation(2)
     for text in (
         line({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}),  # 1 s
         line({"choices": [{"index": 1, "delta": {"role": "assistant", "content": ""}}]}),  # 2 s
-        chat_piece(0, "on"),  # 3 s
+        chat_chunk(0, "on"),  # 3 s
         "",
         ": comment",
-        chat_piece(1, "two"),  # 4 s
-        chat_piece(0, "e"),  # 5 s
-        chat_piece(0, None, "stop"),  # 6 s
-        chat_piece(1, None, "length"),  # 7 s
+        chat_chunk(1, "two"),  # 4 s
+        chat_chunk(0, "e"),  # 5 s
+        chat_chunk(0, None, "stop"),  # 6 s
+        chat_chunk(1, None, "length"),  # 7 s
         line({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}}),  # 8 s
         "data: [DONE]",  # 9 s
     ):
@@ -46,7 +46,7 @@ def test_answers_are_kept_apart_and_timed() -> None:
     assert talk.done
 
 
-def test_thoughts_are_not_part_of_the_answer_but_count_as_first_text() -> None:
+def test_reasoning_is_not_part_of_the_answer_but_counts_as_first_text() -> None:
     talk = conversation(1)
     for delta in ({"reasoning_content": "Hm", "reasoning": "Hm"}, {"reasoning_content": "."}, {"content": "Yes."}):
         talk.feed(line({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
@@ -54,7 +54,7 @@ def test_thoughts_are_not_part_of_the_answer_but_count_as_first_text() -> None:
     assert (answer.reasoning, answer.text, answer.first_s) == ("Hm.", "Yes.", 1)
 
 
-def test_completions_are_read_alike() -> None:
+def test_completions_are_read_in_the_same_way() -> None:
     talk = conversation(1)
     talk.feed(line({"choices": [{"index": 0, "text": "a", "finish_reason": None}]}))
     talk.feed(line({"choices": [{"index": 0, "text": "b", "finish_reason": "length"}]}))
@@ -63,16 +63,16 @@ def test_completions_are_read_alike() -> None:
 
 def test_an_answer_without_text_counts_from_its_end() -> None:
     talk = conversation(1)
-    talk.feed(chat_piece(0, None, "stop"))
+    talk.feed(chat_chunk(0, None, "stop"))
     assert talk.first_s == 1
 
 
 def test_there_is_no_last_first_token_while_an_answer_is_silent() -> None:
     talk = conversation(2)
     assert (talk.first_s, last_first_s(talk)) == (None, None)
-    talk.feed(chat_piece(1, "x"))
+    talk.feed(chat_chunk(1, "x"))
     assert (talk.first_s, last_first_s(talk)) == (1, None)
-    talk.feed(chat_piece(0, "y"))
+    talk.feed(chat_chunk(0, "y"))
     assert (talk.first_s, last_first_s(talk)) == (1, 2)
     assert not talk.done
 
@@ -83,7 +83,7 @@ def test_an_error_in_the_stream_is_raised() -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=repr)
-def test_a_text_may_hold_what_ends_lines_elsewhere(end: str) -> None:
+def test_a_text_can_contain_unicode_line_separators(end: str) -> None:
     text = "a\u0085b\u2028c\u2029\u00e9"
     chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}, ensure_ascii=False)
     body = f"data: {chunk}{end}{end}data: [DONE]{end}{end}".encode()

@@ -1,4 +1,4 @@
-"""The receipt shows what the workers counted, beside what the client saw."""
+"""The receipt shows the counts of the workers next to the times of the client."""
 
 import json
 from dataclasses import replace
@@ -41,7 +41,7 @@ def conversation(*lines: str) -> Conversation:
     return talk
 
 
-def whole() -> Conversation:
+def complete() -> Conversation:
     return conversation(
         '{"choices": [{"index": 0, "delta": {"content": "a"}}]}',
         '{"choices": [{"index": 1, "delta": {"content": "b"}}]}',
@@ -57,7 +57,7 @@ def words(receipt: Receipt) -> str:
 
 
 def test_a_receipt_shows_the_cost_of_an_answer() -> None:
-    assert json.loads(Receipt.of(whole(), CELL, block=BLOCK).json()) == {
+    assert json.loads(Receipt.of(complete(), CELL, block=BLOCK).json()) == {
         "n": 2,
         "prefills": 1,
         "transfers": 1,
@@ -84,14 +84,14 @@ def test_the_trunk_is_the_blocks_of_the_prompt_without_its_last_token(prompt_tok
 
 
 def test_the_table_shows_the_work_that_was_saved() -> None:
-    shown = words(Receipt.of(whole(), CELL, block=BLOCK))
+    shown = words(Receipt.of(complete(), CELL, block=BLOCK))
     assert "prefills 1 2, one for each choice" in shown
     assert "KV transfers 1 2, one for each choice" in shown
     assert "KV bytes transferred 18,000 36,000" in shown
 
 
 def test_the_table_of_a_single_server_has_no_transfers() -> None:
-    shown = words(Receipt.of(whole(), SINGLE, block=BLOCK))
+    shown = words(Receipt.of(complete(), SINGLE, block=BLOCK))
     assert "transfer" not in shown
     assert "280 of 280 560" in shown
     assert "draft tokens accepted 17 of 31" in shown

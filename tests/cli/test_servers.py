@@ -78,7 +78,7 @@ def test_a_missing_chat_template_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--tool-parser", "--reasoning-parser"])
 def test_the_error_for_an_unknown_parser_lists_the_known_ones(tmp_path: Path, flag: str) -> None:
-    """This is checked first, since to look for the model may take long."""
+    """The parser is checked before the model, since finding the model can take long."""
     fails(motet("serve", str(tmp_path / "gone"), flag, "mine"), 2, f"{flag} mine is unknown; use one of auto, none, ")
     fails(motet("gateway", "--worker", "http://127.0.0.1:1", flag, "mine"), 2, f"{flag} mine is unknown")
 
@@ -94,21 +94,21 @@ def test_help_lists_every_setting_of_a_command_and_no_other(command: ServerComma
     assert {name for name, one in SETTINGS.items() if one.flag in shown} == set(names_of(command))
 
 
-def test_help_says_what_a_setting_means_with_its_range_and_default() -> None:
+def test_help_shows_the_meaning_range_and_default_of_a_setting() -> None:
     text = "".join(motet("ray", "--help").output.split())
     for name in names_of(ServerCommand.RAY):
         if name != "model":
             assert "".join(SETTINGS[name].full_help.split()) in text
 
 
-def test_a_list_flag_that_was_not_typed_leaves_the_environment_alone() -> None:
-    """It used to come as an empty tuple, which replaced the keys in MOTET_API_KEYS by none."""
+def test_a_list_flag_that_is_not_given_keeps_the_value_of_the_environment() -> None:
+    """The bug: the flag was an empty tuple, which replaced the keys in MOTET_API_KEYS."""
     seen: list[Settings] = []
     probe = typer.Typer()
 
     @probe.command()
     @server_command(ServerCommand.GATEWAY)
-    def look(settings: Settings, *, stop_with_stdin: bool) -> int:
+    def check(settings: Settings, *, stop_with_stdin: bool) -> int:
         seen.append(settings)
         return 0
 
@@ -171,7 +171,7 @@ def test_a_plan_follows_the_settings(tmp_path: Path) -> None:
     assert plan.parsers == ParserNames(tools="mistral", reasoning="none")
 
 
-def test_another_tokenizer_takes_the_place_of_the_model_s(tmp_path: Path) -> None:
+def test_another_tokenizer_replaces_the_model_s(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     (model / "tokenizer.json").unlink()
     other = save_tiny_tokenizer(tmp_path / "tokenizer")
@@ -179,7 +179,7 @@ def test_another_tokenizer_takes_the_place_of_the_model_s(tmp_path: Path) -> Non
     assert plan_of(flags, tmp_path).tokenizer_path == other
 
 
-def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_bytes(b"\xff\xfe\xff")
     flags: dict[str, object] = {"model": str(write_model(tmp_path / "m")), "chat_template": str(tmp_path / "t.jinja")}
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -201,7 +201,7 @@ def workers(*roles: Role) -> list[Worker]:
         ([Role.PREFILL, Role.PREFILL, Role.DECODE], "(2 prefill and 1 decode engines, each with 1,024 KV blocks"),
     ],
 )
-def test_the_ready_line_tells_programs_where_the_server_is(roles: list[Role], says: str) -> None:
+def test_the_ready_line_has_the_url_of_the_server(roles: list[Role], says: str) -> None:
     line = ready_line("http://127.0.0.1:8000", workers(*roles))
     assert url_in(line) == "http://127.0.0.1:8000"
     assert says in line
@@ -258,7 +258,7 @@ def test_without_settings_name_and_tokenizer_come_from_the_workers(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("ids", "says"), [(["a:1"], "(1 worker: a:1)"), (["a:1", "b:2"], "(2 workers: a:1, b:2)")])
-def test_the_ready_line_tells_programs_where_the_gateway_is(ids: list[str], says: str) -> None:
+def test_the_ready_line_has_the_url_of_the_gateway(ids: list[str], says: str) -> None:
     workers = [WorkerReport(id=id, address="there", state=WorkerState.READY) for id in ids]
     away = WorkerReport(id="gone", address="there", state=WorkerState.DEAD)
     line = gateway_ready_line("http://127.0.0.1:8000", ["tiny", "other"], workers=[*workers, away])
@@ -277,7 +277,7 @@ def test_invalid_ray_settings_are_refused() -> None:
     fails(motet("ray", MOTET_INGRES="direct"), 2, "MOTET_INGRES", "did you mean MOTET_INGRESS?")
 
 
-def test_without_the_extra_the_error_says_what_to_install() -> None:
+def test_without_the_extra_the_error_names_the_package_to_install() -> None:
     with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]' in Motet's folder"):
         check_extra(lambda name: None)
     check_extra(lambda name: name)
@@ -302,7 +302,7 @@ def test_the_config_is_printed_and_nothing_else() -> None:
     }
 
 
-def test_the_ready_line_tells_programs_where_the_cell_is() -> None:
+def test_the_ready_line_has_the_url_of_the_cell() -> None:
     replicas = {"gateway": 1, "decode": 2, "prefill": 1, "directory": 1}
     line = ray_ready_line("tiny", "http://127.0.0.1:8000", replicas=replicas)
     assert url_in(line) == "http://127.0.0.1:8000"

@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say, against a server with a scripted engine."""
+"""Every example runs as described in its first lines, with a server that has a scripted engine."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def test_curl(server: FakeServer) -> None:
     assert "data: [DONE]" in lines
 
 
-def test_every_example_is_tried_here() -> None:
+def test_every_example_is_tested_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
         "best_of_eight.py",
         "curl.sh",

@@ -1,4 +1,4 @@
-"""The examples for Ray: nothing is started, but the programs that read the files would accept every one."""
+"""The examples for Ray: nothing is started, but the programs that read the files accept every file."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ from ray.serve.schema import ServeDeploySchema
 for config in yaml.safe_load_all(sys.stdin):
     print(ServeDeploySchema.model_validate(config).model_dump_json(exclude_unset=True))
 """
-"""Reads configs as Serve does, in a process of its own, since Ray warns when it is imported."""
+"""A program that reads configs as Serve does, in a process of its own, since Ray logs warnings when it is imported."""
 
 
 def printed(command: str) -> str:
@@ -46,7 +46,7 @@ def printed(command: str) -> str:
 
 
 def command_in(lines: list[str]) -> str:
-    """Returns a command in comments, which may go on in the next line."""
+    """Returns a command in comments, which can continue on the next line."""
     comments = [line.strip().removeprefix("#").strip() for line in lines]
     first = next(at for at, line in enumerate(comments) if line.startswith("motet ray"))
     command = comments[first]
@@ -58,7 +58,7 @@ def command_in(lines: list[str]) -> str:
 
 
 def closed(schema: Any) -> Any:
-    """Makes a schema refuse unknown fields, which Kubernetes would drop without a word."""
+    """Makes a schema refuse unknown fields, which Kubernetes would drop silently."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -121,7 +121,7 @@ def test_the_service_has_the_config_that_its_command_prints(service: Document) -
 
 @pytest.mark.slow
 def test_serve_knows_every_field_of_the_configs(service: Document) -> None:
-    """Serve drops unknown fields, so it must give back everything that it was given."""
+    """Serve drops unknown fields, so the parsed config must equal the file."""
     texts = [(EXAMPLE / "motet.yaml").read_text(), service["spec"]["serveConfigV2"]]
     command = (sys.executable, "-c", SERVE)
     read = subprocess.run(command, input="\n---\n".join(texts), capture_output=True, text=True, check=False)
@@ -130,7 +130,7 @@ def test_serve_knows_every_field_of_the_configs(service: Document) -> None:
 
 
 @pytest.mark.slow
-def test_the_service_is_one_for_the_operator(service: Document, validator: Any) -> None:
+def test_the_service_follows_the_operator_s_schema(service: Document, validator: Any) -> None:
     assert [error.message for error in validator.iter_errors(service)] == []
 
 
@@ -160,17 +160,17 @@ def test_a_mistake_in_the_service_would_be_found(
 
 
 def test_each_kind_of_replica_finds_its_nodes(service: Document) -> None:
-    """A replica asks for a resource that its nodes have, and there are as many nodes as replicas."""
+    """A replica requests a resource that its nodes have, and there are as many nodes as replicas."""
     settings = settings_in(yaml.safe_load(service["spec"]["serveConfigV2"]))
-    wanted = {"prefill": settings.cell.prefill, "decode": settings.cell.decode}
+    replicas = {"prefill": settings.cell.prefill, "decode": settings.cell.decode}
     groups = {group["groupName"]: group for group in groups_of(service)[1:]}
     for role, resources in resources_by_role(settings.ray.resources_of).items():
         group = groups[role]
         assert {name: float(amount) for name, amount in group["resources"].items()} == resources
-        assert group["replicas"] == group["minReplicas"] == wanted[role]
+        assert group["replicas"] == group["minReplicas"] == replicas[role]
         (container,) = group["template"]["spec"]["containers"]
         assert float(container["resources"]["limits"]["cpu"]) >= settings.ray.cpus_per_worker
-    assert groups.keys() == wanted.keys()
+    assert groups.keys() == replicas.keys()
 
 
 def test_keys_come_from_a_secret_in_every_pod_and_are_nowhere_else(service: Document) -> None:

@@ -16,14 +16,15 @@ from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer, save_tiny_to
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = build_tiny_tokenizer()
-ASKED = make_questions(len(KINDS), seed=3)
+QUESTIONS = make_questions(len(KINDS), seed=3)
 NEVER_AGREES = "greater"
 
 
 def answered(request: GenerateRequest, start: ChoiceStart) -> list[int]:
-    """Every sample is right, except those of one kind, each of which has an answer of its own."""
+    """Returns the tokens of a sample. All samples have the correct answer, except for questions of one kind, whose
+    samples have different answers."""
     prompt = TOKENIZER.decode(list(request.prompt))
-    (question,) = [one for one in ASKED if prompt.endswith(f"Q: {one.text}\nA:")]
+    (question,) = [one for one in QUESTIONS if prompt.endswith(f"Q: {one.text}\nA:")]
     value = 1000 + start.index if question.kind == NEVER_AGREES else question.answer
     return fake_answer(f"1 + 1 = 2. The answer is {value:4}.")
 
@@ -47,10 +48,10 @@ def test_equal_seeds_make_equal_questions_of_each_kind_in_turn_and_none_twice() 
 
 
 @pytest.mark.slow
-def test_one_command_asks_under_each_policy_and_one_draws(server: FakeServer, tmp_path: Path) -> None:
-    """A policy begins no more samples than it needs if all agree, and all of them if none do."""
+def test_one_command_runs_each_policy_and_one_makes_the_picture(server: FakeServer, tmp_path: Path) -> None:
+    """A policy starts as few samples as it needs if all agree, and all samples if none agree."""
     out, picture = tmp_path / "runs.json", tmp_path / "savings.svg"
-    flags = ["--url", f"{server.url}/v1", "--questions", str(len(ASKED)), "--seed", "3", "--at-a-time", "2"]
+    flags = ["--url", f"{server.url}/v1", "--questions", str(len(QUESTIONS)), "--seed", "3", "--at-a-time", "2"]
     shown = run("examples.self_consistency.run", *flags, "--out", str(out))
     runs = load(out)
     counts = {run.policy: {answer.kind: answer.started for answer in run.answers} for run in runs}
@@ -86,7 +87,7 @@ def test_intervals_are_wilson_s_and_for_equal_questions_bonett_s_and_price_s() -
     assert difference(full, full) == pytest.approx((0, -0.02717, 0.02717), abs=1e-4)
 
 
-def test_a_row_tells_what_is_saved() -> None:
+def test_a_row_shows_the_savings() -> None:
     full = run_of("all", "++--", tokens=200, seconds=8)
     *_, row = table([full, run_of("ESC", "++--", tokens=50, seconds=6)]).splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]

@@ -1,4 +1,5 @@
-"""The example with TRL: its rollouts and pushes train a tiny model, here in a plain loop, in `make clients` by TRL."""
+"""The example with TRL: its rollouts and pushes train a tiny model, here in a plain loop, in `make clients` with
+TRL."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from motet.deploy.child import ChildServer
 from motet.settings.server_config import environment
 from tests.clients.installed import TRL
 from tests.clients.running import run
-from tests.examples.test_vllm_pd import flags_of, player
+from tests.examples.test_vllm_pd import fake_program, flags_of
 from tests.forked import ForkingProcess
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -26,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 N, PROMPTS, MAX_TOKENS = 8, 2, 12
 STEPS = 12
 LETTER_IDS = range(100, 160)
-"""Tokens that the tiny policy is rewarded for; a sixth of its vocabulary."""
+"""Tokens for which the tiny policy gets a reward: a sixth of its vocabulary."""
 SAME = 1e-4
-"""Nats: the engine and the trainer add in another order, in float32."""
+"""Tolerance in nats: the engine and the trainer add in different orders, in float32."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def logprobs(policy: Any, answers: dict[str, list[Any]]) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_policy_learns_from_a_server_that_always_has_its_weights(model: Path, server: ChildServer) -> None:
-    """A step of GRPO after the other; what the server says of a token is what the trainer says, at every step."""
+    """Runs steps of GRPO. At every step the server and the trainer have the same log-probabilities."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     sampler = Sampler(server.url, n=N, max_tokens=MAX_TOKENS)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
@@ -65,8 +66,8 @@ def test_a_policy_learns_from_a_server_that_always_has_its_weights(model: Path, 
         answers = sampler.rollouts([prompt_about(f"thing {i}") for i in range(PROMPTS)], seed=step * PROMPTS * N)
         assert all(answers["prompt_ids"][i * N] == answers["prompt_ids"][i * N + N - 1] for i in range(PROMPTS))
         ours = logprobs(policy, answers)
-        told = [torch.tensor(values) for values in answers["logprobs"]]
-        assert max((a - b).abs().max().item() for a, b in zip(ours, told, strict=True)) < SAME
+        reported = [torch.tensor(values) for values in answers["logprobs"]]
+        assert max((a - b).abs().max().item() for a, b in zip(ours, reported, strict=True)) < SAME
         gained = torch.tensor(
             [sum(token in LETTER_IDS for token in tokens) / len(tokens) for tokens in answers["completion_ids"]]
         ).view(PROMPTS, N)
@@ -80,7 +81,7 @@ def test_a_policy_learns_from_a_server_that_always_has_its_weights(model: Path, 
 
 
 @pytest.mark.slow
-def test_equal_seeds_draw_equal_answers_in_one_request_or_several(server: ChildServer) -> None:
+def test_equal_seeds_give_equal_answers_in_one_request_or_several(server: ChildServer) -> None:
     prompts = [prompt_about("a boat"), prompt_about("a sea")]
     both = Sampler(server.url, n=N, max_tokens=MAX_TOKENS).rollouts(prompts, seed=5)
     alone = Sampler(server.url, n=1, max_tokens=MAX_TOKENS).rollouts(prompts[1:], seed=5 + N + 3)
@@ -111,26 +112,26 @@ def test_figures_are_of_the_first_and_the_last_ten_steps() -> None:
     assert table([steps]).splitlines()[-1] == "| 3 | 0.00 | 1.00 | 14 to 4 | 1.00 | 0.50 | 4.00 |"
 
 
-PLAYED_MOTET = """\
+FAKE_MOTET = """\
 #!/usr/bin/env bash
-echo "motet $*" >> {folder}/told
+echo "motet $*" >> {folder}/output
 [ "$1" = models ] && echo /the/model || exec sleep 60
 """
-PLAYED_PYTHON = """\
+FAKE_PYTHON = """\
 #!/usr/bin/env bash
-echo "python $*" >> {folder}/told
+echo "python $*" >> {folder}/output
 """
-PLAYED_CURL = "#!/usr/bin/env bash\ngrep --quiet 'motet serve' {folder}/told\n"
+FAKE_CURL = "#!/usr/bin/env bash\ngrep --quiet 'motet serve' {folder}/output\n"
 
 
 def test_one_command_serves_and_trains_with_three_seeds(tmp_path: Path) -> None:
-    """Scripts stand for its programs and report how they were started."""
-    for name, script in (("motet", PLAYED_MOTET), ("python", PLAYED_PYTHON), ("curl", PLAYED_CURL)):
-        player(tmp_path / "bin", name, script)
+    """Its programs are replaced by scripts that report how they were started."""
+    for name, script in (("motet", FAKE_MOTET), ("python", FAKE_PYTHON), ("curl", FAKE_CURL)):
+        fake_program(tmp_path / "bin", name, script)
     path = f"{tmp_path / 'bin'}:{environment()['PATH']}"
     environ = {**environment(), "PATH": path, "ENVIRONMENT": str(tmp_path), "OUT": str(tmp_path / "out")}
     run([str(ROOT / "examples" / "trl_grpo" / "run.sh"), "5"], environ, tmp_path)
-    pulled, *others = (tmp_path / "bin" / "told").read_text().splitlines()
+    pulled, *others = (tmp_path / "bin" / "output").read_text().splitlines()
     assert pulled == "motet models pull smollm2"
     (served,) = [line for line in others if line.startswith("motet serve")]
     assert {"--rl", "--dtype"} <= set(served.split()) and flags_in(served) <= flags_of("serve")

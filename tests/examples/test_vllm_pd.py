@@ -1,4 +1,5 @@
-"""The example with vLLM: scripts stand for its programs and report how they were started; a server gets its request."""
+"""The example with vLLM: its programs are replaced by scripts that report how they were started, and its request is
+sent to a server."""
 
 import json
 import subprocess
@@ -26,7 +27,7 @@ until [ -e {folder}/vllm.5601 ] && [ -e {folder}/vllm.5602 ]; do sleep 0.05; don
 """
 
 
-def player(folder: Path, name: str, script: str) -> Path:
+def fake_program(folder: Path, name: str, script: str) -> Path:
     folder.mkdir(exist_ok=True)
     program = folder / name
     program.write_text(script.format(folder=folder))
@@ -38,8 +39,8 @@ def value_of(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_two_servers_and_a_gateway_in_front_of_them_are_started_and_ended(tmp_path: Path) -> None:
-    vllm, motet = (player(tmp_path, *part) for part in (("play_vllm", VLLM), ("play_motet", MOTET)))
+def test_two_servers_and_their_gateway_are_started_and_ended(tmp_path: Path) -> None:
+    vllm, motet = (fake_program(tmp_path, *part) for part in (("play_vllm", VLLM), ("play_motet", MOTET)))
     environ = {**environment(), "MOTET": str(motet)}
     subprocess.run([str(EXAMPLE / "servers.sh"), "the-model", str(vllm)], env=environ, check=True, timeout=60)
 

@@ -1,5 +1,5 @@
-"""What metrics are made from: a worker's figures, and a group whose steps come at given times, with only those fields
-of a choice that a record needs."""
+"""The sources of metrics: a worker's figures, and a group whose steps happen at given times, with only the fields of a
+choice that a record needs."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ def engine_sample(
     engine: object = ENGINE,
     info: EngineInfo | None = None,
 ) -> EngineSample:
-    """Returns what a worker with an engine says. `info`: None for that of a fake."""
+    """Returns the figures of a worker with an engine. `info` is None for a fake engine."""
     return EngineSample(worker=worker, role=role, engine=engine, info=info or fake_info(role=role), stats=stats)
 
 
@@ -31,15 +31,15 @@ class ShownChoice:
 
 
 class TimedGroup:
-    """A group with the `record` that the metrics of a model keep of it."""
+    """A group with its `record` in the metrics of a model."""
 
     def __init__(self, metrics: GroupMetrics, num_choices: int, *, started_s: float = 0.0) -> None:
         self._now_s = started_s
         self._metrics = metrics
-        self.begun = 0
+        self.num_first_steps = 0
         """Number of times that the record reported the first step."""
         self.record = metrics.group_opened(
-            num_choices, clock=lambda: self._now_s, prompt_tokens=7, max_tokens=9, on_first=self._begin
+            num_choices, clock=lambda: self._now_s, prompt_tokens=7, max_tokens=9, on_first=self._count_first_step
         )
 
     def step(self, choices: list[ShownChoice], now_s: float) -> None:
@@ -50,5 +50,5 @@ class TimedGroup:
         self._now_s = now_s
         self._metrics.group_ended(self.record, status=status, tokens=tokens or {})
 
-    def _begin(self) -> None:
-        self.begun += 1
+    def _count_first_step(self) -> None:
+        self.num_first_steps += 1

@@ -1,4 +1,4 @@
-"""With `--metric-prefix vllm` a server also has the metrics that vLLM has, under vLLM's names and with its labels."""
+"""With `--metric-prefix vllm` a server also has vLLM's metrics, with vLLM's names and labels."""
 
 import re
 from dataclasses import replace
@@ -26,7 +26,7 @@ IN_VLLM = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
     "kv_cache_usage_perc": "gauge",
-    "gpu_cache_usage_perc": "gauge",  # of older versions; endpoint pickers of their time ask for it
+    "gpu_cache_usage_perc": "gauge",  # the name in older versions, which older endpoint pickers read
     "prompt_tokens": "counter",
     "generation_tokens": "counter",
     "prefix_cache_queries": "counter",
@@ -54,7 +54,7 @@ BOUNDS = {
     | {1920, 7680},
     "request_prompt_tokens": {mantissa * 10**power for mantissa in (1, 2, 5) for power in range(6)},
 }
-"""Bounds of its buckets. Those of tokens end there with the longest prompt of the model."""
+"""The bounds of vLLM's buckets. In vLLM the bounds for tokens end with the longest prompt of the model."""
 
 
 def a_cell() -> Scrape:
@@ -75,7 +75,7 @@ def text_of(scrape: Scrape, metrics: Metrics | None = None) -> str:
 
 
 def samples(text: str) -> dict[str, float]:
-    """Returns values by name and labels, without the model's and the engine's."""
+    """Returns values by name and labels, without the labels of the model and the engine."""
     return {
         sample.name
         + "".join(f"|{key}={sample.labels[key]}" for key in sorted(sample.labels.keys() - LABELS)): sample.value
@@ -90,31 +90,35 @@ def test_every_alias_is_a_metric_of_vllm_of_the_same_kind() -> None:
 
 
 def test_quantiles_are_as_fine_as_vllm_s() -> None:
-    ours = {alias.name: set(alias.bounds) for alias in ALIASES}
-    assert not {name: bounds - ours[name] for name, bounds in BOUNDS.items() if bounds - ours[name]}
+    motet_bounds = {alias.name: set(alias.bounds) for alias in ALIASES}
+    assert not {name: bounds - motet_bounds[name] for name, bounds in BOUNDS.items() if bounds - motet_bounds[name]}
     ends = re.findall(r'^vllm:request_prompt_tokens_bucket.*le="([^"]*)"', text_of(Scrape()), re.MULTILINE)
-    assert ends[:3] == ["1.0", "2.0", "5.0"]  # written as vLLM writes them: a sum by `le` of servers of both adds up
+    assert ends[:3] == [
+        "1.0",
+        "2.0",
+        "5.0",
+    ]  # as vLLM writes them: sums by `le` can include both kinds of servers
 
 
 def test_reasons_that_have_not_occurred_are_counted_from_0() -> None:
-    """Prometheus sees no growth from a series that is not there to one that begins at 1."""
+    """Prometheus sees no increase if a series is missing and then starts at 1."""
     found = samples(text_of(Scrape()))
     assert {found[f"vllm:request_success_total|finished_reason={reason}"] for reason in FinishReason} == {0}
 
 
 def test_the_page_has_the_row_of_every_alias() -> None:
-    """If it fails, its message holds the rows that docs/metrics.md should have."""
+    """If this fails, the message has the rows that docs/metrics.md should have."""
     rows = [line for line in DOC.read_text().splitlines() if line.startswith(f"| `{VLLM_PREFIX}")]
     declared = "\n".join(alias.row for alias in ALIASES)
     assert "\n".join(rows) == declared, declared
 
 
-def test_they_are_there_beside_ours_and_only_on_request() -> None:
-    ours, both = text_of(a_cell(), Metrics()), text_of(a_cell())
-    assert VLLM_PREFIX not in ours
+def test_they_are_added_to_motet_s_metrics_and_only_on_request() -> None:
+    without, both = text_of(a_cell(), Metrics()), text_of(a_cell())
+    assert VLLM_PREFIX not in without
     families = {family.name: family.type for family in text_string_to_metric_families(both)}
     assert {name.removeprefix(VLLM_PREFIX): kind for name, kind in families.items() if VLLM_PREFIX in name} == IN_VLLM
-    assert [line for line in both.splitlines() if VLLM_PREFIX not in line] == ours.splitlines()
+    assert [line for line in both.splitlines() if VLLM_PREFIX not in line] == without.splitlines()
 
 
 def test_a_server_has_one_series_of_each_which_is_the_sum_over_its_workers() -> None:
@@ -129,8 +133,9 @@ def test_a_server_has_one_series_of_each_which_is_the_sum_over_its_workers() -> 
         assert len(re.findall(rf"^vllm:{name}\b", text, re.MULTILINE)) == 1
 
 
-def test_choices_that_wait_for_room_on_any_worker_count_as_waiting() -> None:
-    """They wait in the router, not in an engine: without them a picker would take a full server for an idle one."""
+def test_choices_that_wait_for_capacity_in_the_router_count_as_waiting() -> None:
+    """They wait in the router, not in an engine. Without them an endpoint picker would take a full server for an idle
+    one."""
     assert samples(text_of(a_cell()))["vllm:num_requests_waiting"] == 2 + 16
 
 
@@ -155,14 +160,14 @@ def test_groups_have_the_same_figures_under_both_names_and_vllm_s_labels() -> No
     assert found["vllm:request_success_total|finished_reason=stop"] == 1
     for alias in (alias for declared in (*OBSERVED, *COUNTED) for alias in declared.aliases):
         name = alias.exposed_name.removeprefix(VLLM_PREFIX) + ("_sum" if alias.kind is MetricKind.HISTOGRAM else "")
-        (ours, *_), (theirs, *_) = (
+        (motet, *_), (vllm, *_) = (
             re.findall(rf"^{prefix}{name}(\S*) (\S+)$", text, re.MULTILINE) for prefix in (PREFIX, VLLM_PREFIX)
         )
-        assert ours[1] == theirs[1]
-        assert 'engine="0"' in theirs[0] and 'model_name="m"' in theirs[0]
+        assert motet[1] == vllm[1]
+        assert 'engine="0"' in vllm[0] and 'model_name="m"' in vllm[0]
 
 
-def test_what_reads_a_vllm_server_can_read_it() -> None:
+def test_readers_of_a_vllm_server_can_read_it() -> None:
     scrape = scrape_of(text_of(a_cell()).encode())
     assert (scrape.block_size, scrape.ranks) == (16, 1)
     assert scrape.stats.choices_waiting == 18

@@ -1,4 +1,4 @@
-"""Counters of engines never fall, whatever becomes of the engines, and what has left is kept as one sum."""
+"""Counters of engines never decrease, whatever happens to the engines. Lost engines are kept as a single sum."""
 
 from dataclasses import dataclass, field
 
@@ -43,8 +43,8 @@ def test_a_worker_that_never_answered_has_counted_nothing() -> None:
     assert counters.of("a") is counters.total() is None
 
 
-def test_answers_that_come_late_are_not_noted() -> None:
-    """A slow worker holds up one scrape, while the next, to which it answers at once, overtakes it."""
+def test_answers_that_come_late_are_ignored() -> None:
+    """A slow worker delays one scrape, and answers the next scrape before it."""
     counters, first, second = EngineCounters(), object(), object()
     counters.note([engine_sample("a", counted(6), engine=first)], sampled_s=1.0)
     counters.note([engine_sample("a", counted(3), engine=second)], sampled_s=3.0)
@@ -71,14 +71,14 @@ class Started:
     worker: str
     written: int = 0
     read: int | None = None
-    """What it had written when it answered last."""
+    """Its number of steps when it last answered."""
     left: bool = False
-    """True if its worker has been missing at a scrape since."""
+    """True if its worker has been missing in a scrape since."""
 
 
 @dataclass
 class Fleet:
-    """Remembers every engine that ever was, instead of sums."""
+    """A model of the counters: it keeps every engine that ever started, instead of sums."""
 
     engines: list[Started] = field(default_factory=list)
     there: dict[str, Started] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Fleet:
         ]
 
     def steps(self, worker: str) -> int | None:
-        """Returns those that a worker has shown since it came; None if it has never answered."""
+        """Returns the steps that a worker has reported since it was added; None if it has never answered."""
         return shown([one for one in self.engines if one.worker == worker and not one.left])
 
 

@@ -22,7 +22,7 @@ READS_BOTH = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
-"""What Prometheus sends."""
+"""The header that Prometheus sends."""
 STATS = EngineStats(steps=3, transfer_failures={"stale": 2})
 ROUTING = RoutingFigures(
     choices={"decode-0": 1},
@@ -68,9 +68,9 @@ def samples(text: str, *, as_openmetrics: bool) -> list[Sample]:
 @pytest.mark.prometheus
 @every_server
 @either_prefix
-def test_promtool_finds_no_fault_but_the_colon_that_vllm_s_names_have(server: str, prefix: MetricPrefix) -> None:
-    told = promtool("check", "metrics", stdin=metrics_of(server, prefix).body.decode())
-    lines = (told.stdout + told.stderr).splitlines()
+def test_promtool_finds_no_error_except_the_colon_in_vllm_s_names(server: str, prefix: MetricPrefix) -> None:
+    result = promtool("check", "metrics", stdin=metrics_of(server, prefix).body.decode())
+    lines = (result.stdout + result.stderr).splitlines()
     assert [line for line in lines if not line.endswith(" metric names should not contain ':'")] == []
     assert len(lines) > 30
 
@@ -83,8 +83,8 @@ def test_readers_of_openmetrics_get_the_same_samples(server: str, prefix: Metric
     assert other.content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     found = samples(text.body.decode(), as_openmetrics=False)
     assert found == samples(other.body.decode(), as_openmetrics=True)
-    for told in (text, other):
-        heads = re.findall(r"^# (?:HELP|TYPE) \S+", told.body.decode(), re.MULTILINE)
+    for exposition in (text, other):
+        heads = re.findall(r"^# (?:HELP|TYPE) \S+", exposition.body.decode(), re.MULTILINE)
         assert len(heads) == len(set(heads)) > 60
 
 
@@ -95,9 +95,9 @@ def test_all_other_readers_get_text(accept: str) -> None:
     assert metrics_of("cell", MetricPrefix.MOTET, accept=accept).content_type.startswith("text/plain; version=0.0.4")
 
 
-def test_a_version_that_is_no_number_is_read_past() -> None:
-    told = metrics_of("cell", MetricPrefix.MOTET, accept="application/openmetrics-text; version=x")
-    assert told.body.endswith(b"# EOF\n")
+def test_a_version_that_is_not_a_number_is_ignored() -> None:
+    exposition = metrics_of("cell", MetricPrefix.MOTET, accept="application/openmetrics-text; version=x")
+    assert exposition.body.endswith(b"# EOF\n")
 
 
 SECTIONS: dict[str, set[str]] = {
@@ -118,11 +118,11 @@ def labels_on_the_page() -> Iterator[tuple[str, set[str]]]:
             yield name, SECTIONS[section.partition("\n")[0]] | set(re.findall(r"\w+", own))
 
 
-def test_samples_have_the_labels_that_the_page_says() -> None:
-    told = dict(labels_on_the_page())
-    told["vllm:cache_config_info"] -= {"model_name"}  # as in vLLM
+def test_samples_have_the_labels_that_the_page_lists() -> None:
+    documented = dict(labels_on_the_page())
+    documented["vllm:cache_config_info"] -= {"model_name"}  # as in vLLM
     found = {}
     for family in plain(metrics_of("cell", MetricPrefix.VLLM).body.decode()):
         (labels,) = {frozenset(one.labels) - {"le"} for one in family.samples}
         found[family.name + ("_total" if family.type == "counter" else "")] = labels
-    assert found == told
+    assert found == documented

@@ -1,4 +1,4 @@
-"""The exposition documents every metric, and has each engine's own figures and those of groups as they happened."""
+"""The exposition documents every metric, and has the figures of each engine and of all groups."""
 
 import re
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ OF_GROUPS = [*OBSERVED, *COUNTED]
 OTHERS = [prometheus.CACHE_FACTS, prometheus.WEIGHT_VERSION, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN]
 OTHERS += [prometheus.HTTP_REQUESTS, prometheus.LOOP_TASKS]
 FACTS = ("motet:cache_config_info", "motet:weight_version_info")
-"""Metrics of workers that are known without asking them."""
+"""Metrics of workers that need no answer of a worker."""
 DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
 
 
-def saying(stats: EngineStats) -> Scrape:
+def scrape_of(stats: EngineStats) -> Scrape:
     return Scrape(engines=[engine_sample(stats=stats)])
 
 
@@ -63,7 +63,7 @@ def text_of(metrics: Metrics, scrape: Scrape | None = None, *, models: Sequence[
 
 
 def test_the_page_has_the_row_of_every_declared_metric() -> None:
-    """If it fails, its message holds the rows that docs/metrics.md lacks, and those to be removed."""
+    """If this fails, the message has the rows that docs/metrics.md lacks, and the rows to remove."""
     rows = [line for line in DOC.read_text().splitlines() if line.startswith(f"| `{PREFIX}")]
     declared = [one.row for one in DECLARED]
     missing, left_over = "\n".join(set(declared) - set(rows)), "\n".join(set(rows) - set(declared))
@@ -93,15 +93,15 @@ def test_a_declaration_names_only_existing_fields(struct: type) -> None:
 
 
 def test_the_page_lists_every_way_in_which_a_pull_fails() -> None:
-    head, *told = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", DOC.read_text(), re.MULTILINE)
-    assert (head, told) == ("kind", [kind.value for kind in FailureKind])
+    head, *documented = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", DOC.read_text(), re.MULTILINE)
+    assert (head, documented) == ("kind", [kind.value for kind in FailureKind])
 
 
 def test_every_field_of_the_engine_is_exposed_under_its_name() -> None:
     apart = {"transfer_seconds", "transfer_seconds_sum", "transfer_failures"}
     names = [field.name for field in fields(EngineStats) if field.name not in apart]
-    values = {name: 2**place for place, name in enumerate(names)}  # each value stands for its field
-    samples = exposed(Metrics(), saying(EngineStats(**values)))
+    values = {name: 2**place for place, name in enumerate(names)}  # each field has a value of its own
+    samples = exposed(Metrics(), scrape_of(EngineStats(**values)))
     shown = {
         name: samples[declared.exposed_name]
         for name, declared in declared_in(EngineStats)
@@ -112,13 +112,13 @@ def test_every_field_of_the_engine_is_exposed_under_its_name() -> None:
 
 
 def test_a_worker_without_blocks_uses_none_of_them() -> None:
-    assert exposed(Metrics(), saying(EngineStats()))["motet:kv_cache_usage_perc"] == 0.0
+    assert exposed(Metrics(), scrape_of(EngineStats()))["motet:kv_cache_usage_perc"] == 0.0
 
 
 def test_pull_seconds_are_a_histogram() -> None:
     counts = (2, 0, 1, *(0 for _ in BUCKET_BOUNDS_S[3:]), 4)  # four took longer than the last bound
     stats = EngineStats(transfer_seconds=counts, transfer_seconds_sum=55.5)
-    samples = exposed(Metrics(), saying(stats))
+    samples = exposed(Metrics(), scrape_of(stats))
     name = "motet:kv_transfer_seconds"
     assert [samples[f"{name}_bucket|le={bound}"] for bound in BUCKET_BOUNDS_S] == [
         2,
@@ -130,13 +130,13 @@ def test_pull_seconds_are_a_histogram() -> None:
 
 
 def test_an_engine_that_never_pulled_has_an_empty_histogram() -> None:
-    samples = exposed(Metrics(), saying(EngineStats()))
+    samples = exposed(Metrics(), scrape_of(EngineStats()))
     name = "motet:kv_transfer_seconds"
     assert samples[f"{name}_bucket|le=+Inf"] == samples[f"{name}_count"] == 0
 
 
 def test_failures_are_counted_by_kind() -> None:
-    samples = exposed(Metrics(), saying(EngineStats(transfer_failures={"stale": 2, "timeout": 1})))
+    samples = exposed(Metrics(), scrape_of(EngineStats(transfer_failures={"stale": 2, "timeout": 1})))
     assert samples["motet:kv_transfer_failures_total|kind=stale"] == 2
     assert samples["motet:kv_transfer_failures_total|kind=timeout"] == 1
 
@@ -233,7 +233,7 @@ def test_programs_read_counters_as_sums_over_the_workers() -> None:
     assert block_size_in(text).tokens == 16
 
 
-def test_a_worker_that_gave_no_answer_has_no_samples() -> None:
+def test_a_worker_without_an_answer_has_no_samples() -> None:
     samples = exposed(Metrics(), a_cell(prefill=None, decode=EngineStats()))
     assert "motet:forks_total|role=decode|worker=decode-0" in samples
     assert not any("prefill-0" in name for name in samples if not name.startswith(FACTS))
@@ -304,7 +304,7 @@ def test_groups_have_their_model_s_label_and_the_server_that_of_its_only_model()
         for now_s in (0.5, 1.0):
             group.step([], now_s)
         group.end(1.0, status=status)
-    text = text_of(metrics, saying(EngineStats()), models=("m", "other"))
+    text = text_of(metrics, scrape_of(EngineStats()), models=("m", "other"))
     assert 'motet:groups_total{model_name="m",status="200"} 1.0' in text
     assert 'motet:groups_total{model_name="other",status="499"} 1.0' in text
     assert 'motet:inter_token_latency_seconds_count{model_name="other"} 2.0' in text
@@ -315,7 +315,7 @@ def test_groups_have_their_model_s_label_and_the_server_that_of_its_only_model()
 
 def test_metrics_of_the_server_keep_their_label_when_only_one_model_is_left() -> None:
     metrics = Metrics()
-    told = [text_of(metrics, models=models) for models in (["m"], ["m", "other"], ["m"])]
+    texts = [text_of(metrics, models=models) for models in (["m"], ["m", "other"], ["m"])]
     name = "motet:groups_without_first_token"
-    found = [re.findall(rf'^{name}\{{model_name="(.*)"\}} ', text, re.MULTILINE) for text in told]
+    found = [re.findall(rf'^{name}\{{model_name="(.*)"\}} ', text, re.MULTILINE) for text in texts]
     assert found == [["m"], [""], [""]]

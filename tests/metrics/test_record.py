@@ -28,9 +28,9 @@ def test_spread_is_from_the_first_end_to_the_last() -> None:
     assert (group.record.decode_s(0), group.record.decode_s(1)) == (0.0, 3.0)
 
 
-def test_a_step_without_choices_begins_a_group_and_is_no_first_token() -> None:
+def test_a_step_without_choices_starts_a_group_and_is_not_a_first_token() -> None:
     group = a_group(1)
-    assert group.begun == 0
+    assert group.num_first_steps == 0
     group.step([], 1.0)
-    assert group.begun == 1
+    assert group.num_first_steps == 1
     assert group.record.first_token_s is None

@@ -119,7 +119,7 @@ def test_an_invalid_value_is_refused_and_its_flag_named(names: str, values: tupl
         ("app_name", " ", "--app-name  : must be not empty"),
     ],
 )
-def test_a_refusal_says_what_is_allowed_and_why(name: str, value: object, says: str) -> None:
+def test_a_refusal_names_the_allowed_values_and_the_reason(name: str, value: object, says: str) -> None:
     assert refusal_of(name, value).startswith(says)
 
 

@@ -1,4 +1,4 @@
-"""The settings of a gateway, and those that it shares with a server."""
+"""The settings of a gateway, including the settings that it shares with a server."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ A, B = "http://a:8000", "https://b/motet"
     ],
     ids=str,
 )
-def test_a_worker_is_a_url_and_perhaps_a_role_and_a_kind(texts: list[str], named: list[NamedWorker]) -> None:
+def test_a_worker_is_a_url_with_an_optional_role_and_kind(texts: list[str], named: list[NamedWorker]) -> None:
     assert list(named_workers(texts)) == named
 
 
@@ -48,11 +48,11 @@ def test_anything_else_is_refused(text: str, says: str) -> None:
     assert says in caught.value.message
 
 
-def test_roles_may_be_given_apart_from_urls() -> None:
+def test_roles_can_be_given_without_urls() -> None:
     assert roles_by_url([f"{A}/v1=prefill", f"{B}=decode"]) == {A: Role.PREFILL, B: Role.DECODE}
 
 
-def test_the_value_of_a_url_stands_behind_the_last_equals_sign() -> None:
+def test_the_value_of_a_url_follows_the_last_equals_sign() -> None:
     assert by_url([f"{A}/?a=b=key"]) == {f"{A}/?a=b": "key"}
 
 

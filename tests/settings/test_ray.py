@@ -86,9 +86,7 @@ def test_replicas_that_share_a_gpu_cannot_each_fill_it() -> None:
     ("prefill_port", "decode_port", "apart"),
     [(20000, 20003, True), (20000, 20002, False), (20003, 20000, True), (20003, 20001, False), (0, 0, True)],
 )
-def test_first_ports_are_apart_by_the_replicas_of_the_lower_one(
-    prefill_port: int, decode_port: int, apart: bool
-) -> None:
+def test_first_ports_differ_by_the_replicas_of_the_lower_one(prefill_port: int, decode_port: int, apart: bool) -> None:
     flags: dict[str, object] = {"prefill": 3, "decode": 3, "prefill_port": prefill_port, "decode_port": decode_port}
     with nullcontext() if apart else pytest.raises(ConfigError, match="must be further apart"):
         resolved(flags)
@@ -124,7 +122,7 @@ CHOSEN: dict[str, object] = {
 }
 
 
-def test_chosen_settings_make_the_same_settings_elsewhere() -> None:
+def test_chosen_settings_give_the_same_settings_elsewhere() -> None:
     """Replicas get the chosen settings, and so does a config for `serve deploy`."""
     settings = resolved(CHOSEN, {"MOTET_CLUSTER_KEY": "secret", "MOTET_MAX_WAITING_GROUPS": "7"})
     chosen = settings.chosen()
@@ -138,14 +136,14 @@ def test_chosen_settings_make_the_same_settings_elsewhere() -> None:
 
 
 def test_settings_of_this_machine_are_not_chosen_for_others() -> None:
-    """Every replica used to get the address of the machine at which `motet ray` was started."""
+    """The bug: every replica got the address of the machine on which `motet ray` was started."""
     here = {"MOTET_SIDE_CHANNEL_HOST": "10.1.0.1"}
     assert resolved({}, here).chosen() == {}
     assert resolved({"side_channel_host": "10.1.0.1"}, here).chosen() == {"side_channel_host": "10.1.0.1"}
 
 
 def test_every_setting_of_ray_can_be_chosen() -> None:
-    """A value of each kind comes through, though some cannot be written as JSON."""
+    """A value of each kind is passed on, although JSON cannot represent some of them."""
     defaults = {name: SETTINGS[name].default for name in names_of(ServerCommand.RAY)}
     flags = {name: value for name, value in defaults.items() if value not in (None, ())}
     settings = resolved(flags)

@@ -42,7 +42,7 @@ def test_a_flag_wins_over_the_environment_over_a_file_over_the_default(tmp_path:
     assert (rows["host"].value, rows["host"].source) == ("127.0.0.1", "default")
 
 
-def test_the_environment_may_set_numbers_switches_and_lists() -> None:
+def test_the_environment_can_set_numbers_switches_and_lists() -> None:
     environ = {
         "MOTET_KV_CACHE_GB": "0.5",
         "MOTET_PREFIX_CACHE": "false",
@@ -56,7 +56,7 @@ def test_the_environment_may_set_numbers_switches_and_lists() -> None:
     assert settings.server(served_model_name="m").api_keys == ("one", "two")
 
 
-def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "motet.toml"
     file.write_text('api_keys = ["k"]\n')
     rows = resolved(environ={"MOTET_CONFIG": str(file), "MOTET_CACHE_DIR": "/tmp/x"}).rows
@@ -84,7 +84,7 @@ def test_a_cell_has_a_record_of_its_own() -> None:
     assert (resolved().cell.prefill, resolved().cell.decode) == (0, 0)
 
 
-def test_prefill_servers_may_be_named_one_by_one_or_with_commas() -> None:
+def test_prefill_servers_can_be_repeated_or_separated_by_commas() -> None:
     three = ("http://a:1", "https://b", "http://c:3/x")
     flags: dict[str, object] = {"role": "decode", "prefill_urls": ["http://a:1, https://b", "http://c:3/x"]}
     assert resolved(flags).cell.prefill_urls == three
@@ -141,7 +141,7 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
         ({"kv_events_port": 0, "prefix_cache": False}, "--kv-events-port 0 with --no-prefix-cache: without"),
     ],
 )
-def test_settings_that_do_not_fit_each_other_are_refused_by_name(flags: dict[str, object], names: str) -> None:
+def test_settings_that_exclude_each_other_are_refused_by_name(flags: dict[str, object], names: str) -> None:
     assert refused(flags).startswith(names)
 
 
@@ -157,7 +157,7 @@ def test_settings_that_do_not_fit_each_other_are_refused_by_name(flags: dict[str
         {"prefill": 1, "decode": 1, "side_channel_host": "10.0.0.1"},
     ],
 )
-def test_a_server_leaves_loopback_with_keys_or_if_it_must(flags: dict[str, object]) -> None:
+def test_a_server_leaves_loopback_with_keys_or_if_forced(flags: dict[str, object]) -> None:
     resolved(flags)
 
 
@@ -169,12 +169,12 @@ def test_an_error_names_the_source_of_the_value(tmp_path: Path) -> None:
         resolved(file=file)
 
 
-def test_a_switch_that_is_on_may_be_typed_in_either_form() -> None:
+def test_a_switch_that_is_on_can_be_given_in_both_forms() -> None:
     assert resolved({"prefix_cache": True}).rows["prefix_cache"].source == "--prefix-cache"
     assert resolved({"prefix_cache": False}).rows["prefix_cache"].source == "--no-prefix-cache"
 
 
-def test_a_variable_that_only_tests_read_is_no_setting() -> None:
+def test_a_variable_that_only_tests_read_is_not_a_setting() -> None:
     assert "no such setting" in refused(environ={"MOTET_VLLM_VENV": "/venv"})
 
 
@@ -213,5 +213,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         resolved(file=tmp_path / "gone.toml")
 
 
-def test_a_value_that_is_no_number_is_named() -> None:
+def test_a_value_that_is_not_a_number_is_named() -> None:
     assert refused(environ={"MOTET_PORT": "http"}) == "MOTET_PORT=http: expected `int`, got `str`"
